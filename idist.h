@@ -6821,58 +6821,58 @@ typedef struct idist__handshake {
 } idist__handshake;
 
 // Begins a handshake on a connection; the caller goes on owning fd and key.
-static void idist__auth_begin(idist__handshake *h, int fd, bool server, const uint8_t key[32],
+static void idist__auth_begin(idist__handshake *shake, int fd, bool server, const uint8_t key[32],
                               uint32_t role, uint64_t job, int rank, int world_size,
                               int64_t deadline_ns) {
-    memset(h, 0, sizeof *h);
-    h->fd = fd;
-    h->server = server;
-    h->key = key;
-    h->deadline_ns = deadline_ns;
-    memcpy(h->mine.magic, "IDST", 4);
-    h->mine.version = h->mine.min_version = IDIST__WIRE_VERSION;
-    h->mine.byte_order = 0x01020304;
-    h->mine.role = role;
-    h->mine.job = job;
-    h->mine.rank = (uint32_t)rank;
-    h->mine.world_size = (uint32_t)world_size;
-    idist__os_random(h->mine.nonce, sizeof h->mine.nonce);
-    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+    memset(shake, 0, sizeof *shake);
+    shake->fd = fd;
+    shake->server = server;
+    shake->key = key;
+    shake->deadline_ns = deadline_ns;
+    memcpy(shake->mine.magic, "IDST", 4);
+    shake->mine.version = shake->mine.min_version = IDIST__WIRE_VERSION;
+    shake->mine.byte_order = 0x01020304;
+    shake->mine.role = role;
+    shake->mine.job = job;
+    shake->mine.rank = (uint32_t)rank;
+    shake->mine.world_size = (uint32_t)world_size;
+    idist__os_random(shake->mine.nonce, sizeof shake->mine.nonce);
+    memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
 // Tells the clients which server this is.
-IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *h, uint64_t id) {
-    h->mine.server_id = id;
-    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *shake, uint64_t id) {
+    shake->mine.server_id = id;
+    memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
 // Says which socket of a link this is. The client calls it before the first step.
-IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *h, int socket) {
-    h->mine.socket = (uint32_t)socket;
-    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *shake, int socket) {
+    shake->mine.socket = (uint32_t)socket;
+    memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
 // Tells the other side whether we have a secret. To be called before the first step.
-static void idist__auth_set_secrecy(idist__handshake *h, int secrecy) {
-    h->mine.secrecy = (uint8_t)secrecy;
-    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+static void idist__auth_set_secrecy(idist__handshake *shake, int secrecy) {
+    shake->mine.secrecy = (uint8_t)secrecy;
+    memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
 static bool idist__auth_has_magic(const idist__hello *hello) {
     return memcmp(hello->magic, "IDST", 4) == 0;
 }
 
-static void idist__auth_tag(const idist__handshake *h, const char *label,
+static void idist__auth_tag(const idist__handshake *shake, const char *label,
                             uint8_t tag[IDIST__AUTH_TAG_NBYTES]) {
-    const idist__hello *client = h->server ? &h->theirs : &h->mine;
-    const idist__hello *server = h->server ? &h->mine : &h->theirs;
-    idist__sha_hmac(h->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
+    const idist__hello *client = shake->server ? &shake->theirs : &shake->mine;
+    const idist__hello *server = shake->server ? &shake->mine : &shake->theirs;
+    idist__sha_hmac(shake->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
 }
 
 // The tags differ.
-static idist_status idist__auth_fail_tag(const idist__handshake *h) {
-    bool mine = h->mine.secrecy == IDIST__SECRECY_SECRET;
-    bool theirs = h->theirs.secrecy == IDIST__SECRECY_SECRET;
+static idist_status idist__auth_fail_tag(const idist__handshake *shake) {
+    bool mine = shake->mine.secrecy == IDIST__SECRECY_SECRET;
+    bool theirs = shake->theirs.secrecy == IDIST__SECRECY_SECRET;
 
     if (theirs && !mine)
         return idist__fail(IDIST_ERR_AUTH,
@@ -6889,23 +6889,23 @@ static idist_status idist__auth_fail_tag(const idist__handshake *h) {
 }
 
 // Compares in constant time, so that timing reveals nothing about the tag.
-static idist_status idist__auth_check_tag(const idist__handshake *h, const char *label,
+static idist_status idist__auth_check_tag(const idist__handshake *shake, const char *label,
                                           const uint8_t *theirs) {
     uint8_t expected[IDIST__AUTH_TAG_NBYTES], difference = 0;
     int i;
 
-    idist__auth_tag(h, label, expected);
+    idist__auth_tag(shake, label, expected);
     for (i = 0; i < IDIST__AUTH_TAG_NBYTES; i++) difference |= (uint8_t)(expected[i] ^ theirs[i]);
-    return difference ? idist__auth_fail_tag(h) : IDIST_OK;
+    return difference ? idist__auth_fail_tag(shake) : IDIST_OK;
 }
 
 // Whether the handshake failed because the peer's machine has the other byte order.
-static bool idist__auth_other_order(const idist__handshake *h) {
-    return idist__auth_has_magic(&h->theirs) && h->theirs.byte_order == 0x04030201;
+static bool idist__auth_other_order(const idist__handshake *shake) {
+    return idist__auth_has_magic(&shake->theirs) && shake->theirs.byte_order == 0x04030201;
 }
 
-static idist_status idist__auth_check_hello(const idist__handshake *h) {
-    const idist__hello *theirs = &h->theirs, *mine = &h->mine;
+static idist_status idist__auth_check_hello(const idist__handshake *shake) {
+    const idist__hello *theirs = &shake->theirs, *mine = &shake->mine;
 
     if (!idist__auth_has_magic(theirs))
         return idist__fail(IDIST_ERR_AUTH, "the peer does not speak the protocol of idist: it is "
@@ -6929,54 +6929,54 @@ static idist_status idist__auth_check_hello(const idist__handshake *h) {
 }
 
 // Whether this side sends the message of the current stage: the server sends the odd ones.
-static bool idist__auth_writes(const idist__handshake *h) {
-    return (h->stage % 2 == 1) == h->server;
+static bool idist__auth_writes(const idist__handshake *shake) {
+    return (shake->stage % 2 == 1) == shake->server;
 }
 
 // What the current stage waits for.
-static int idist__auth_awaits(const idist__handshake *h) {
-    return idist__auth_writes(h) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
+static int idist__auth_awaits(const idist__handshake *shake) {
+    return idist__auth_writes(shake) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
 }
 
 // Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1: error.
-static int idist__auth_transfer(idist__handshake *h, bool write, uint8_t *buf, size_t nbytes) {
-    while (h->done < nbytes) {
+static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *buf, size_t nbytes) {
+    while (shake->done < nbytes) {
         idist__os_part part;
         ptrdiff_t n;
 
-        part.data = buf + h->done;
-        part.nbytes = nbytes - h->done;
-        n = write ? idist__os_socket_write(h->fd, &part, 1)
-                  : idist__os_socket_read(h->fd, buf + h->done, nbytes - h->done);
+        part.data = buf + shake->done;
+        part.nbytes = nbytes - shake->done;
+        n = write ? idist__os_socket_write(shake->fd, &part, 1)
+                  : idist__os_socket_read(shake->fd, buf + shake->done, nbytes - shake->done);
         if (n < 0) return -1;
         if (n == 0) return 0;
-        h->done += (size_t)n;
+        shake->done += (size_t)n;
         // A stranger is recognised by its first bytes.
-        if (!write && h->server && h->stage == IDIST__AUTH_HELLO && h->done >= 4 &&
+        if (!write && shake->server && shake->stage == IDIST__AUTH_HELLO && shake->done >= 4 &&
             memcmp(buf, "IDST", 4) != 0)
-            h->done = nbytes;
+            shake->done = nbytes;
     }
 
-    h->done = 0;
+    shake->done = 0;
 
     return 1;
 }
 
 // The server's side: checks the message that is complete, and prepares the next.
-static idist_status idist__auth_next_of_server(idist__handshake *h) {
+static idist_status idist__auth_next_of_server(idist__handshake *shake) {
     idist_status status = IDIST_OK;
 
-    switch (h->stage) {
+    switch (shake->stage) {
     case IDIST__AUTH_HELLO:
-        memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-        if (!idist__auth_has_magic(&h->theirs)) return idist__auth_check_hello(h);
-        idist__auth_tag(h, "S", h->out + IDIST__HELLO_BYTES);
+        memcpy(&shake->theirs, shake->in, IDIST__HELLO_BYTES);
+        if (!idist__auth_has_magic(&shake->theirs)) return idist__auth_check_hello(shake);
+        idist__auth_tag(shake, "S", shake->out + IDIST__HELLO_BYTES);
         break;
-    case IDIST__AUTH_ANSWER: return idist__auth_check_hello(h); // the client now has our hello
+    case IDIST__AUTH_ANSWER: return idist__auth_check_hello(shake); // the client now has our hello
     case IDIST__AUTH_PROOF:
-        status = idist__auth_check_tag(h, "C", h->in);
+        status = idist__auth_check_tag(shake, "C", shake->in);
         if (status != IDIST_OK) return status;
-        h->out[0] = 1;
+        shake->out[0] = 1;
         break;
     default: break;
     }
@@ -6984,25 +6984,25 @@ static idist_status idist__auth_next_of_server(idist__handshake *h) {
     return IDIST_OK;
 }
 
-static idist_status idist__auth_next_of_client(idist__handshake *h) {
+static idist_status idist__auth_next_of_client(idist__handshake *shake) {
     idist__os_part zeros;
     idist_status status;
 
-    if (h->stage != IDIST__AUTH_ANSWER) return IDIST_OK;
-    memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-    status = idist__auth_check_hello(h);
+    if (shake->stage != IDIST__AUTH_ANSWER) return IDIST_OK;
+    memcpy(&shake->theirs, shake->in, IDIST__HELLO_BYTES);
+    status = idist__auth_check_hello(shake);
     if (status != IDIST_OK) return status;
-    status = idist__auth_check_tag(h, "S", h->in + IDIST__HELLO_BYTES);
+    status = idist__auth_check_tag(shake, "S", shake->in + IDIST__HELLO_BYTES);
 
     if (status != IDIST_OK) { // the socket has room for the zeros
-        memset(h->out, 0, IDIST__AUTH_TAG_NBYTES);
-        zeros.data = h->out;
+        memset(shake->out, 0, IDIST__AUTH_TAG_NBYTES);
+        zeros.data = shake->out;
         zeros.nbytes = IDIST__AUTH_TAG_NBYTES;
-        idist__os_socket_write(h->fd, &zeros, 1);
+        idist__os_socket_write(shake->fd, &zeros, 1);
         return status;
     }
 
-    idist__auth_tag(h, "C", h->out);
+    idist__auth_tag(shake, "C", shake->out);
 
     return IDIST_OK;
 }
@@ -7019,28 +7019,30 @@ static idist_status idist__auth_fail_transfer(void) {
 // Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
 // the other. IDIST_OK with h->proven set: the caller decides. A failure is final; h->broke tells
 // whether the connection was the cause.
-static idist_status idist__auth_step(idist__handshake *h, bool *done) {
+static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
                                                     IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
                                                     IDIST__AUTH_TAG_NBYTES, 1};
 
     *done = false;
 
-    while (h->stage < IDIST__AUTH_DONE) {
-        bool write = idist__auth_writes(h);
-        int rc = idist__auth_transfer(h, write, write ? h->out : h->in, nbytes[h->stage]);
+    while (shake->stage < IDIST__AUTH_DONE) {
+        bool write = idist__auth_writes(shake);
+        int rc = idist__auth_transfer(shake, write, write ? shake->out : shake->in,
+                                      nbytes[shake->stage]);
         idist_status status;
 
         if (rc == 0) return IDIST_OK;
-        h->broke = rc < 0;
-        if (h->broke) return idist__auth_fail_transfer();
+        shake->broke = rc < 0;
+        if (shake->broke) return idist__auth_fail_transfer();
 
-        status = h->server ? idist__auth_next_of_server(h) : idist__auth_next_of_client(h);
-        h->stage++;
+        status =
+            shake->server ? idist__auth_next_of_server(shake) : idist__auth_next_of_client(shake);
+        shake->stage++;
         if (status != IDIST_OK) return status;
 
-        h->proven = h->asks && h->stage == IDIST__AUTH_ACCEPTED;
-        if (h->proven) return IDIST_OK;
+        shake->proven = shake->asks && shake->stage == IDIST__AUTH_ACCEPTED;
+        if (shake->proven) return IDIST_OK;
     }
 
     *done = true;
@@ -7049,14 +7051,14 @@ static idist_status idist__auth_step(idist__handshake *h, bool *done) {
 }
 
 // The whole handshake; blocks until its deadline.
-static idist_status idist__auth_run(idist__handshake *h) {
+static idist_status idist__auth_run(idist__handshake *shake) {
     bool done = false;
 
     for (;;) {
-        idist_status status = idist__auth_step(h, &done);
+        idist_status status = idist__auth_step(shake, &done);
 
         if (status != IDIST_OK || done) return status;
-        if (!idist__os_poll_wait(h->fd, idist__auth_awaits(h), h->deadline_ns))
+        if (!idist__os_poll_wait(shake->fd, idist__auth_awaits(shake), shake->deadline_ns))
             return idist__fail(IDIST_ERR_TIMEOUT, "the peer did not answer the handshake in time");
     }
 }
@@ -7191,8 +7193,8 @@ static void idist__pending_close(idist__pending *pending) {
 }
 
 // When a handshake began.
-static int64_t idist__pending_since_ns(const idist__handshake *h) {
-    return h->deadline_ns - IDIST__PENDING_MS * IDIST__MS;
+static int64_t idist__pending_since_ns(const idist__handshake *shake) {
+    return shake->deadline_ns - IDIST__PENDING_MS * IDIST__MS;
 }
 
 // The connection to evict first; NULL: none may be evicted now.
@@ -7202,12 +7204,12 @@ static idist__handshake *idist__pending_find_evictable(idist__pending *pending) 
     int i;
 
     for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
-        idist__handshake *h = &pending->place[i];
-        idist__handshake **oldest = h->stage || h->done ? &slow : &silent;
+        idist__handshake *shake = &pending->place[i];
+        idist__handshake **oldest = shake->stage || shake->done ? &slow : &silent;
 
-        if (h->fd < 0) continue;
-        if (now >= h->deadline_ns) return h;
-        if (!*oldest || h->deadline_ns < (*oldest)->deadline_ns) *oldest = h;
+        if (shake->fd < 0) continue;
+        if (now >= shake->deadline_ns) return shake;
+        if (!*oldest || shake->deadline_ns < (*oldest)->deadline_ns) *oldest = shake;
     }
 
     if (silent && now - idist__pending_since_ns(silent) >= IDIST__PENDING_SILENT_MS * IDIST__MS)
@@ -7254,8 +7256,9 @@ static int idist__pending_fill_polls(const idist__pending *pending, idist__os_po
     int i, count = 0;
 
     for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
-        const idist__handshake *h = &pending->place[i];
-        if (h->fd >= 0) idist__os_poll_watch(&polls[count++], h->fd, idist__auth_awaits(h));
+        const idist__handshake *shake = &pending->place[i];
+        if (shake->fd >= 0)
+            idist__os_poll_watch(&polls[count++], shake->fd, idist__auth_awaits(shake));
     }
 
     return count;
@@ -7697,153 +7700,153 @@ typedef struct idist__file_store {
 
 // Without this, who makes requests in a loop would have the lock nearly always when another process
 // tries it.
-static void idist__file_store_give_way(idist__file_store *f, int64_t deadline_ns) {
+static void idist__file_store_give_way(idist__file_store *file, int64_t deadline_ns) {
     int64_t now = idist__os_clock_now_ns(), until_ns = now + IDIST__FILE_YIELD_MS * IDIST__MS;
     bool waits;
 
-    if (now < f->turn_ends_ns) return;
+    if (now < file->turn_ends_ns) return;
     if (deadline_ns < until_ns) until_ns = deadline_ns;
 
     for (;;) {
-        waits = idist__os_file_locked(f->file, IDIST__FILE_QUEUE_BYTE) == IDIST__OS_FILE_LOCKED;
+        waits = idist__os_file_locked(file->file, IDIST__FILE_QUEUE_BYTE) == IDIST__OS_FILE_LOCKED;
         if (!waits || idist__os_clock_ms_until(until_ns) == 0) break;
         idist__os_clock_pause_ms(1);
     }
 
-    f->turn_ends_ns =
+    file->turn_ends_ns =
         idist__os_clock_now_ns() + (waits ? IDIST__FILE_PASS_MS : IDIST__FILE_TURN_MS) * IDIST__MS;
 }
 
 // Locks the records. Holders keep that lock for microseconds, unless they are stopped.
-static idist_status idist__file_store_lock_records(idist__file_store *f, int64_t deadline_ns) {
+static idist_status idist__file_store_lock_records(idist__file_store *file, int64_t deadline_ns) {
     bool queued = false, locked, over = false;
 
-    idist__file_store_give_way(f, deadline_ns);
+    idist__file_store_give_way(file, deadline_ns);
 
     for (;;) {
-        locked = idist__os_file_try_lock(f->file, IDIST__FILE_RECORDS_BYTE);
+        locked = idist__os_file_try_lock(file->file, IDIST__FILE_RECORDS_BYTE);
         if (!locked) over = errno != EAGAIN || idist__os_clock_ms_until(deadline_ns) == 0;
         if (locked || over) break;
-        if (!queued) queued = idist__os_file_try_lock(f->file, IDIST__FILE_QUEUE_BYTE);
+        if (!queued) queued = idist__os_file_try_lock(file->file, IDIST__FILE_QUEUE_BYTE);
         idist__os_clock_pause_ms(1);
     }
 
-    if (queued) idist__os_file_unlock(f->file, IDIST__FILE_QUEUE_BYTE);
+    if (queued) idist__os_file_unlock(file->file, IDIST__FILE_QUEUE_BYTE);
     if (locked) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_TIMEOUT,
                        "store: %s stays locked: a process that uses it is stopped, or the file "
                        "system does not support locks",
-                       f->path);
+                       file->path);
 }
 
-static void idist__file_store_unlock_records(const idist__file_store *f) {
-    idist__os_file_unlock(f->file, IDIST__FILE_RECORDS_BYTE);
+static void idist__file_store_unlock_records(const idist__file_store *file) {
+    idist__os_file_unlock(file->file, IDIST__FILE_RECORDS_BYTE);
 }
 
 // What the system does not let us do with the file.
-static idist_status idist__file_store_fail_access(const idist__file_store *f, const char *verb,
+static idist_status idist__file_store_fail_access(const idist__file_store *file, const char *verb,
                                                   int err) {
     char what[sizeof idist__me.text];
 
-    snprintf(what, sizeof what, "store: %s cannot be %s", f->path, verb);
+    snprintf(what, sizeof what, "store: %s cannot be %s", file->path, verb);
     return idist__fail_errno(what, err);
 }
 
-static bool idist__file_store_has_server(const idist__file_store *f) {
-    return idist__os_file_locked(f->file, IDIST__FILE_SERVER_BYTE) == IDIST__OS_FILE_LOCKED;
+static bool idist__file_store_has_server(const idist__file_store *file) {
+    return idist__os_file_locked(file->file, IDIST__FILE_SERVER_BYTE) == IDIST__OS_FILE_LOCKED;
 }
 
-static bool idist__file_store_has_magic(const idist__file_store *f) {
+static bool idist__file_store_has_magic(const idist__file_store *file) {
     char magic[8];
-    return idist__os_file_read_at(f->file, magic, sizeof magic, 0) &&
+    return idist__os_file_read_at(file->file, magic, sizeof magic, 0) &&
            memcmp(magic, idist__file_magic, sizeof magic) == 0;
 }
 
 // The table to which a record belongs.
-static idist__table *idist__file_store_table_of(idist__file_store *f, idist__blob key) {
+static idist__table *idist__file_store_table_of(idist__file_store *file, idist__blob key) {
     bool is_will = key.nbytes == IDIST__FILE_WILL_KEY_NBYTES && !key.data[0];
-    return is_will ? &f->wills : &f->table;
+    return is_will ? &file->wills : &file->table;
 }
 
-static void idist__file_store_forget(idist__file_store *f) {
-    idist__table_clear(&f->table);
-    idist__table_clear(&f->wills);
-    f->replayed = 0;
+static void idist__file_store_forget(idist__file_store *file) {
+    idist__table_clear(&file->table);
+    idist__table_clear(&file->wills);
+    file->replayed = 0;
 }
 
-static idist_status idist__file_store_replay_record(idist__file_store *f) {
-    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
+static idist_status idist__file_store_replay_record(idist__file_store *file) {
+    uint64_t at = IDIST__FILE_RECORDS_AT + file->replayed;
     idist_status status = IDIST_OK;
     uint32_t size[2]; // of key and value
     size_t value_nbytes;
     idist__blob key;
     char *record;
 
-    if (!idist__os_file_read_at(f->file, size, sizeof size, at))
-        return idist__file_store_fail_access(f, "read", errno);
+    if (!idist__os_file_read_at(file->file, size, sizeof size, at))
+        return idist__file_store_fail_access(file, "read", errno);
     value_nbytes = size[1] == IDIST__FILE_DELETED ? 0 : size[1];
     if (size[0] > IDIST__KEY_MAX + 1 || value_nbytes > IDIST__VALUE_MAX)
-        return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", f->path);
-    record = (char *)idist__mem_alloc(&f->table.mem, size[0] + value_nbytes);
+        return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", file->path);
+    record = (char *)idist__mem_alloc(&file->table.mem, size[0] + value_nbytes);
     if (!record) return IDIST_ERR_NO_MEMORY;
 
     key.data = record;
     key.nbytes = size[0];
-    if (!idist__os_file_read_at(f->file, record, size[0] + value_nbytes, at + sizeof size))
-        status = idist__file_store_fail_access(f, "read", errno);
+    if (!idist__os_file_read_at(file->file, record, size[0] + value_nbytes, at + sizeof size))
+        status = idist__file_store_fail_access(file, "read", errno);
     else if (size[1] == IDIST__FILE_DELETED)
-        idist__table_remove(idist__file_store_table_of(f, key), key);
+        idist__table_remove(idist__file_store_table_of(file, key), key);
     else
-        status = idist__table_put(idist__file_store_table_of(f, key), key, record + size[0],
+        status = idist__table_put(idist__file_store_table_of(file, key), key, record + size[0],
                                   value_nbytes);
-    idist__mem_free(&f->table.mem, record);
-    if (status == IDIST_OK) f->replayed += sizeof size + size[0] + value_nbytes;
+    idist__mem_free(&file->table.mem, record);
+    if (status == IDIST_OK) file->replayed += sizeof size + size[0] + value_nbytes;
 
     return status;
 }
 
 // Brings the tables up to date. The records are locked.
-static idist_status idist__file_store_replay(idist__file_store *f) {
+static idist_status idist__file_store_replay(idist__file_store *file) {
     uint64_t committed;
     idist_status status = IDIST_OK;
 
-    if (!idist__file_store_has_magic(f) ||
-        !idist__os_file_read_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
-        return idist__fail(IDIST_ERR_ARG, "store: %s is not a store file", f->path);
+    if (!idist__file_store_has_magic(file) ||
+        !idist__os_file_read_at(file->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
+        return idist__fail(IDIST_ERR_ARG, "store: %s is not a store file", file->path);
 
-    while (f->replayed < committed && status == IDIST_OK)
-        status = idist__file_store_replay_record(f);
+    while (file->replayed < committed && status == IDIST_OK)
+        status = idist__file_store_replay_record(file);
 
     return status;
 }
 
 // Appends the entry that a key has in our table now, or that it has none. The records are locked.
 // Nobody sees the new record before idist__file_store_commit.
-static idist_status idist__file_store_append(idist__file_store *f, idist__blob key) {
-    idist__entry *entry = *idist__table_find(idist__file_store_table_of(f, key), key);
-    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
+static idist_status idist__file_store_append(idist__file_store *file, idist__blob key) {
+    idist__entry *entry = *idist__table_find(idist__file_store_table_of(file, key), key);
+    uint64_t at = IDIST__FILE_RECORDS_AT + file->replayed;
     uint32_t size[2];
 
     size[0] = (uint32_t)key.nbytes;
     size[1] = entry ? (uint32_t)entry->value_nbytes : IDIST__FILE_DELETED;
-    if (!idist__os_file_write_at(f->file, size, sizeof size, at) ||
-        !idist__os_file_write_at(f->file, key.data, key.nbytes, at + sizeof size) ||
-        (entry && !idist__os_file_write_at(f->file, entry->value, entry->value_nbytes,
+    if (!idist__os_file_write_at(file->file, size, sizeof size, at) ||
+        !idist__os_file_write_at(file->file, key.data, key.nbytes, at + sizeof size) ||
+        (entry && !idist__os_file_write_at(file->file, entry->value, entry->value_nbytes,
                                            at + sizeof size + key.nbytes)))
-        return idist__file_store_fail_access(f, "written", errno);
-    f->replayed += sizeof size + key.nbytes + (entry ? entry->value_nbytes : 0);
+        return idist__file_store_fail_access(file, "written", errno);
+    file->replayed += sizeof size + key.nbytes + (entry ? entry->value_nbytes : 0);
 
     return IDIST_OK;
 }
 
 // Makes the records that were appended since `committed` part of the file.
-static idist_status idist__file_store_commit(const idist__file_store *f, uint64_t committed) {
-    if (f->replayed == committed ||
-        idist__os_file_write_at(f->file, &f->replayed, sizeof f->replayed,
+static idist_status idist__file_store_commit(const idist__file_store *file, uint64_t committed) {
+    if (file->replayed == committed ||
+        idist__os_file_write_at(file->file, &file->replayed, sizeof file->replayed,
                                 IDIST__FILE_COMMITTED_AT))
         return IDIST_OK;
-    return idist__file_store_fail_access(f, "written", errno);
+    return idist__file_store_fail_access(file, "written", errno);
 }
 
 // The key of the will whose maker has locked the byte `at`.
@@ -7858,51 +7861,52 @@ static idist__blob idist__file_store_will_key(uint64_t at, char *buf) {
 }
 
 // Takes our own will back, if there is one.
-static idist_status idist__file_store_drop_will(idist__file_store *f) {
+static idist_status idist__file_store_drop_will(idist__file_store *file) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
-    idist__blob key = idist__file_store_will_key(f->own_will, buf);
+    idist__blob key = idist__file_store_will_key(file->own_will, buf);
     idist_status status = IDIST_OK;
 
-    if (!f->own_will) return IDIST_OK;
-    if (idist__table_remove(&f->wills, key)) status = idist__file_store_append(f, key);
-    idist__os_file_unlock(f->file, f->own_will);
-    f->own_will = 0;
+    if (!file->own_will) return IDIST_OK;
+    if (idist__table_remove(&file->wills, key)) status = idist__file_store_append(file, key);
+    idist__os_file_unlock(file->file, file->own_will);
+    file->own_will = 0;
 
     return status;
 }
 
 // Replaces our will by that of a CLAIM. The offset of its record, which no other will can have,
 // names the byte to lock.
-static idist_status idist__file_store_set_will(idist__file_store *f,
+static idist_status idist__file_store_set_will(idist__file_store *file,
                                                const idist__store_request *claim) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES], name[IDIST__WILL_KEY_MAX];
     idist__blob key = idist__table_will_key(claim, name);
     uint32_t key_nbytes = (uint32_t)key.nbytes;
     size_t nbytes = sizeof key_nbytes + key.nbytes + claim->b.nbytes;
-    idist_status status = idist__file_store_drop_will(f);
+    idist_status status = idist__file_store_drop_will(file);
     char *value;
 
     if (status != IDIST_OK) return status;
-    value = (char *)idist__mem_alloc(&f->table.mem, nbytes);
+    value = (char *)idist__mem_alloc(&file->table.mem, nbytes);
     if (!value) return IDIST_ERR_NO_MEMORY;
     memcpy(value, &key_nbytes, sizeof key_nbytes);
     memcpy(value + sizeof key_nbytes, key.data, key_nbytes);
     memcpy(value + sizeof key_nbytes + key_nbytes, claim->b.data, claim->b.nbytes);
 
-    f->own_will = IDIST__FILE_RECORDS_AT + f->replayed;
-    key = idist__file_store_will_key(f->own_will, buf);
-    if (idist__os_file_try_lock(f->file, f->own_will))
-        status = idist__table_put(&f->wills, key, value, nbytes);
-    else status = idist__file_store_fail_access(f, "locked", errno);
-    if (status == IDIST_OK) status = idist__file_store_append(f, key);
-    idist__mem_free(&f->table.mem, value);
+    file->own_will = IDIST__FILE_RECORDS_AT + file->replayed;
+    key = idist__file_store_will_key(file->own_will, buf);
+    if (idist__os_file_try_lock(file->file, file->own_will))
+        status = idist__table_put(&file->wills, key, value, nbytes);
+    else status = idist__file_store_fail_access(file, "locked", errno);
+    if (status == IDIST_OK) status = idist__file_store_append(file, key);
+    idist__mem_free(&file->table.mem, value);
 
     return status;
 }
 
 // Sets what the maker of a will asked for, and deletes the will. A value that the key has already
 // stays.
-static idist_status idist__file_store_execute_will(idist__file_store *f, const idist__entry *will) {
+static idist_status idist__file_store_execute_will(idist__file_store *file,
+                                                   const idist__entry *will) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
     idist__blob key, will_key;
     uint32_t key_nbytes;
@@ -7915,20 +7919,20 @@ static idist_status idist__file_store_execute_will(idist__file_store *f, const i
     key.data = will->value + sizeof key_nbytes;
     key.nbytes = key_nbytes;
 
-    if (!*idist__table_find(&f->table, key)) {
-        status = idist__table_put(&f->table, key, key.data + key_nbytes,
+    if (!*idist__table_find(&file->table, key)) {
+        status = idist__table_put(&file->table, key, key.data + key_nbytes,
                                   will->value_nbytes - sizeof key_nbytes - key_nbytes);
-        if (status == IDIST_OK) status = idist__file_store_append(f, key);
+        if (status == IDIST_OK) status = idist__file_store_append(file, key);
     }
 
-    idist__table_remove(&f->wills, will_key);
-    if (status == IDIST_OK) status = idist__file_store_append(f, will_key);
+    idist__table_remove(&file->wills, will_key);
+    if (status == IDIST_OK) status = idist__file_store_append(file, will_key);
 
     return status;
 }
 
 // Whether the maker of a will has ended without taking it back.
-static bool idist__file_store_will_is_due(const idist__file_store *f, const idist__entry *will) {
+static bool idist__file_store_will_is_due(const idist__file_store *file, const idist__entry *will) {
     uint32_t key_nbytes = 0;
     uint64_t at;
 
@@ -7936,26 +7940,26 @@ static bool idist__file_store_will_is_due(const idist__file_store *f, const idis
     if (will->value_nbytes >= sizeof key_nbytes)
         memcpy(&key_nbytes, will->value, sizeof key_nbytes);
     if (!key_nbytes || key_nbytes > will->value_nbytes - sizeof key_nbytes) return false; // damaged
-    return at != f->own_will && idist__os_file_locked(f->file, at) == IDIST__OS_FILE_FREE;
+    return at != file->own_will && idist__os_file_locked(file->file, at) == IDIST__OS_FILE_FREE;
 }
 
 // Carries out the wills of processes that have ended. The records are locked.
-static idist_status idist__file_store_execute_wills(idist__file_store *f) {
+static idist_status idist__file_store_execute_wills(idist__file_store *file) {
     int64_t now = idist__os_clock_now_ns();
     idist_status status = IDIST_OK;
     size_t i;
 
-    if (!f->wills.key_count || now - f->wills_seen_ns < IDIST__FILE_WILLS_MS * IDIST__MS)
+    if (!file->wills.key_count || now - file->wills_seen_ns < IDIST__FILE_WILLS_MS * IDIST__MS)
         return IDIST_OK;
-    f->wills_seen_ns = now;
+    file->wills_seen_ns = now;
 
-    for (i = 0; i < IDIST__COUNT_OF(f->wills.chains); i++) {
+    for (i = 0; i < IDIST__COUNT_OF(file->wills.chains); i++) {
         idist__entry *will, *next;
 
-        for (will = f->wills.chains[i]; will && status == IDIST_OK; will = next) {
+        for (will = file->wills.chains[i]; will && status == IDIST_OK; will = next) {
             next = will->next;
-            if (idist__file_store_will_is_due(f, will))
-                status = idist__file_store_execute_will(f, will);
+            if (idist__file_store_will_is_due(file, will))
+                status = idist__file_store_execute_will(file, will);
         }
     }
 
@@ -7963,62 +7967,62 @@ static idist_status idist__file_store_execute_wills(idist__file_store *f) {
 }
 
 // Carries out a request. The records are locked.
-static idist_status idist__file_store_apply(idist__file_store *f, idist__store_request *request,
+static idist_status idist__file_store_apply(idist__file_store *file, idist__store_request *request,
                                             bool *wait, bool *changed) {
-    idist_status status = idist__file_store_replay(f), appended;
-    uint64_t committed = f->replayed;
+    idist_status status = idist__file_store_replay(file), appended;
+    uint64_t committed = file->replayed;
 
-    if (status == IDIST_OK) status = idist__file_store_execute_wills(f);
+    if (status == IDIST_OK) status = idist__file_store_execute_wills(file);
     if (status != IDIST_OK) return status;
-    status = idist__table_apply(&f->table, request, wait, changed);
+    status = idist__table_apply(&file->table, request, wait, changed);
 
-    appended = *changed ? idist__file_store_append(f, request->key) : IDIST_OK;
-    if (request->op == IDIST__STORE_DROP_WILL) appended = idist__file_store_drop_will(f);
+    appended = *changed ? idist__file_store_append(file, request->key) : IDIST_OK;
+    if (request->op == IDIST__STORE_DROP_WILL) appended = idist__file_store_drop_will(file);
     if (request->op == IDIST__STORE_CLAIM && *changed && appended == IDIST_OK)
-        appended = idist__file_store_set_will(f, request);
-    if (appended == IDIST_OK) appended = idist__file_store_commit(f, committed);
+        appended = idist__file_store_set_will(file, request);
+    if (appended == IDIST_OK) appended = idist__file_store_commit(file, committed);
 
     // A value that was changed may still be too long for the caller.
     return appended == IDIST_OK ? status : appended;
 }
 
 // Tries a request once. *wait: try it again later.
-static idist_status idist__file_store_try(idist__file_store *f, idist__store_request *request,
+static idist_status idist__file_store_try(idist__file_store *file, idist__store_request *request,
                                           bool *wait) {
     bool changed = false, needs_server;
-    idist_status status = idist__file_store_lock_records(f, request->deadline_ns);
+    idist_status status = idist__file_store_lock_records(file, request->deadline_ns);
 
     if (status != IDIST_OK) return status;
-    status = idist__file_store_apply(f, request, wait, &changed);
+    status = idist__file_store_apply(file, request, wait, &changed);
     if (status != IDIST_OK)
         idist__file_store_forget(
-            f); // the tables may be ahead of the file: replay all of it next time
-    idist__file_store_unlock_records(f);
+            file); // the tables may be ahead of the file: replay all of it next time
+    idist__file_store_unlock_records(file);
     if (status != IDIST_OK) return status;
 
     // Who does not wait for an answer does not learn here that the server has left: it may be the
     // one that this change allowed to leave.
     needs_server = *wait || (changed && !request->posted) || request->op == IDIST__STORE_CHECK;
-    if (needs_server && !f->server && !idist__file_store_has_server(f))
+    if (needs_server && !file->server && !idist__file_store_has_server(file))
         return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
-                           f->path);
+                           file->path);
     if (*wait && idist__os_clock_ms_until(request->deadline_ns) == 0)
-        return idist__table_timed_out(request, &f->table);
+        return idist__table_timed_out(request, &file->table);
 
     return IDIST_OK;
 }
 
 static idist_status idist__file_store_run(idist_store *store, idist__store_request *request) {
-    idist__file_store *f = (idist__file_store *)store->impl;
+    idist__file_store *file = (idist__file_store *)store->impl;
     int pause_ms = 1;
 
     for (;;) {
         bool wait = false;
         idist_status status;
 
-        idist__os_mutex_lock(&f->lock);
-        status = idist__file_store_try(f, request, &wait);
-        idist__os_mutex_unlock(&f->lock);
+        idist__os_mutex_lock(&file->lock);
+        status = idist__file_store_try(file, request, &wait);
+        idist__os_mutex_unlock(&file->lock);
         if (status != IDIST_OK || !wait) return status;
 
         idist__os_clock_pause_ms(pause_ms);
@@ -8028,41 +8032,42 @@ static idist_status idist__file_store_run(idist_store *store, idist__store_reque
 
 // The server removes the file. Closing it releases all our locks.
 static void idist__file_store_close(idist_store *store) {
-    idist__file_store *f = (idist__file_store *)store->impl;
+    idist__file_store *file = (idist__file_store *)store->impl;
 
-    if (f->server && f->file >= 0 && idist__os_file_is_at(f->file, f->path))
-        idist__os_file_remove(f->path);
-    idist__os_file_close(&f->file);
-    idist__file_store_forget(f);
-    idist__os_mutex_destroy(&f->lock);
-    idist__mem_free(&store->mem, f->path);
-    idist__mem_free(&store->mem, f);
+    if (file->server && file->file >= 0 && idist__os_file_is_at(file->file, file->path))
+        idist__os_file_remove(file->path);
+    idist__os_file_close(&file->file);
+    idist__file_store_forget(file);
+    idist__os_mutex_destroy(&file->lock);
+    idist__mem_free(&store->mem, file->path);
+    idist__mem_free(&store->mem, file);
 }
 
 // A file that is neither empty nor a store's belongs to somebody else.
-static idist_status idist__file_store_check_ours(const idist__file_store *f) {
-    int64_t nbytes = idist__os_file_size(f->file);
+static idist_status idist__file_store_check_ours(const idist__file_store *file) {
+    int64_t nbytes = idist__os_file_size(file->file);
 
-    if (nbytes == 0 || (nbytes > 0 && idist__file_store_has_magic(f))) return IDIST_OK;
+    if (nbytes == 0 || (nbytes > 0 && idist__file_store_has_magic(file))) return IDIST_OK;
     return idist__fail(IDIST_ERR_ARG,
-                       "store: %s exists and is not a store file; it was left unchanged", f->path);
+                       "store: %s exists and is not a store file; it was left unchanged",
+                       file->path);
 }
 
-static idist_status idist__file_store_fail_open(const idist__file_store *f) {
-    return idist__file_store_fail_access(f, "opened", errno);
+static idist_status idist__file_store_fail_open(const idist__file_store *file) {
+    return idist__file_store_fail_access(file, "opened", errno);
 }
 
 // Opens the file and locks its records. A server that ends removes its file, perhaps between our
 // open and our lock, so the path must still lead to the file that we have locked.
-static idist_status idist__file_store_create(idist__file_store *f, int64_t deadline_ns) {
+static idist_status idist__file_store_create(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status;
 
-        f->file = idist__os_file_open(f->path, IDIST__OS_FILE_CREATE);
-        if (f->file < 0) return idist__file_store_fail_open(f);
-        status = idist__file_store_lock_records(f, deadline_ns);
-        if (status == IDIST_OK && idist__os_file_is_at(f->file, f->path)) return IDIST_OK;
-        idist__os_file_close(&f->file); // also on failure: closing the store must not remove it
+        file->file = idist__os_file_open(file->path, IDIST__OS_FILE_CREATE);
+        if (file->file < 0) return idist__file_store_fail_open(file);
+        status = idist__file_store_lock_records(file, deadline_ns);
+        if (status == IDIST_OK && idist__os_file_is_at(file->file, file->path)) return IDIST_OK;
+        idist__os_file_close(&file->file); // also on failure: closing the store must not remove it
         if (status != IDIST_OK) return status;
     }
 }
@@ -8070,27 +8075,28 @@ static idist_status idist__file_store_create(idist__file_store *f, int64_t deadl
 // Tries to become the server of the file, whose records we have locked. *taken: another process is.
 // *again: the file was the leftover of a dead server and has been removed; open the path anew. In a
 // folder where we may not remove it, it is emptied instead.
-static idist_status idist__file_store_claim(idist__file_store *f, bool *taken, bool *again) {
+static idist_status idist__file_store_claim(idist__file_store *file, bool *taken, bool *again) {
     uint64_t committed = 0;
     idist_status status;
 
     *again = false;
-    *taken = !idist__os_file_try_lock(f->file, IDIST__FILE_SERVER_BYTE);
+    *taken = !idist__os_file_try_lock(file->file, IDIST__FILE_SERVER_BYTE);
     if (*taken) return IDIST_OK;
-    status = idist__file_store_check_ours(f);
+    status = idist__file_store_check_ours(file);
     if (status != IDIST_OK) return status;
 
-    if (idist__os_file_size(f->file) > 0) {
-        idist__os_file_remove(f->path);
-        *again = !idist__os_file_is_at(f->file, f->path);
+    if (idist__os_file_size(file->file) > 0) {
+        idist__os_file_remove(file->path);
+        *again = !idist__os_file_is_at(file->file, file->path);
         if (*again) return IDIST_OK;
     }
 
-    if (!idist__os_file_resize(f->file, 0) ||
-        !idist__os_file_write_at(f->file, idist__file_magic, 8, 0) ||
-        !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT)) {
-        status = idist__file_store_fail_access(f, "written", errno);
-        idist__os_file_remove(f->path); // nobody could use it
+    if (!idist__os_file_resize(file->file, 0) ||
+        !idist__os_file_write_at(file->file, idist__file_magic, 8, 0) ||
+        !idist__os_file_write_at(file->file, &committed, sizeof committed,
+                                 IDIST__FILE_COMMITTED_AT)) {
+        status = idist__file_store_fail_access(file, "written", errno);
+        idist__os_file_remove(file->path); // nobody could use it
     }
 
     return status;
@@ -8098,73 +8104,74 @@ static idist_status idist__file_store_claim(idist__file_store *f, bool *taken, b
 
 // The server takes the file: it keeps the first byte locked, and the table is empty. Where there is
 // a server, `either` makes us a client.
-static idist_status idist__file_store_serve(idist__file_store *f, bool either,
+static idist_status idist__file_store_serve(idist__file_store *file, bool either,
                                             int64_t deadline_ns) {
     bool taken = false, again = true;
     idist_status status = IDIST_OK;
 
     while (again && status == IDIST_OK) {
-        status = idist__file_store_create(f, deadline_ns);
+        status = idist__file_store_create(file, deadline_ns);
         if (status != IDIST_OK) return status;
-        status = idist__file_store_claim(f, &taken, &again);
-        f->server = !taken;
+        status = idist__file_store_claim(file, &taken, &again);
+        file->server = !taken;
         if (taken && !either)
-            status =
-                idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job", f->path);
-        idist__file_store_unlock_records(f);
+            status = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job",
+                                 file->path);
+        idist__file_store_unlock_records(file);
         if (again || status != IDIST_OK)
-            idist__os_file_close(&f->file); // before anybody takes us for the server
+            idist__os_file_close(&file->file); // before anybody takes us for the server
     }
 
     return status;
 }
 
 // No server came. A folder that is missing here may be one that this host has not mounted.
-static idist_status idist__file_store_fail_unserved(const idist__file_store *f) {
-    bool has_folder = idist__os_file_has_folder(f->path);
+static idist_status idist__file_store_fail_unserved(const idist__file_store *file) {
+    bool has_folder = idist__os_file_has_folder(file->path);
 
-    return idist__fail(IDIST_ERR_TIMEOUT, "store: no running process owns %s: %s", f->path,
+    return idist__fail(IDIST_ERR_TIMEOUT, "store: no running process owns %s: %s", file->path,
                        has_folder ? "rank 0 has not started"
                                   : "its folder does not exist here: is it mounted on this host?");
 }
 
 // Whether the file that we have open is a store whose server lives.
-static idist_status idist__file_store_find_server(idist__file_store *f, int64_t deadline_ns,
+static idist_status idist__file_store_find_server(idist__file_store *file, int64_t deadline_ns,
                                                   bool *is_served) {
     idist_status status;
 
     *is_served = false;
-    if (idist__file_store_lock_records(f, deadline_ns) != IDIST_OK) return IDIST_OK;
-    status = idist__file_store_check_ours(f);
+    if (idist__file_store_lock_records(file, deadline_ns) != IDIST_OK) return IDIST_OK;
+    status = idist__file_store_check_ours(file);
     if (status == IDIST_OK)
-        *is_served = idist__file_store_has_server(f) && idist__file_store_has_magic(f);
-    idist__file_store_unlock_records(f);
+        *is_served = idist__file_store_has_server(file) && idist__file_store_has_magic(file);
+    idist__file_store_unlock_records(file);
 
     return status;
 }
 
 // Waits until the server has ended, at most until the deadline.
 static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns) {
-    const idist__file_store *f = (const idist__file_store *)store->impl;
+    const idist__file_store *file = (const idist__file_store *)store->impl;
 
-    while (idist__file_store_has_server(f) && idist__os_clock_ms_until(deadline_ns) != 0)
+    while (idist__file_store_has_server(file) && idist__os_clock_ms_until(deadline_ns) != 0)
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
 }
 
 // A client waits for a file whose server lives. It opens the path anew each time, because the file
 // may have been replaced.
-static idist_status idist__file_store_join(idist__file_store *f, int64_t deadline_ns) {
+static idist_status idist__file_store_join(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status = IDIST_OK;
         bool is_served = false;
 
-        f->file = idist__os_file_open(f->path, IDIST__OS_FILE_UPDATE);
-        if (f->file < 0 && errno != ENOENT) return idist__file_store_fail_open(f);
-        if (f->file >= 0) status = idist__file_store_find_server(f, deadline_ns, &is_served);
+        file->file = idist__os_file_open(file->path, IDIST__OS_FILE_UPDATE);
+        if (file->file < 0 && errno != ENOENT) return idist__file_store_fail_open(file);
+        if (file->file >= 0) status = idist__file_store_find_server(file, deadline_ns, &is_served);
         if (is_served || status != IDIST_OK) return status;
 
-        idist__os_file_close(&f->file);
-        if (idist__os_clock_ms_until(deadline_ns) == 0) return idist__file_store_fail_unserved(f);
+        idist__os_file_close(&file->file);
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
+            return idist__file_store_fail_unserved(file);
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
     }
 }
@@ -8172,22 +8179,22 @@ static idist_status idist__file_store_join(idist__file_store *f, int64_t deadlin
 // When this fails, the caller closes the store.
 static idist_status idist__file_store_open(idist_store *store, const char *path,
                                            idist__file_role role, int64_t deadline_ns) {
-    idist__file_store *f = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *f);
+    idist__file_store *file = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *file);
 
-    if (!f) return IDIST_ERR_NO_MEMORY;
-    f->file = -1;
-    f->table.mem = f->wills.mem = store->mem;
-    idist__os_mutex_init(&f->lock);
-    store->impl = f;
+    if (!file) return IDIST_ERR_NO_MEMORY;
+    file->file = -1;
+    file->table.mem = file->wills.mem = store->mem;
+    idist__os_mutex_init(&file->lock);
+    store->impl = file;
     store->run = idist__file_store_run;
     store->close = idist__file_store_close;
 
-    f->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
-    if (!f->path) return IDIST_ERR_NO_MEMORY;
-    memcpy(f->path, path, strlen(path) + 1);
+    file->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
+    if (!file->path) return IDIST_ERR_NO_MEMORY;
+    memcpy(file->path, path, strlen(path) + 1);
 
-    if (role == IDIST__FILE_CLIENT) return idist__file_store_join(f, deadline_ns);
-    return idist__file_store_serve(f, role == IDIST__FILE_EITHER, deadline_ns);
+    if (role == IDIST__FILE_CLIENT) return idist__file_store_join(file, deadline_ns);
+    return idist__file_store_serve(file, role == IDIST__FILE_EITHER, deadline_ns);
 }
 
 // ---- store/wire.h --------------------------------------------------------------------------------
@@ -8361,13 +8368,13 @@ typedef struct idist__multicast {
 } idist__multicast;
 
 // The address of our interface: IDIST_ADDR, or else what the routing table says.
-static idist_status idist__multicast_own_address(const idist__multicast *m, const char *group,
+static idist_status idist__multicast_own_address(const idist__multicast *cast, const char *group,
                                                  idist__os_address *own) {
     const char *host = idist__os_env("IDIST_ADDR");
     idist_status status = IDIST_OK;
 
     if (!host) {
-        if (idist__os_socket_route(&m->group, own)) return IDIST_OK;
+        if (idist__os_socket_route(&cast->group, own)) return IDIST_OK;
         if (idist__os_socket_out_of_fds(errno)) return idist__fail_errno("socket", errno);
         return idist__fail(IDIST_ERR_SYSTEM,
                            "store: no route to %s (%s): set IDIST_ADDR to this host's address",
@@ -8383,8 +8390,8 @@ static idist_status idist__multicast_own_address(const idist__multicast *m, cons
 }
 
 // Opens the socket for a MULTICAST. When this fails, the caller closes m->fd.
-static idist_status idist__multicast_open(idist__multicast *m, const idist__meet *meet, bool server,
-                                          const uint8_t key[32]) {
+static idist_status idist__multicast_open(idist__multicast *cast, const idist__meet *meet,
+                                          bool server, const uint8_t key[32]) {
     char group[300], job[300];
     int count;
     idist__os_address own;
@@ -8392,44 +8399,46 @@ static idist_status idist__multicast_open(idist__multicast *m, const idist__meet
 
     snprintf(group, sizeof group, "%s:%d", meet->host, meet->port);
     snprintf(job, sizeof job, "/%.298s", meet->name);
-    idist__sha_hmac(key, "multicast", job, strlen(job), NULL, 0, m->tag);
-    status = idist__meet_resolve(meet, 0, &count, &m->group);
+    idist__sha_hmac(key, "multicast", job, strlen(job), NULL, 0, cast->tag);
+    status = idist__meet_resolve(meet, 0, &count, &cast->group);
     if (status != IDIST_OK) return status;
-    status = idist__multicast_own_address(m, group, &own);
+    status = idist__multicast_own_address(cast, group, &own);
     if (status != IDIST_OK) return status;
 
-    idist__os_socket_host_text(&own, m->ip, sizeof m->ip);
-    m->fd = idist__os_socket_multicast(&m->group, &own, server);
-    if (m->fd < 0)
+    idist__os_socket_host_text(&own, cast->ip, sizeof cast->ip);
+    cast->fd = idist__os_socket_multicast(&cast->group, &own, server);
+    if (cast->fd < 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "store: no multicast to %s through the interface of %s%s: %s", group,
-                           m->ip, idist__os_env("IDIST_ADDR") ? " (IDIST_ADDR)" : "",
+                           cast->ip, idist__os_env("IDIST_ADDR") ? " (IDIST_ADDR)" : "",
                            strerror(errno));
 
     return IDIST_OK;
 }
 
 // The server answers all pending questions.
-static void idist__multicast_answer(const idist__multicast *m, int port) {
+static void idist__multicast_answer(const idist__multicast *cast, int port) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     idist__os_address from;
     ptrdiff_t nbytes;
 
     for (;;) {
-        nbytes = idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from);
+        nbytes = idist__os_socket_receive_datagram(cast->fd, message, sizeof message, &from);
         if (nbytes < 0) return;
         if (nbytes != IDIST__MULTICAST_NBYTES ||
-            memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 || message[16] || message[17])
+            memcmp(message, cast->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 || message[16] ||
+            message[17])
             continue;
 
         message[16] = (uint8_t)(port >> 8);
         message[17] = (uint8_t)port;
-        idist__os_socket_send_datagram(m->fd, message, sizeof message, &from); // lost: asked again
+        idist__os_socket_send_datagram(cast->fd, message, sizeof message,
+                                       &from); // lost: asked again
     }
 }
 
 // Asks until somebody answers, and sets the TCP of the server.
-static idist_status idist__multicast_ask(const idist__multicast *m, idist__meet *server,
+static idist_status idist__multicast_ask(const idist__multicast *cast, idist__meet *server,
                                          int64_t deadline_ns) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     char ip[64];
@@ -8437,14 +8446,14 @@ static idist_status idist__multicast_ask(const idist__multicast *m, idist__meet 
 
     for (;;) {
         memset(message, 0, sizeof message);
-        memcpy(message, m->tag, IDIST__MULTICAST_TAG_NBYTES);
-        idist__os_socket_send_datagram(m->fd, message, sizeof message, &m->group);
-        idist__os_poll_wait(m->fd, IDIST__OS_READABLE,
+        memcpy(message, cast->tag, IDIST__MULTICAST_TAG_NBYTES);
+        idist__os_socket_send_datagram(cast->fd, message, sizeof message, &cast->group);
+        idist__os_poll_wait(cast->fd, IDIST__OS_READABLE,
                             idist__os_clock_deadline(IDIST__MULTICAST_MS));
 
-        while (idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from) ==
+        while (idist__os_socket_receive_datagram(cast->fd, message, sizeof message, &from) ==
                IDIST__MULTICAST_NBYTES) {
-            if (memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 ||
+            if (memcmp(message, cast->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 ||
                 (!message[16] && !message[17]))
                 continue;
             idist__os_socket_host_text(&from, ip, sizeof ip);
@@ -8457,7 +8466,7 @@ static idist_status idist__multicast_ask(const idist__multicast *m, idist__meet 
                 IDIST_ERR_TIMEOUT,
                 "store: nobody in the multicast group has answered: rank 0 has not started, its "
                 "secret or world size differs, or multicast from there does not reach %s",
-                m->ip);
+                cast->ip);
     }
 }
 
@@ -10581,61 +10590,61 @@ static struct {
 
 // Reads one line, byte by byte, since what follows belongs to the next. The launcher's socket is a
 // blocking one, so each read waits for a byte first.
-static bool idist__pmi_read_line(idist__pmi *p) {
+static bool idist__pmi_read_line(idist__pmi *pmi) {
     size_t nbytes = 0;
 
-    while (nbytes + 1 < sizeof p->line &&
-           idist__os_poll_wait(p->fd, IDIST__OS_READABLE, p->deadline_ns) &&
-           idist__connection_read_all(p->fd, p->line + nbytes, 1, p->deadline_ns) &&
-           p->line[nbytes] != '\n')
+    while (nbytes + 1 < sizeof pmi->line &&
+           idist__os_poll_wait(pmi->fd, IDIST__OS_READABLE, pmi->deadline_ns) &&
+           idist__connection_read_all(pmi->fd, pmi->line + nbytes, 1, pmi->deadline_ns) &&
+           pmi->line[nbytes] != '\n')
         nbytes++;
-    p->line[nbytes] = 0;
+    pmi->line[nbytes] = 0;
     return nbytes > 0;
 }
 
 // Sends a line, and reads until an answer that begins with `answer`. False: the answer reports an
 // error, or none came.
-static bool idist__pmi_request(idist__pmi *p, const char *line, const char *answer) {
-    if (!idist__connection_write_all(p->fd, line, strlen(line), p->deadline_ns)) return false;
+static bool idist__pmi_request(idist__pmi *pmi, const char *line, const char *answer) {
+    if (!idist__connection_write_all(pmi->fd, line, strlen(line), pmi->deadline_ns)) return false;
 
     do {
-        if (!idist__pmi_read_line(p)) return false;
-    } while (strncmp(p->line, answer, strlen(answer)) != 0);
+        if (!idist__pmi_read_line(pmi)) return false;
+    } while (strncmp(pmi->line, answer, strlen(answer)) != 0);
 
-    return !strstr(p->line, "rc=") || strstr(p->line, "rc=0") != NULL;
+    return !strstr(pmi->line, "rc=") || strstr(pmi->line, "rc=0") != NULL;
 }
 
 // The rest of the last answer behind "name=".
-static const char *idist__pmi_value(const idist__pmi *p, const char *name) {
-    const char *at = strstr(p->line, name);
+static const char *idist__pmi_value(const idist__pmi *pmi, const char *name) {
+    const char *at = strstr(pmi->line, name);
     return at ? at + strlen(name) : "";
 }
 
 // Connects to PMI_PORT and learns rank and size. The connection stays open for
 // idist__pmi_share_address.
 static bool idist__pmi_connect(const char *port, const char *id, int64_t deadline_ns) {
-    idist__pmi p;
+    idist__pmi pmi;
     char text[320];
     idist__os_address address;
     int value = 0;
     bool ok;
 
-    p.deadline_ns = deadline_ns;
-    p.fd = -1;
+    pmi.deadline_ns = deadline_ns;
+    pmi.fd = -1;
     snprintf(text, sizeof text, "tcp:%.300s", port);
     if (idist__address_parse(&address, text) == IDIST_OK)
-        p.fd = idist__os_socket_connect(&address, deadline_ns);
+        pmi.fd = idist__os_socket_connect(&address, deadline_ns);
     snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
-    ok = p.fd >= 0 && idist__pmi_request(&p, text, "cmd=initack");
+    ok = pmi.fd >= 0 && idist__pmi_request(&pmi, text, "cmd=initack");
 
-    while (ok && !strstr(p.line, "debug=")) { // the last of the lines that follow
-        ok = idist__pmi_read_line(&p);
-        if (sscanf(p.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
-        if (sscanf(p.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
+    while (ok && !strstr(pmi.line, "debug=")) { // the last of the lines that follow
+        ok = idist__pmi_read_line(&pmi);
+        if (sscanf(pmi.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
+        if (sscanf(pmi.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
     }
 
-    if (!ok) idist__os_descriptor_close(&p.fd);
-    idist__pmi_known.fd = p.fd;
+    if (!ok) idist__os_descriptor_close(&pmi.fd);
+    idist__pmi_known.fd = pmi.fd;
 
     return ok;
 }
@@ -10731,27 +10740,27 @@ static idist_status idist__pmi_listen(idist__config *config, char *where, size_t
 
 // Rank 0 puts `where` into the key-value space, and all ranks get it from there; "-" says that rank
 // 0 could not listen. False: the launcher does not answer.
-static bool idist__pmi_exchange(idist__pmi *p, bool puts, char *where, size_t capacity) {
+static bool idist__pmi_exchange(idist__pmi *pmi, bool puts, char *where, size_t capacity) {
     char space[256], text[900];
     const char *value;
     bool ok;
 
-    p->answers =
-        (p->fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &p->fd) == IDIST_OK) &&
-        idist__pmi_request(p, "cmd=init pmi_version=1 pmi_subversion=1\n", "cmd=response_to_init");
-    ok = p->answers && idist__pmi_request(p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
-    value = idist__pmi_value(p, "kvsname=");
+    pmi->answers = (pmi->fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &pmi->fd) == IDIST_OK) &&
+                   idist__pmi_request(pmi, "cmd=init pmi_version=1 pmi_subversion=1\n",
+                                      "cmd=response_to_init");
+    ok = pmi->answers && idist__pmi_request(pmi, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
+    value = idist__pmi_value(pmi, "kvsname=");
     snprintf(space, sizeof space, "%.*s", (int)strcspn(value, " "), value);
 
     if (puts) {
         snprintf(text, sizeof text, "cmd=put kvsname=%s key=idist value=%s\n", space, where);
-        ok = ok && idist__pmi_request(p, text, "cmd=put_result");
+        ok = ok && idist__pmi_request(pmi, text, "cmd=put_result");
     }
 
-    ok = ok && idist__pmi_request(p, "cmd=barrier_in\n", "cmd=barrier_out");
+    ok = ok && idist__pmi_request(pmi, "cmd=barrier_in\n", "cmd=barrier_out");
     snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", space);
-    ok = ok && idist__pmi_request(p, text, "cmd=get_result");
-    idist__text_copy(where, capacity, ok ? idist__pmi_value(p, "value=") : "-");
+    ok = ok && idist__pmi_request(pmi, text, "cmd=get_result");
+    idist__text_copy(where, capacity, ok ? idist__pmi_value(pmi, "value=") : "-");
 
     return ok;
 }
@@ -10772,27 +10781,27 @@ static idist_status idist__pmi_no_answer(void) {
 // ranks have called it, or init_timeout_ms has passed.
 IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
     char where[320] = "-";
-    idist__pmi p;
+    idist__pmi pmi;
     idist_status status = IDIST_OK;
     bool ok = true;
 
-    memset(&p, 0, sizeof p);
-    p.answers = true;
-    p.deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
+    memset(&pmi, 0, sizeof pmi);
+    pmi.answers = true;
+    pmi.deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
     idist__os_mutex_lock(&idist__pmi_known.lock);
-    p.fd = idist__pmi_known.fd;
+    pmi.fd = idist__pmi_known.fd;
 
     if (!idist__pmi_known.where[0]) {
         if (config->rank == 0) status = idist__pmi_listen(config, where, sizeof where);
         if (status != IDIST_OK) snprintf(where, sizeof where, "-");
-        ok = idist__pmi_exchange(&p, config->rank == 0, where, sizeof where);
-        if (ok && idist__pmi_request(&p, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
+        ok = idist__pmi_exchange(&pmi, config->rank == 0, where, sizeof where);
+        if (ok && idist__pmi_request(&pmi, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
             idist__text_copy(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
     }
 
     idist__text_copy(where, sizeof where, idist__pmi_known.where);
     idist__os_mutex_unlock(&idist__pmi_known.lock);
-    if (!p.answers) return idist__pmi_no_answer();
+    if (!pmi.answers) return idist__pmi_no_answer();
     if (status != IDIST_OK) return status;
     if (where[0]) return idist__meet_read(&config->meet, where);
 
@@ -12771,8 +12780,8 @@ static const idist__tracer *idist__tracer_now(void) {
 }
 
 static void idist__tracer_begin(const char *category, const char *name, const idist_group *g,
-                                const idist__call *c) {
-    if (idist__tracer_now()) idist__tracer_now()->begin(category, name, g, c);
+                                const idist__call *call) {
+    if (idist__tracer_now()) idist__tracer_now()->begin(category, name, g, call);
 }
 
 static idist_status idist__tracer_end(idist_status status) {
@@ -12884,8 +12893,8 @@ IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint6
 }
 
 // The op of a call that names a registered one.
-static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *c) {
-    return c->u.user ? c->u.user : &g->w->ops[(int)c->op - IDIST_OP_USER];
+static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *call) {
+    return call->u.user ? call->u.user : &g->w->ops[(int)call->op - IDIST_OP_USER];
 }
 
 // The dtype with the number that a fingerprint carries; IDIST_DTYPE_COUNT if there is none.
@@ -12948,16 +12957,16 @@ enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
 #define IDIST__TAGGED_COUNT ((uint64_t)1 << (64 - IDIST__TAG_BITS))
 
 // 0: not a dtype of the program. The program may free it while a call runs, and create another one.
-static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *c) {
-    int user = idist__dtype_user_number(c->dtype);
+static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *call) {
+    int user = idist__dtype_user_number(call->dtype);
 
     if (user < 0) return 0;
-    return c->dtype_tag ? c->dtype_tag : w->dtypes[user].tag;
+    return call->dtype_tag ? call->dtype_tag : w->dtypes[user].tag;
 }
 
-static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__call *c,
+static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__call *call,
                                           uint64_t check) {
-    uint64_t tag = idist__fingerprint_tag(w, c);
+    uint64_t tag = idist__fingerprint_tag(w, call);
     return tag ? tag << (64 - IDIST__TAG_BITS) | check % IDIST__TAGGED_COUNT : check;
 }
 
@@ -12967,18 +12976,19 @@ enum {
     IDIST__ROOT_MASK = (1 << IDIST__PLAN_SHIFT) - 1
 };
 
-static int32_t idist__fingerprint_planned_root(const idist__call *c) {
-    uint32_t root = (uint32_t)c->root;
-    return c->plan ? (int32_t)(c->plan << IDIST__PLAN_SHIFT | (root & IDIST__ROOT_MASK)) : c->root;
+static int32_t idist__fingerprint_planned_root(const idist__call *call) {
+    uint32_t root = (uint32_t)call->root;
+    return call->plan ? (int32_t)(call->plan << IDIST__PLAN_SHIFT | (root & IDIST__ROOT_MASK))
+                      : call->root;
 }
 
-static uint32_t idist__fingerprint_plan(const idist__fingerprint *p) {
-    return p->root < 0 ? 0 : (uint32_t)p->root >> IDIST__PLAN_SHIFT;
+static uint32_t idist__fingerprint_plan(const idist__fingerprint *print) {
+    return print->root < 0 ? 0 : (uint32_t)print->root >> IDIST__PLAN_SHIFT;
 }
 
 // The root without the number of a plan; -1: there is none.
-static int32_t idist__fingerprint_root(const idist__fingerprint *p) {
-    uint32_t root = (uint32_t)p->root & IDIST__ROOT_MASK;
+static int32_t idist__fingerprint_root(const idist__fingerprint *print) {
+    uint32_t root = (uint32_t)print->root & IDIST__ROOT_MASK;
     return root == IDIST__ROOT_MASK ? -1 : (int32_t)root;
 }
 
@@ -12997,54 +13007,56 @@ static bool idist__fingerprint_equal(const idist__fingerprint *a, const idist__f
 }
 
 // The count that a fingerprint carries.
-static uint64_t idist__fingerprint_count(const idist__fingerprint *p) {
-    return p->dtype >= IDIST_DTYPE_USER ? p->check % IDIST__TAGGED_COUNT : p->check;
+static uint64_t idist__fingerprint_count(const idist__fingerprint *print) {
+    return print->dtype >= IDIST_DTYPE_USER ? print->check % IDIST__TAGGED_COUNT : print->check;
 }
 
 // Whether a message of this fingerprint can have so many bytes.
-IDIST__UNUSED static bool idist__fingerprint_has_nbytes(const idist__fingerprint *p,
+IDIST__UNUSED static bool idist__fingerprint_has_nbytes(const idist__fingerprint *print,
                                                         uint64_t nbytes) {
-    uint64_t count = idist__fingerprint_count(p);
+    uint64_t count = idist__fingerprint_count(print);
 
     if (count > SIZE_MAX / 16) return false;
-    if (p->dtype < IDIST_DTYPE_USER)
-        return nbytes == count * idist_dtype_size((idist_dtype)p->dtype);
+    if (print->dtype < IDIST_DTYPE_USER)
+        return nbytes == count * idist_dtype_size((idist_dtype)print->dtype);
     if (!count) return !nbytes;
     return nbytes % count == 0 && nbytes / count <= IDIST__DTYPE_MAX_NBYTES;
 }
 
-static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, const idist__call *c,
+static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, const idist__call *call,
                                                      uint32_t seq) {
-    idist__fingerprint p;
+    idist__fingerprint print;
 
-    memset(&p, 0, sizeof p);
+    memset(&print, 0, sizeof print);
     // Messages are compared by what they are, whatever they serve: a probe is a receive.
-    p.kind = (uint8_t)(idist__kind_is_p2p(c->kind) ? c->kind : c->label);
-    p.dtype = (uint8_t)(c->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)c->dtype);
-    p.op = (uint8_t)c->op;
-    p.root = idist__fingerprint_planned_root(c);
-    p.check = c->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, c, c->check);
-    p.seq = seq;
+    print.kind = (uint8_t)(idist__kind_is_p2p(call->kind) ? call->kind : call->label);
+    print.dtype =
+        (uint8_t)(call->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)call->dtype);
+    print.op = (uint8_t)call->op;
+    print.root = idist__fingerprint_planned_root(call);
+    print.check =
+        call->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, call, call->check);
+    print.seq = seq;
 
-    return p;
+    return print;
 }
 
 // Of a part the ranks compare the call that the user made.
 static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
                                                      idist__algorithm algorithm) {
-    idist__fingerprint p = t->whole;
+    idist__fingerprint print = t->whole;
 
-    if (p.kind) {
-        p.whole = p.seq;
-        p.seq = t->seq;
-        p.algorithm = (uint8_t)(algorithm | (p.algorithm & IDIST__ON_DEVICE));
-        return p;
+    if (print.kind) {
+        print.whole = print.seq;
+        print.seq = t->seq;
+        print.algorithm = (uint8_t)(algorithm | (print.algorithm & IDIST__ON_DEVICE));
+        return print;
     }
 
-    p = idist__fingerprint_of_call(t->group->w, &t->call, t->seq);
-    p.algorithm = (uint8_t)algorithm;
+    print = idist__fingerprint_of_call(t->group->w, &t->call, t->seq);
+    print.algorithm = (uint8_t)algorithm;
 
-    return p;
+    return print;
 }
 
 // What two ranks of a v-form must agree on about what one sends to the other; 0: nothing.
@@ -13052,10 +13064,10 @@ static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
 //     bits 63 .. 56   the dtype's number, which only all_to_allv does not have in its fingerprint
 //     bits 55 .. 40   of a user dtype: the low bits of its tag
 //     below           the count
-static uint64_t idist__fingerprint_pair(const idist__world *w, const idist__call *c,
+static uint64_t idist__fingerprint_pair(const idist__world *w, const idist__call *call,
                                         uint64_t count) {
-    uint64_t tag = idist__fingerprint_tag(w, c) & 0xffff;
-    return count ? (uint64_t)(uint8_t)c->dtype << 56 | tag << 40 | count : 0;
+    uint64_t tag = idist__fingerprint_tag(w, call) & 0xffff;
+    return count ? (uint64_t)(uint8_t)call->dtype << 56 | tag << 40 | count : 0;
 }
 
 static uint64_t idist__fingerprint_pair_count(uint64_t pair) {
@@ -13093,35 +13105,37 @@ IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fing
 }
 
 // Appends the arguments of a call: " (F32 x 1024, SUM)".
-static void idist__fingerprint_add_arguments(const idist__world *w, const idist__fingerprint *p,
+static void idist__fingerprint_add_arguments(const idist__world *w, const idist__fingerprint *print,
                                              idist__kind kind, char *buf, size_t cap) {
-    int root = idist__fingerprint_root(p);
+    int root = idist__fingerprint_root(print);
 
     if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || !idist__kind_is_collective(kind)) {
-        if (p->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
+        if (print->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
         return;
     }
 
     idist__text_append(buf, cap, " (%s",
-                       idist__world_dtype_name(w, idist__world_dtype(w, p->dtype)));
+                       idist__world_dtype_name(w, idist__world_dtype(w, print->dtype)));
     if (!idist__kind_is_v(kind))
-        idist__text_append(buf, cap, " x %llu", (unsigned long long)idist__fingerprint_count(p));
+        idist__text_append(buf, cap, " x %llu",
+                           (unsigned long long)idist__fingerprint_count(print));
     if (idist__kind_reduces(kind))
-        idist__text_append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
+        idist__text_append(buf, cap, ", %s", idist_op_name((idist_op)print->op));
     if (root >= 0) idist__text_append(buf, cap, ", root %d", root);
-    idist__text_append(buf, cap, p->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
+    idist__text_append(buf, cap, print->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
 }
 
 // "all_reduce #42 (F32 x 1024, SUM) by plan 2"
-static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *p, char *buf,
-                                    size_t cap) {
-    idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
+static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *print,
+                                    char *buf, size_t cap) {
+    idist__kind kind = print->kind < IDIST__KIND_COUNT ? (idist__kind)print->kind : IDIST__NONE;
 
     snprintf(buf, cap, "%s", idist__kind_names[kind]);
-    if (p->seq) idist__text_append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
-    idist__fingerprint_add_arguments(w, p, kind, buf, cap);
-    if (idist__fingerprint_plan(p))
-        idist__text_append(buf, cap, " by plan %u", (unsigned)idist__fingerprint_plan(p));
+    if (print->seq)
+        idist__text_append(buf, cap, " #%u", (unsigned)(print->whole ? print->whole : print->seq));
+    idist__fingerprint_add_arguments(w, print, kind, buf, cap);
+    if (idist__fingerprint_plan(print))
+        idist__text_append(buf, cap, " by plan %u", (unsigned)idist__fingerprint_plan(print));
 }
 
 // ---- core/explain.h ------------------------------------------------------------------------------
@@ -13132,25 +13146,25 @@ static void idist__fingerprint_text(const idist__world *w, const idist__fingerpr
 // the log knows no others.
 
 static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
-    const idist__call *c = &t->call;
+    const idist__call *call = &t->call;
 
-    if (!idist__kind_is_p2p(c->kind)) {
-        idist__fingerprint p = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
-        idist__fingerprint_text(t->group->w, &p, buf, cap);
+    if (!idist__kind_is_p2p(call->kind)) {
+        idist__fingerprint print = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+        idist__fingerprint_text(t->group->w, &print, buf, cap);
         return;
     }
 
-    snprintf(buf, cap, "%s (", idist__kind_names[c->label]);
-    if (!(c->label >= IDIST__PROBE && c->label <= IDIST__IMPROBE) &&
-        c->label != IDIST__NEW_GROUP_BY_MEMBERS)
-        idist__text_append(buf, cap, "%s x %zu, ", idist__world_dtype_name(t->group->w, c->dtype),
-                           c->count);
-    idist__text_append(buf, cap, c->kind == IDIST__SEND ? "to " : "from ");
-    if (c->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
-    else idist__text_append(buf, cap, "rank %d", c->root);
-    if (c->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
-    else if (c->tag < 0) idist__text_append(buf, cap, ")"); // of idist itself
-    else idist__text_append(buf, cap, ", tag %d)", c->tag);
+    snprintf(buf, cap, "%s (", idist__kind_names[call->label]);
+    if (!(call->label >= IDIST__PROBE && call->label <= IDIST__IMPROBE) &&
+        call->label != IDIST__NEW_GROUP_BY_MEMBERS)
+        idist__text_append(buf, cap, "%s x %zu, ",
+                           idist__world_dtype_name(t->group->w, call->dtype), call->count);
+    idist__text_append(buf, cap, call->kind == IDIST__SEND ? "to " : "from ");
+    if (call->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
+    else idist__text_append(buf, cap, "rank %d", call->root);
+    if (call->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
+    else if (call->tag < 0) idist__text_append(buf, cap, ")"); // of idist itself
+    else idist__text_append(buf, cap, ", tag %d)", call->tag);
 }
 
 // What two ranks of the world have called, and where it differs. field NULL: in their order.
@@ -14202,45 +14216,46 @@ static size_t idist__extent_end(const size_t *counts, const size_t *displs, int 
     return total;
 }
 
-static void idist__extent_of_v(const idist_group *g, const idist__call *c, idist__extent *e) {
-    bool root = c->root == g->rank;
+static void idist__extent_of_v(const idist_group *g, const idist__call *call, idist__extent *e) {
+    bool root = call->root == g->rank;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__ALL_GATHERV:
     case IDIST__GATHERV:
-        e->send = c->count;
-        if (c->kind == IDIST__GATHERV && !root) break;
-        e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
-        e->recv_at = idist__extent_displ(c->recvcounts, c->recvdispls, g->rank);
+        e->send = call->count;
+        if (call->kind == IDIST__GATHERV && !root) break;
+        e->recv = idist__extent_end(call->recvcounts, call->recvdispls, g->size);
+        e->recv_at = idist__extent_displ(call->recvcounts, call->recvdispls, g->rank);
         break;
     case IDIST__SCATTERV:
-        e->recv = c->count;
+        e->recv = call->count;
         if (!root) break;
-        e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
-        e->send_at = idist__extent_displ(c->sendcounts, c->senddispls, g->rank);
+        e->send = idist__extent_end(call->sendcounts, call->senddispls, g->size);
+        e->send_at = idist__extent_displ(call->sendcounts, call->senddispls, g->rank);
         break;
     case IDIST__ALL_TO_ALLV:
-        e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
-        e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
+        e->send = idist__extent_end(call->sendcounts, call->senddispls, g->size);
+        e->recv = idist__extent_end(call->recvcounts, call->recvdispls, g->size);
         break;
     case IDIST__REDUCE_SCATTERV:
-        e->send = idist__extent_end(c->sendcounts, NULL, g->size);
-        e->recv = c->count;
-        e->send_at = idist__extent_displ(c->sendcounts, NULL, g->rank);
+        e->send = idist__extent_end(call->sendcounts, NULL, g->size);
+        e->recv = call->count;
+        e->send_at = idist__extent_displ(call->sendcounts, NULL, g->rank);
         break;
     default: break;
     }
 }
 
-static idist_status idist__extent_of(const idist_group *g, const idist__call *c, idist__extent *e) {
-    size_t n = (size_t)g->size, r = (size_t)g->rank, count = c->count, all;
-    bool root = c->root == g->rank;
+static idist_status idist__extent_of(const idist_group *g, const idist__call *call,
+                                     idist__extent *e) {
+    size_t n = (size_t)g->size, r = (size_t)g->rank, count = call->count, all;
+    bool root = call->root == g->rank;
 
     memset(e, 0, sizeof *e);
     if (count > SIZE_MAX / 16 / n) return IDIST_ERR_ARG;
     all = n * count;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__ALL_REDUCE:
     case IDIST__SCAN:
     case IDIST__EXSCAN: e->send = e->recv = count; break;
@@ -14252,105 +14267,108 @@ static idist_status idist__extent_of(const idist_group *g, const idist__call *c,
     case IDIST__ALL_GATHER:
     case IDIST__GATHER:
         e->send = count;
-        e->recv = c->kind == IDIST__ALL_GATHER || root ? all : 0;
+        e->recv = call->kind == IDIST__ALL_GATHER || root ? all : 0;
         e->recv_at = r * count;
         break;
     case IDIST__SCATTER:
     case IDIST__REDUCE_SCATTER:
-        e->send = c->kind == IDIST__REDUCE_SCATTER || root ? all : 0;
+        e->send = call->kind == IDIST__REDUCE_SCATTER || root ? all : 0;
         e->recv = count;
         e->send_at = r * count;
         break;
     case IDIST__ALL_TO_ALL: e->send = e->recv = all; break;
     case IDIST__SEND: e->send = count; break;
     case IDIST__RECV: e->recv = count; break;
-    default: idist__extent_of_v(g, c, e); break;
+    default: idist__extent_of_v(g, call, e); break;
     }
 
     return e->send == SIZE_MAX || e->recv == SIZE_MAX ? IDIST_ERR_ARG : IDIST_OK;
 }
 
 // Whether one buffer lies in the other as the in-place rule of the call has it.
-static bool idist__extent_in_place(const idist__extent *e, const idist__call *c) {
-    const char *send = (const char *)c->send, *recv = (const char *)c->recv;
-    size_t size = idist_dtype_size(c->dtype);
+static bool idist__extent_in_place(const idist__extent *e, const idist__call *call) {
+    const char *send = (const char *)call->send, *recv = (const char *)call->recv;
+    size_t size = idist_dtype_size(call->dtype);
 
     if (!e->send || !e->recv) return false;
     return (recv == send + e->send_at * size && !e->recv_at) ||
            (send == recv + e->recv_at * size && !e->send_at);
 }
 
-IDIST__UNUSED static bool idist__extent_call_in_place(const idist_group *g, const idist__call *c) {
+IDIST__UNUSED static bool idist__extent_call_in_place(const idist_group *g,
+                                                      const idist__call *call) {
     idist__extent e;
-    return idist__extent_of(g, c, &e) == IDIST_OK && idist__extent_in_place(&e, c);
+    return idist__extent_of(g, call, &e) == IDIST_OK && idist__extent_in_place(&e, call);
 }
 
 // Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's
 // or the receiver's.
-static char *idist__extent_part(const idist__call *c, char *base, int from, int to, bool at_sender,
-                                size_t *count) {
-    const size_t *counts = at_sender ? c->sendcounts : c->recvcounts;
-    const size_t *displs = at_sender ? c->senddispls : c->recvdispls;
-    size_t size = idist_dtype_size(c->dtype);
-    bool gather = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV;
-    bool scatter = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
-    bool all_to_allv = counts && c->sendcounts && c->recvcounts;
+static char *idist__extent_part(const idist__call *call, char *base, int from, int to,
+                                bool at_sender, size_t *count) {
+    const size_t *counts = at_sender ? call->sendcounts : call->recvcounts;
+    const size_t *displs = at_sender ? call->senddispls : call->recvdispls;
+    size_t size = idist_dtype_size(call->dtype);
+    bool gather = call->kind == IDIST__GATHER || call->kind == IDIST__GATHERV;
+    bool scatter = call->kind == IDIST__SCATTER || call->kind == IDIST__SCATTERV;
+    bool all_to_allv = counts && call->sendcounts && call->recvcounts;
     int k = at_sender ? to : from; // which part of a buffer of many
 
     *count = 0;
-    if ((gather && to != c->root) || (scatter && from != c->root)) return base;
-    *count = c->count;
-    if (c->kind != IDIST__ALL_TO_ALL && !all_to_allv && at_sender != scatter)
+    if ((gather && to != call->root) || (scatter && from != call->root)) return base;
+    *count = call->count;
+    if (call->kind != IDIST__ALL_TO_ALL && !all_to_allv && at_sender != scatter)
         return base; // a buffer of one part
-    if (!idist__kind_is_v(c->kind) || !counts) return base + (size_t)k * c->count * size;
+    if (!idist__kind_is_v(call->kind) || !counts) return base + (size_t)k * call->count * size;
     *count = counts[k];
 
     return base + idist__extent_displ(counts, displs, k) * size;
 }
 
 // The first element of block b of a reduce_scatter or reduce_scatterv.
-IDIST__UNUSED static size_t idist__extent_block_at(const idist__call *c, int b) {
-    return c->sendcounts ? idist__extent_displ(c->sendcounts, NULL, b) : (size_t)b * c->count;
+IDIST__UNUSED static size_t idist__extent_block_at(const idist__call *call, int b) {
+    return call->sendcounts ? idist__extent_displ(call->sendcounts, NULL, b)
+                            : (size_t)b * call->count;
 }
 
-IDIST__UNUSED static size_t idist__extent_block_count(const idist__call *c, int b) {
-    return c->sendcounts ? c->sendcounts[b] : c->count;
+IDIST__UNUSED static size_t idist__extent_block_count(const idist__call *call, int b) {
+    return call->sendcounts ? call->sendcounts[b] : call->count;
 }
 
 // The count of the message between this rank and a peer, as this rank understands it. In three of
 // the v-forms only these two know it.
-static size_t idist__extent_pair_count(const idist_group *g, const idist__call *c, int peer,
+static size_t idist__extent_pair_count(const idist_group *g, const idist__call *call, int peer,
                                        bool sends) {
-    int root = c->root, me = g->rank;
+    int root = call->root, me = g->rank;
 
-    if (c->kind == IDIST__ALL_TO_ALLV) return sends ? c->sendcounts[peer] : c->recvcounts[peer];
+    if (call->kind == IDIST__ALL_TO_ALLV)
+        return sends ? call->sendcounts[peer] : call->recvcounts[peer];
 
-    if (c->kind == IDIST__GATHERV) {
-        if (sends) return peer == root ? c->count : 0;
-        return me == root ? c->recvcounts[peer] : 0;
+    if (call->kind == IDIST__GATHERV) {
+        if (sends) return peer == root ? call->count : 0;
+        return me == root ? call->recvcounts[peer] : 0;
     }
 
-    if (sends) return me == root ? c->sendcounts[peer] : 0;
-    return peer == root ? c->count : 0;
+    if (sends) return me == root ? call->sendcounts[peer] : 0;
+    return peer == root ? call->count : 0;
 }
 
 // See idist__fingerprint_pair.
-IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *c,
+IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *call,
                                                  int peer, bool sends) {
-    return idist__fingerprint_pair(g->w, c, idist__extent_pair_count(g, c, peer, sends));
+    return idist__fingerprint_pair(g->w, call, idist__extent_pair_count(g, call, peer, sends));
 }
 
 // A number for each pair, added for what is sent and subtracted for what is expected. Over all
 // ranks the sum is 0 when all pairs agree; otherwise it is non-zero with overwhelming probability.
-IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *c) {
+IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *call) {
     uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
     int i;
 
-    if (!idist__kind_is_by_pair(c->kind)) return 0; // the fingerprint has the counts
+    if (!idist__kind_is_by_pair(call->kind)) return 0; // the fingerprint has the counts
 
     for (i = 0; i < g->size; i++) {
-        sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair(g, c, i, true));
-        sum -= idist__hash_mix((uint64_t)i * n + me, idist__extent_pair(g, c, i, false));
+        sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair(g, call, i, true));
+        sum -= idist__hash_mix((uint64_t)i * n + me, idist__extent_pair(g, call, i, false));
     }
 
     return sum;
@@ -14374,17 +14392,17 @@ static idist_status idist__check_blocking(const char *name, const idist_opts *op
     return IDIST_OK;
 }
 
-static idist_status idist__check_buffers(const idist_group *g, const idist__call *c) {
-    const char *name = idist__kind_names[c->label];
-    const char *send = (const char *)c->send, *recv = (const char *)c->recv;
+static idist_status idist__check_buffers(const idist_group *g, const idist__call *call) {
+    const char *name = idist__kind_names[call->label];
+    const char *send = (const char *)call->send, *recv = (const char *)call->recv;
     size_t size, send_nbytes, recv_nbytes;
     idist__extent e;
-    bool is_simple = (c->kind == IDIST__ALL_REDUCE && send == recv && send) ||
-                     (c->kind == IDIST__SEND && send) || (c->kind == IDIST__RECV && recv);
+    bool is_simple = (call->kind == IDIST__ALL_REDUCE && send == recv && send) ||
+                     (call->kind == IDIST__SEND && send) || (call->kind == IDIST__RECV && recv);
 
-    if (is_simple && c->count <= SIZE_MAX / 16) return IDIST_OK;
+    if (is_simple && call->count <= SIZE_MAX / 16) return IDIST_OK;
 
-    if (idist__extent_of(g, c, &e) != IDIST_OK)
+    if (idist__extent_of(g, call, &e) != IDIST_OK)
         return idist__fail(IDIST_ERR_ARG, "%s: the counts are too large for memory", name);
     if (e.send && !send)
         return idist__fail(IDIST_ERR_ARG, "%s: the send buffer is NULL and count is not 0", name);
@@ -14392,33 +14410,33 @@ static idist_status idist__check_buffers(const idist_group *g, const idist__call
         return idist__fail(IDIST_ERR_ARG, "%s: the receive buffer is NULL and count is not 0",
                            name);
 
-    size = idist_dtype_size(c->dtype);
+    size = idist_dtype_size(call->dtype);
     send_nbytes = e.send * size;
     recv_nbytes = e.recv * size;
     if (!send_nbytes || !recv_nbytes) return IDIST_OK;
     if (send + send_nbytes <= recv || recv + recv_nbytes <= send) return IDIST_OK; // disjoint
-    if (idist__extent_in_place(&e, c)) return IDIST_OK;
+    if (idist__extent_in_place(&e, call)) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_ARG,
                        "%s: send and receive buffers overlap in a way that in-place does not allow",
                        name);
 }
 
-static idist_status idist__check_builtin_op(const idist__call *c) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__check_builtin_op(const idist__call *call) {
+    const char *name = idist__kind_names[call->label];
 
-    if (!idist__dtype_is_builtin(c->dtype))
+    if (!idist__dtype_is_builtin(call->dtype))
         return idist__fail(IDIST_ERR_ARG,
                            "%s: %s takes no dtype of the program; see idist_op_create", name,
-                           idist_op_name(c->op));
-    if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
-        return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(c->op),
-                           idist__reduce_op_class_of(c->op) == IDIST__OP_OF_PAIRS
+                           idist_op_name(call->op));
+    if (!idist__reduce_table[(unsigned)call->dtype][(unsigned)call->op])
+        return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(call->op),
+                           idist__reduce_op_class_of(call->op) == IDIST__OP_OF_PAIRS
                                ? "pairs of value and index"
-                           : idist__dtype_is_pair(c->dtype) ? "numbers"
-                                                            : "integers",
-                           idist_dtype_name(c->dtype));
-    if (c->op == IDIST_AVG && (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN))
+                           : idist__dtype_is_pair(call->dtype) ? "numbers"
+                                                               : "integers",
+                           idist_dtype_name(call->dtype));
+    if (call->op == IDIST_AVG && (call->kind == IDIST__SCAN || call->kind == IDIST__EXSCAN))
         return idist__fail(IDIST_ERR_ARG,
                            "%s: AVG is not defined for prefixes; use SUM and divide by rank + 1",
                            name);
@@ -14426,104 +14444,105 @@ static idist_status idist__check_builtin_op(const idist__call *c) {
     return IDIST_OK;
 }
 
-static idist_status idist__check_op(const idist__world *w, const idist__call *c) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__check_op(const idist__world *w, const idist__call *call) {
+    const char *name = idist__kind_names[call->label];
     const idist__user_op *user;
 
-    if (idist__reduce_op_is_builtin(c->op)) return idist__check_builtin_op(c);
-    user = idist__reduce_op_is_user(c->op) ? &w->ops[c->op - IDIST_OP_USER] : NULL;
+    if (idist__reduce_op_is_builtin(call->op)) return idist__check_builtin_op(call);
+    user = idist__reduce_op_is_user(call->op) ? &w->ops[call->op - IDIST_OP_USER] : NULL;
     if (!user || !user->used)
-        return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)c->op);
-    if (!user->fn && !idist__dtype_is_float(c->dtype))
+        return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)call->op);
+    if (!user->fn && !idist__dtype_is_float(call->dtype))
         return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s",
-                           name, idist_dtype_name(c->dtype));
+                           name, idist_dtype_name(call->dtype));
 
     return IDIST_OK;
 }
 
 // A dtype must be one that this world has, and not a value made up.
-static idist_status idist__check_dtype(const idist__world *w, const idist__call *c) {
-    const char *name = idist__kind_names[c->label];
-    int user = idist__dtype_user_number(c->dtype);
-    uint64_t count = c->count;
+static idist_status idist__check_dtype(const idist__world *w, const idist__call *call) {
+    const char *name = idist__kind_names[call->label];
+    int user = idist__dtype_user_number(call->dtype);
+    uint64_t count = call->count;
 
-    if (user < 0 && idist_dtype_size(c->dtype)) return IDIST_OK;
-    if (user < 0 || !w->dtypes[user].used || w->dtypes[user].dtype != c->dtype)
+    if (user < 0 && idist_dtype_size(call->dtype)) return IDIST_OK;
+    if (user < 0 || !w->dtypes[user].used || w->dtypes[user].dtype != call->dtype)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d in this world", name,
-                           (int)c->dtype);
+                           (int)call->dtype);
     if (count >= IDIST__TAGGED_COUNT)
         return idist__fail(IDIST_ERR_ARG, "%s: the count is too large", name);
 
     return IDIST_OK;
 }
 
-static idist_status idist__check_peer(const idist_group *g, const idist__call *c) {
-    const char *name = idist__kind_names[c->label];
-    bool receives = c->kind == IDIST__RECV;
+static idist_status idist__check_peer(const idist_group *g, const idist__call *call) {
+    const char *name = idist__kind_names[call->label];
+    bool receives = call->kind == IDIST__RECV;
 
-    if (!(c->root >= 0 && c->root < g->size) && !(receives && c->root == IDIST_ANY_SOURCE))
-        return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, c->root,
+    if (!(call->root >= 0 && call->root < g->size) && !(receives && call->root == IDIST_ANY_SOURCE))
+        return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, call->root,
                            g->size);
-    if (c->tag < 0 && !(receives && c->tag == IDIST_ANY_TAG) &&
-        c->label != IDIST__NEW_GROUP_BY_MEMBERS && c->label != IDIST__MRECV)
-        return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
-    if (c->label == IDIST__MRECV && // another group may be at its address
-        (c->u.message->world != g->w->serial || c->u.message->ctx != g->ctx))
+    if (call->tag < 0 && !(receives && call->tag == IDIST_ANY_TAG) &&
+        call->label != IDIST__NEW_GROUP_BY_MEMBERS && call->label != IDIST__MRECV)
+        return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, call->tag);
+    if (call->label == IDIST__MRECV && // another group may be at its address
+        (call->u.message->world != g->w->serial || call->u.message->ctx != g->ctx))
         return idist__fail(IDIST_ERR_STATE, "mrecv: the group of the message was freed");
 
     return IDIST_OK;
 }
 
-static idist_status idist__check_counts(const idist_group *g, const idist__call *c) {
-    const char *name = idist__kind_names[c->label];
-    bool root = c->root == g->rank, to_all = c->kind == IDIST__ALL_TO_ALLV;
-    bool gathers = c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root);
-    bool scatters = c->kind == IDIST__SCATTERV && root;
+static idist_status idist__check_counts(const idist_group *g, const idist__call *call) {
+    const char *name = idist__kind_names[call->label];
+    bool root = call->root == g->rank, to_all = call->kind == IDIST__ALL_TO_ALLV;
+    bool gathers = call->kind == IDIST__ALL_GATHERV || (call->kind == IDIST__GATHERV && root);
+    bool scatters = call->kind == IDIST__SCATTERV && root;
 
-    if (((gathers || to_all) && !c->recvcounts) ||
-        (c->kind == IDIST__REDUCE_SCATTERV && !c->sendcounts))
+    if (((gathers || to_all) && !call->recvcounts) ||
+        (call->kind == IDIST__REDUCE_SCATTERV && !call->sendcounts))
         return idist__fail(IDIST_ERR_ARG, "%s: recvcounts is NULL", name);
-    if ((scatters || to_all) && !c->sendcounts)
+    if ((scatters || to_all) && !call->sendcounts)
         return idist__fail(IDIST_ERR_ARG, "%s: sendcounts is NULL", name);
-    if (gathers && c->recvcounts[g->rank] != c->count)
+    if (gathers && call->recvcounts[g->rank] != call->count)
         return idist__fail(IDIST_ERR_ARG, "%s: sendcount is %zu, but recvcounts[%d] is %zu", name,
-                           c->count, g->rank, c->recvcounts[g->rank]);
-    if (scatters && c->sendcounts[g->rank] != c->count)
+                           call->count, g->rank, call->recvcounts[g->rank]);
+    if (scatters && call->sendcounts[g->rank] != call->count)
         return idist__fail(IDIST_ERR_ARG, "%s: recvcount is %zu, but sendcounts[%d] is %zu", name,
-                           c->count, g->rank, c->sendcounts[g->rank]);
-    if (to_all && c->sendcounts[g->rank] != c->recvcounts[g->rank])
+                           call->count, g->rank, call->sendcounts[g->rank]);
+    if (to_all && call->sendcounts[g->rank] != call->recvcounts[g->rank])
         return idist__fail(IDIST_ERR_ARG, "%s: sendcounts[%d] and recvcounts[%d] differ", name,
                            g->rank, g->rank);
 
     return IDIST_OK;
 }
 
-static idist_status idist__check_collective(const idist_group *g, const idist__call *c) {
+static idist_status idist__check_collective(const idist_group *g, const idist__call *call) {
     idist_status status = IDIST_OK;
 
-    if (idist__kind_has_root(c->kind) && (c->root < 0 || c->root >= g->size))
+    if (idist__kind_has_root(call->kind) && (call->root < 0 || call->root >= g->size))
         return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d",
-                           idist__kind_names[c->label], c->root, g->size);
+                           idist__kind_names[call->label], call->root, g->size);
 
-    if (idist__kind_reduces(c->kind)) status = idist__check_op(g->w, c);
-    if (status == IDIST_OK && idist__kind_is_v(c->kind)) status = idist__check_counts(g, c);
+    if (idist__kind_reduces(call->kind)) status = idist__check_op(g->w, call);
+    if (status == IDIST_OK && idist__kind_is_v(call->kind)) status = idist__check_counts(g, call);
 
     return status;
 }
 
-static idist_status idist__check_call(const idist_group *g, const idist__call *c) {
+static idist_status idist__check_call(const idist_group *g, const idist__call *call) {
     idist_status status = IDIST_OK;
 
     if (g->rank < 0)
         return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group",
-                           idist__kind_names[c->label]);
-    if (c->kind == IDIST__BARRIER) return IDIST_OK;
-    if (!idist__dtype_is_builtin(c->dtype)) status = idist__check_dtype(g->w, c);
+                           idist__kind_names[call->label]);
+    if (call->kind == IDIST__BARRIER) return IDIST_OK;
+    if (!idist__dtype_is_builtin(call->dtype)) status = idist__check_dtype(g->w, call);
     if (status != IDIST_OK) return status;
 
-    status = idist__kind_is_p2p(c->kind) ? idist__check_peer(g, c) : idist__check_collective(g, c);
+    status = idist__kind_is_p2p(call->kind) ? idist__check_peer(g, call)
+                                            : idist__check_collective(g, call);
 
-    return status == IDIST_OK ? idist__check_buffers(g, c) : status;
+    return status == IDIST_OK ? idist__check_buffers(g, call) : status;
 }
 
 // ---- core/call.h ---------------------------------------------------------------------------------
@@ -14553,17 +14572,17 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 //     idist__wait_task        waits, unless there is a request or an open group_begin
 //     idist__wait_result      status and text for the caller
 
-static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv,
+static void idist__call_init(idist__call *call, idist__kind kind, const void *send, void *recv,
                              size_t count, idist_dtype dtype) {
-    idist__mem_clear(c, sizeof *c);
-    c->kind = kind;
-    c->send = send;
-    c->recv = recv;
-    c->count = count;
-    c->label = kind;
-    c->check = count;
-    c->dtype = dtype;
-    c->root = -1;
+    idist__mem_clear(call, sizeof *call);
+    call->kind = kind;
+    call->send = send;
+    call->recv = recv;
+    call->count = count;
+    call->label = kind;
+    call->check = count;
+    call->dtype = dtype;
+    call->root = -1;
 }
 
 // Locks the world of a call and finds its group. On failure nothing is locked and *out is NULL.
@@ -14595,37 +14614,37 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
 }
 
 // An all_to_allv in place overwrites what it sends. So the backends get a copy to send.
-static bool idist__call_needs_copy(const idist__call *c) {
-    return c->kind == IDIST__ALL_TO_ALLV && c->send == c->recv;
+static bool idist__call_needs_copy(const idist__call *call) {
+    return call->kind == IDIST__ALL_TO_ALLV && call->send == call->recv;
 }
 
 // False: no memory for it.
 static bool idist__call_copy_send(idist__task *t) {
     const idist_group *g = t->group;
-    idist__call *c = &t->call;
-    size_t nbytes = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+    idist__call *call = &t->call;
+    size_t nbytes = idist__extent_end(call->sendcounts, call->senddispls, g->size);
 
-    nbytes *= idist_dtype_size(c->dtype);
+    nbytes *= idist_dtype_size(call->dtype);
     t->copy = idist__mem_raw(&g->w->cfg.mem, nbytes ? nbytes : 1);
     if (!t->copy) return false;
-    if (nbytes) memcpy(t->copy, c->send, nbytes);
-    c->send = t->copy; // also of nothing: Open MPI 4 takes equal addresses for in place
+    if (nbytes) memcpy(t->copy, call->send, nbytes);
+    call->send = t->copy; // also of nothing: Open MPI 4 takes equal addresses for in place
 
     return true;
 }
 
 // A call without a task, if the backend can do that now. With a request, inside idist_group_begin
 // or beside other calls, only a message can.
-static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
+static bool idist__call_quick(idist_group *g, const idist__call *call, const idist_opts *opts) {
     const idist_backend_api *backend = g->w->backend;
-    bool blocks = !o->request && !idist__together_now.depth;
+    bool blocks = !opts->request && !idist__together_now.depth;
 
-    if (g->status != IDIST_OK || c->peeks || idist__call_needs_copy(c)) return false;
-    if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, c);
-    if (!backend->quick_message || !idist__kind_is_p2p(c->kind) || idist__tracer_now())
+    if (g->status != IDIST_OK || call->peeks || idist__call_needs_copy(call)) return false;
+    if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, call);
+    if (!backend->quick_message || !idist__kind_is_p2p(call->kind) || idist__tracer_now())
         return false;
 
-    return backend->quick_message(g, c);
+    return backend->quick_message(g, call);
 }
 
 // The value of request->impl for a call that completed before it returned: it has no task.
@@ -14636,28 +14655,28 @@ static bool idist__call_was_complete(const idist_request *request) {
 }
 
 // Whether the device backend takes part in a call. A stream needs one.
-static idist_status idist__call_route(idist_group *g, const idist__call *c, const idist_opts *o,
-                                      bool *on_device, bool *detached) {
+static idist_status idist__call_route(idist_group *g, const idist__call *call,
+                                      const idist_opts *opts, bool *on_device, bool *detached) {
     idist__world *w = g->w;
 
     *on_device = *detached = false;
-    if (w->device_api) return w->device_api->route(g, c, o, on_device, detached);
-    if (!o->stream) return IDIST_OK;
+    if (w->device_api) return w->device_api->route(g, call, opts, on_device, detached);
+    if (!opts->stream) return IDIST_OK;
 
     return idist__fail(w->wrap ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
-                       "%s: a stream is for device memory: %s", idist__kind_names[c->label],
+                       "%s: a stream is for device memory: %s", idist__kind_names[call->label],
                        w->no_device);
 }
 
-static void idist__call_task_init(idist__task *t, const idist__call *c, const idist_opts *o,
+static void idist__call_task_init(idist__task *t, const idist__call *call, const idist_opts *opts,
                                   bool on_device) {
-    t->call = *c;
-    t->call.dtype_tag = idist__fingerprint_tag(t->group->w, c);
-    t->async = o->request != NULL;
+    t->call = *call;
+    t->call.dtype_tag = idist__fingerprint_tag(t->group->w, call);
+    t->async = opts->request != NULL;
     t->on_device = on_device;
-    t->stream = o->stream;
-    t->patient = o->timeout_ms == 0;
-    t->timeout_ms = o->timeout_ms ? o->timeout_ms : t->group->w->cfg.timeout_ms;
+    t->stream = opts->stream;
+    t->patient = opts->timeout_ms == 0;
+    t->timeout_ms = opts->timeout_ms ? opts->timeout_ms : t->group->w->cfg.timeout_ms;
 }
 
 // Before a task that outlasts the function that begins it. While a thread closes the world, it
@@ -14713,23 +14732,23 @@ static void idist__call_forget(idist__world *closed) {
 }
 
 // A call that the backend could not complete at once.
-static idist_status idist__call_begin(idist_group *g, const idist__call *c, const idist_opts *o,
-                                      bool on_device, bool detached) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__call_begin(idist_group *g, const idist__call *call,
+                                      const idist_opts *opts, bool on_device, bool detached) {
+    const char *name = idist__kind_names[call->label];
     idist_status status = IDIST_OK;
     idist__task *t;
 
-    if (g->status != IDIST_OK && idist__kind_is_p2p(c->kind)) // what has just arrived says so
+    if (g->status != IDIST_OK && idist__kind_is_p2p(call->kind)) // what has just arrived says so
         return idist__fail(g->status, "%s: %s", name, g->cause);
 
-    if (o->request || idist__together_now.depth) status = idist__call_check_open(g->w, name);
-    if (o->request && status == IDIST_OK) status = idist__progress_thread_need(g->w);
+    if (opts->request || idist__together_now.depth) status = idist__call_check_open(g->w, name);
+    if (opts->request && status == IDIST_OK) status = idist__progress_thread_need(g->w);
     if (status != IDIST_OK) return status;
 
     t = idist__task_new(g);
-    if (t) idist__call_task_init(t, c, o, on_device);
+    if (t) idist__call_task_init(t, call, opts, on_device);
 
-    if (!t || (!on_device && idist__call_needs_copy(c) && !idist__call_copy_send(t))) {
+    if (!t || (!on_device && idist__call_needs_copy(call) && !idist__call_copy_send(t))) {
         if (t) idist__task_free(t);
         idist__group_fail_memory(g); // others count on it
         return IDIST_ERR_NO_MEMORY;
@@ -14740,8 +14759,8 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *c, cons
     if (detached)
         return g->status == IDIST_OK ? IDIST_OK : idist__fail(g->status, "%s: %s", name, g->cause);
 
-    if (o->request) {
-        o->request->impl = t;
+    if (opts->request) {
+        opts->request->impl = t;
         return IDIST_OK;
     }
 
@@ -14756,10 +14775,11 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *c, cons
 }
 
 // A call whose arguments have passed the check.
-static idist_status idist__call_checked(idist_group *g, const idist__call *c, const idist_opts *o) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__call_checked(idist_group *g, const idist__call *call,
+                                        const idist_opts *opts) {
+    const char *name = idist__kind_names[call->label];
     bool on_device = false, detached = false;
-    idist_status status = idist__call_route(g, c, o, &on_device, &detached);
+    idist_status status = idist__call_route(g, call, opts, &on_device, &detached);
 
     if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
@@ -14767,21 +14787,24 @@ static idist_status idist__call_checked(idist_group *g, const idist__call *c, co
     if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
         return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
 
-    if (!on_device && idist__call_quick(g, c, o)) {
-        if (o->request) o->request->impl = &idist__call_complete;
+    if (!on_device && idist__call_quick(g, call, opts)) {
+        if (opts->request) opts->request->impl = &idist__call_complete;
         return IDIST_OK;
     }
 
-    return idist__call_begin(g, c, o, on_device, detached);
+    return idist__call_begin(g, call, opts, on_device, detached);
 }
 
-static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
-    idist_status status = idist__check_call(g, c);
-    return status == IDIST_OK ? idist__call_checked(g, c, o) : status;
+static idist_status idist__call_locked(idist_group *g, const idist__call *call,
+                                       const idist_opts *opts) {
+    idist_status status = idist__check_call(g, call);
+    return status == IDIST_OK ? idist__call_checked(g, call, opts) : status;
 }
 
-static idist_status idist__call_traced(idist_group *g, const idist__call *c, const idist_opts *o) {
-    return idist__tracer_now() ? idist__tracer_now()->call(g, c, o) : idist__call_locked(g, c, o);
+static idist_status idist__call_traced(idist_group *g, const idist__call *call,
+                                       const idist_opts *opts) {
+    return idist__tracer_now() ? idist__tracer_now()->call(g, call, opts)
+                               : idist__call_locked(g, call, opts);
 }
 
 // Whether a plan keeps this call of this group already.
@@ -14820,23 +14843,24 @@ static idist_status idist__call_number_plan(idist_group *g, const idist_plan *pl
 }
 
 // Keeps a call for idist_plan_start.
-static idist_status idist__call_plan(idist_group *g, const idist__call *c, const idist_opts *o) {
-    idist_plan *plan = o->plan;
+static idist_status idist__call_plan(idist_group *g, const idist__call *call,
+                                     const idist_opts *opts) {
+    idist_plan *plan = opts->plan;
     uint32_t number;
-    idist_status status = idist__check_call(g, c);
+    idist_status status = idist__check_call(g, call);
 
     if (status != IDIST_OK) return status;
-    if (o->request)
+    if (opts->request)
         return idist__fail(
             IDIST_ERR_ARG,
             "%s: with opts.plan, opts.request must be NULL; idist_plan_start takes it",
-            idist__kind_names[c->label]);
-    status = idist__call_number_plan(g, plan, c, &number);
+            idist__kind_names[call->label]);
+    status = idist__call_number_plan(g, plan, call, &number);
     if (status != IDIST_OK) return status;
 
-    plan->call = *c;
+    plan->call = *call;
     plan->call.plan = number;
-    plan->opts = *o;
+    plan->opts = *opts;
     plan->opts.plan = NULL;
     plan->opts.group = g;
     plan->world_serial = g->w->serial;
@@ -14862,60 +14886,62 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
 }
 
 // Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
-static bool idist__call_is_plain(const idist__world *w, const idist__call *c, const idist_opts *o) {
-    if (w->device_api || idist__tracer_now() || o->stream || o->plan) return false;
-    if (!idist__dtype_is_builtin(c->dtype) || c->count > SIZE_MAX / 16) return false;
-    return c->tag >= 0 && (c->send || c->recv);
+static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
+                                 const idist_opts *opts) {
+    if (w->device_api || idist__tracer_now() || opts->stream || opts->plan) return false;
+    if (!idist__dtype_is_builtin(call->dtype) || call->count > SIZE_MAX / 16) return false;
+    return call->tag >= 0 && (call->send || call->recv);
 }
 
 // Whether a group, whose world is locked, can take a message to or from this rank by the short way.
 // Another thread may have closed the world: then the rest of the struct is zero.
-static bool idist__call_is_ready(const idist_group *g, const idist__call *c) {
+static bool idist__call_is_ready(const idist_group *g, const idist__call *call) {
     if (!g->w || g->status != IDIST_OK || g->w->thread_stops || g->rank < 0) return false;
-    return g->w->backend->quick_message && c->root >= 0 && c->root < g->size;
+    return g->w->backend->quick_message && call->root >= 0 && call->root < g->size;
 }
 
 static idist_opts idist__call_defaults; // all zero; never written
 
-static idist_status idist__call_run(const idist__call *c, const idist_opts *opts) {
-    const idist_opts *o = opts ? opts : &idist__call_defaults;
+static idist_status idist__call_run(const idist__call *call, const idist_opts *opts) {
+    const idist_opts *own_opts = opts ? opts : &idist__call_defaults;
     idist_group *g = NULL;
-    idist_status status = idist__call_enter(idist__kind_names[c->label], o->group, &g);
+    idist_status status = idist__call_enter(idist__kind_names[call->label], own_opts->group, &g);
 
     if (g) {
-        status = o->plan ? idist__call_plan(g, c, o) : idist__call_traced(g, c, o);
+        status = own_opts->plan ? idist__call_plan(g, call, own_opts)
+                                : idist__call_traced(g, call, own_opts);
         idist__os_mutex_unlock(&g->w->lock);
     }
 
-    return idist__call_ended(status, o->request);
+    return idist__call_ended(status, own_opts->request);
 }
 
 // A send or receive. In the ordinary case nothing can be wrong with the call, and it gets by with
 // fewer checks; otherwise, and while another thread has the lock, it goes by idist__call_run.
-static idist_status idist__call_message(const idist__call *c, const idist_opts *opts) {
-    const idist_opts *o = opts ? opts : &idist__call_defaults;
-    idist_group *g = o->group;
+static idist_status idist__call_message(const idist__call *call, const idist_opts *opts) {
+    const idist_opts *own_opts = opts ? opts : &idist__call_defaults;
+    idist_group *g = own_opts->group;
     idist__world *w = g ? g->w : __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
-    bool blocks = !o->request && !idist__together_now.depth, done;
+    bool blocks = !own_opts->request && !idist__together_now.depth, done;
     idist_status status = IDIST_OK;
 
     if (!w || idist__world_forked(w) || idist__me.callbacks || (g && g->freed) ||
         !idist__os_mutex_try_lock(&w->lock))
-        return idist__call_run(c, opts);
+        return idist__call_run(call, opts);
 
     if (!g) g = &w->group;
 
-    if (!idist__call_is_ready(g, c) || !idist__call_is_plain(w, c, o)) {
+    if (!idist__call_is_ready(g, call) || !idist__call_is_plain(w, call, own_opts)) {
         idist__os_mutex_unlock(&w->lock);
-        return idist__call_run(c, opts);
+        return idist__call_run(call, opts);
     }
 
-    done = blocks && !w->tasks ? w->backend->quick(g, c) : w->backend->quick_message(g, c);
-    if (!done) status = idist__call_begin(g, c, o, false, false);
-    else if (o->request) o->request->impl = &idist__call_complete;
+    done = blocks && !w->tasks ? w->backend->quick(g, call) : w->backend->quick_message(g, call);
+    if (!done) status = idist__call_begin(g, call, own_opts, false, false);
+    else if (own_opts->request) own_opts->request->impl = &idist__call_complete;
     idist__os_mutex_unlock(&w->lock);
 
-    return done ? IDIST_OK : idist__call_ended(status, o->request);
+    return done ? IDIST_OK : idist__call_ended(status, own_opts->request);
 }
 
 // ---- core/matching.h -----------------------------------------------------------------------------
@@ -14932,18 +14958,18 @@ static bool idist__matching_has_tag(const idist__call *recv, int tag) {
 
 // Whether a receive takes a message from a rank of the world.
 IDIST__UNUSED static bool idist__matching_matches(const idist__task *t, int rank, int tag) {
-    const idist__call *c = &t->call;
-    return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) &&
-           idist__matching_has_tag(c, tag);
+    const idist__call *call = &t->call;
+    return (call->root == IDIST_ANY_SOURCE || t->group->ranks[call->root] == rank) &&
+           idist__matching_has_tag(call, tag);
 }
 
-static void idist__matching_describe(const idist__call *c, int source, int tag, idist_dtype dtype,
-                                     size_t count) {
-    if (!c->info) return;
-    c->info->source = source;
-    c->info->tag = tag;
-    c->info->count = count;
-    c->info->dtype = dtype;
+static void idist__matching_describe(const idist__call *call, int source, int tag,
+                                     idist_dtype dtype, size_t count) {
+    if (!call->info) return;
+    call->info->source = source;
+    call->info->tag = tag;
+    call->info->count = count;
+    call->info->dtype = dtype;
 }
 
 // The dtype of a message; IDIST_DTYPE_COUNT: this rank has not created it.
@@ -15041,20 +15067,22 @@ typedef struct idist__self_group {
 
 // Any collective among one rank: its own contribution is the result.
 static void idist__self_collective(idist__task *t) {
-    const idist__call *c = &t->call;
+    const idist__call *call = &t->call;
     const idist__user_op *op =
-        idist__reduce_op_is_user(c->op) ? idist__world_user_op(t->group, c) : NULL;
+        idist__reduce_op_is_user(call->op) ? idist__world_user_op(t->group, call) : NULL;
 
-    if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
+    if (call->kind != IDIST__BARRIER && call->kind != IDIST__BROADCAST &&
+        call->kind != IDIST__EXSCAN) {
         size_t count;
-        const char *from = idist__extent_part(c, (char *)(uintptr_t)c->send, 0, 0, true, &count);
+        const char *from =
+            idist__extent_part(call, (char *)(uintptr_t)call->send, 0, 0, true, &count);
 
-        idist__block_copy(idist__extent_part(c, (char *)c->recv, 0, 0, false, &count), from,
-                          count * idist_dtype_size(c->dtype));
-        if (idist__kind_reduces(c->kind) && op && !op->fn)
-            idist__reduce_scale(c->recv, count, c->dtype, op->factor);
-        if (idist__kind_reduces(c->kind) && !op)
-            idist__reduce_finish(c->recv, count, c->dtype, c->op, 1);
+        idist__block_copy(idist__extent_part(call, (char *)call->recv, 0, 0, false, &count), from,
+                          count * idist_dtype_size(call->dtype));
+        if (idist__kind_reduces(call->kind) && op && !op->fn)
+            idist__reduce_scale(call->recv, count, call->dtype, op->factor);
+        if (idist__kind_reduces(call->kind) && !op)
+            idist__reduce_finish(call->recv, count, call->dtype, call->op, 1);
     }
 
     idist__task_complete(t, IDIST_OK, "");
@@ -15235,9 +15263,9 @@ static int idist__self_missing(idist__task *t, char *text, size_t cap) {
     return 1;
 }
 
-static idist_status idist__self_claim(idist__config *c, const char **why) {
+static idist_status idist__self_claim(idist__config *cfg, const char **why) {
     *why = "it serves a world of 1 only";
-    return c->world_size > 1 ? IDIST_ERR_NO_BACKEND : IDIST_OK;
+    return cfg->world_size > 1 ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
 static void idist__self_fill(idist_backend_api *api) {
@@ -15650,13 +15678,13 @@ static idist_status idist__life_check_unused(const idist__world *w) {
 // The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
 // are told.
 static idist_status idist__life_last_barrier(idist__world *w) {
-    idist__call c;
-    idist_opts o;
+    idist__call call;
+    idist_opts opts;
 
-    memset(&o, 0, sizeof o);
-    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    c.label = IDIST__FINALIZE;
-    return idist__call_traced(&w->group, &c, &o);
+    memset(&opts, 0, sizeof opts);
+    idist__call_init(&call, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    call.label = IDIST__FINALIZE;
+    return idist__call_traced(&w->group, &call, &opts);
 }
 
 // Afterwards nothing touches the caller's buffers. If the world has failed, so do the groups of
@@ -15988,16 +16016,16 @@ const char *idist_device_backend(void) {
 }
 
 const char *idist_launcher(void) {
-    idist__config c;
+    idist__config cfg;
 
     if (idist__world_default()) return idist__world_default()->cfg.launcher;
     idist__fail_begin();
-    memset(&c, 0, sizeof c);
-    c.launcher = "none";
-    idist__detect_launcher(&c); // idist_initialize will say what is wrong with it
+    memset(&cfg, 0, sizeof cfg);
+    cfg.launcher = "none";
+    idist__detect_launcher(&cfg); // idist_initialize will say what is wrong with it
     idist__fail_end(IDIST_OK);
 
-    return c.launcher;
+    return cfg.launcher;
 }
 
 const char *idist_hostname(void) {
@@ -16083,13 +16111,13 @@ const char *idist_show_config(void) {
 static idist_status idist__collective_run(idist__kind kind, idist__kind label, const void *send,
                                           void *recv, size_t count, idist_dtype dtype, idist_op op,
                                           int root, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
-    idist__call_init(&c, kind, send, recv, count, dtype);
-    c.label = label;
-    c.op = op;
-    c.root = root;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, kind, send, recv, count, dtype);
+    call.label = label;
+    call.op = op;
+    call.root = root;
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
@@ -16162,21 +16190,21 @@ IDIST__UNUSED static idist_status
 idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idist_dtype dtype,
                                    idist_op op, const idist_opts *opts, bool *taken) {
     idist_group *g;
-    idist__call c;
+    idist__call call;
 
     *taken = false;
     if (idist__call_enter("all_reduce", opts->group, &g) != IDIST_OK) return IDIST_OK;
 
-    idist__call_init(&c, IDIST__ALL_REDUCE, parts[0].data, parts[0].data, parts[part_count - 1].end,
-                     dtype);
-    c.op = op;
-    c.parts = parts;
-    c.part_count = part_count;
+    idist__call_init(&call, IDIST__ALL_REDUCE, parts[0].data, parts[0].data,
+                     parts[part_count - 1].end, dtype);
+    call.op = op;
+    call.parts = parts;
+    call.part_count = part_count;
     if (g->rank >= 0 && g->status == IDIST_OK && g->w->backend->takes_parts)
-        *taken = g->w->backend->takes_parts(g, &c);
+        *taken = g->w->backend->takes_parts(g, &call);
     idist__os_mutex_unlock(&g->w->lock);
 
-    return *taken ? idist__call_run(&c, opts) : IDIST_OK;
+    return *taken ? idist__call_run(&call, opts) : IDIST_OK;
 }
 
 // Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
@@ -16184,70 +16212,70 @@ idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idi
 idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
     int n = idist_group_size(opts ? opts->group : NULL);
 
-    idist__call_init(&c, IDIST__ALL_GATHERV, send, recv, sendcount, dtype);
-    c.recvcounts = recvcounts;
-    c.recvdispls = recvdispls;
-    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__ALL_GATHERV, send, recv, sendcount, dtype);
+    call.recvcounts = recvcounts;
+    call.recvdispls = recvdispls;
+    call.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
                            const size_t *recvdispls, idist_dtype dtype, int root,
                            const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
-    idist__call_init(&c, IDIST__GATHERV, send, recv, sendcount, dtype);
-    c.recvcounts = recvcounts;
-    c.recvdispls = recvdispls;
-    c.root = root;
-    c.check = 0;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__GATHERV, send, recv, sendcount, dtype);
+    call.recvcounts = recvcounts;
+    call.recvdispls = recvdispls;
+    call.root = root;
+    call.check = 0;
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls,
                             void *recv, size_t recvcount, idist_dtype dtype, int root,
                             const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
-    idist__call_init(&c, IDIST__SCATTERV, send, recv, recvcount, dtype);
-    c.sendcounts = sendcounts;
-    c.senddispls = senddispls;
-    c.root = root;
-    c.check = 0;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__SCATTERV, send, recv, recvcount, dtype);
+    call.sendcounts = sendcounts;
+    call.senddispls = senddispls;
+    call.root = root;
+    call.check = 0;
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls,
                                void *recv, const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
     bool in_place = send == recv && (send || !sendcounts);
 
-    idist__call_init(&c, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
-    c.sendcounts = in_place ? recvcounts : sendcounts;
-    c.senddispls = in_place ? recvdispls : senddispls;
-    c.recvcounts = recvcounts;
-    c.recvdispls = recvdispls;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
+    call.sendcounts = in_place ? recvcounts : sendcounts;
+    call.senddispls = in_place ? recvdispls : senddispls;
+    call.recvcounts = recvcounts;
+    call.recvdispls = recvdispls;
+    return idist__call_run(&call, opts);
 }
 
 // The blocks of the send buffer are what sendcounts says.
 idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
                                    idist_dtype dtype, idist_op op, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
     int n = idist_group_size(opts ? opts->group : NULL);
     int rank = idist_group_rank(opts ? opts->group : NULL);
     size_t count = recvcounts && rank >= 0 ? recvcounts[rank] : 0;
 
-    idist__call_init(&c, IDIST__REDUCE_SCATTERV, send, recv, count, dtype);
-    c.sendcounts = recvcounts;
-    c.op = op;
-    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__REDUCE_SCATTERV, send, recv, count, dtype);
+    call.sendcounts = recvcounts;
+    call.op = op;
+    call.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
+    return idist__call_run(&call, opts);
 }
 
 // A rank whose buffer is too small takes part all the same, with a buffer of its own, so that the
@@ -16308,7 +16336,7 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     int i, n = idist_group_size(opts ? opts->group : NULL);
     size_t total = 0, own = nbytes;
     void *spare;
-    idist__call c;
+    idist__call call;
     idist_status status = idist__check_blocking(name, opts);
 
     if (status != IDIST_OK) return status;
@@ -16325,11 +16353,11 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     status = idist__collective_spare(name, total, capacity, opts, &spare);
     if (status != IDIST_OK) return status;
 
-    idist__call_init(&c, IDIST__ALL_GATHERV, send, spare ? spare : buf, nbytes, IDIST_U8);
-    c.label = IDIST__ALL_GATHER_BYTES;
-    c.recvcounts = sizes;
-    c.check = idist__hash(sizes, sizeof *sizes * (size_t)n);
-    status = idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__ALL_GATHERV, send, spare ? spare : buf, nbytes, IDIST_U8);
+    call.label = IDIST__ALL_GATHER_BYTES;
+    call.recvcounts = sizes;
+    call.check = idist__hash(sizes, sizeof *sizes * (size_t)n);
+    status = idist__call_run(&call, opts);
     free(spare);
     if (status != IDIST_OK) return status;
 
@@ -16380,7 +16408,7 @@ static idist_status idist__collective_head_of(idist__kind label, const void *sen
                                               idist__collective_head *head) {
     const char *name = idist__kind_names[label];
     idist_group *g = NULL;
-    idist__call c;
+    idist__call call;
     idist_status status;
 
     if (count && !send)
@@ -16388,15 +16416,15 @@ static idist_status idist__collective_head_of(idist__kind label, const void *sen
     status = idist__call_enter(name, opts ? opts->group : NULL, &g);
 
     if (status != IDIST_OK) return status;
-    idist__call_init(&c, IDIST__BROADCAST, send, NULL, count, dtype);
-    c.label = label;
-    c.root = g->rank;
-    c.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
-    status = idist__check_call(g, &c);
+    idist__call_init(&call, IDIST__BROADCAST, send, NULL, count, dtype);
+    call.label = label;
+    call.root = g->rank;
+    call.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
+    status = idist__check_call(g, &call);
     head->count = count;
     head->nbytes = count * idist_dtype_size(dtype);
     head->dtype = (uint8_t)dtype;
-    head->check = idist__fingerprint_tagged(g->w, &c, count);
+    head->check = idist__fingerprint_tagged(g->w, &call, count);
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;
@@ -16459,7 +16487,7 @@ idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype 
     int i, n = idist_group_size(opts ? opts->group : NULL);
     size_t total = 0, own = count, size = idist_dtype_size(dtype);
     idist__collective_head unused;
-    idist__call c;
+    idist__call call;
     idist_status status;
 
     if (recv) *recv = NULL;
@@ -16478,39 +16506,39 @@ idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype 
     status = idist__collective_alloc(name, (uint64_t)total * size, opts, recv);
     if (status != IDIST_OK) return status;
 
-    idist__call_init(&c, IDIST__ALL_GATHERV, send, *recv, count, dtype);
-    c.label = IDIST__ALL_GATHER_ALLOC;
-    c.recvcounts = recvcounts;
-    c.check = idist__hash(recvcounts, sizeof *recvcounts * (size_t)n);
+    idist__call_init(&call, IDIST__ALL_GATHERV, send, *recv, count, dtype);
+    call.label = IDIST__ALL_GATHER_ALLOC;
+    call.recvcounts = recvcounts;
+    call.check = idist__hash(recvcounts, sizeof *recvcounts * (size_t)n);
 
-    return idist__collective_alloc_end(idist__call_run(&c, opts), recv);
+    return idist__collective_alloc_end(idist__call_run(&call, opts), recv);
 }
 
 // ---- calls/p2p.h ---------------------------------------------------------------------------------
 
 // calls/p2p.h: send and receive
 
-static void idist__p2p_init(idist__call *c, idist__kind kind, const void *send, void *recv,
+static void idist__p2p_init(idist__call *call, idist__kind kind, const void *send, void *recv,
                             size_t count, idist_dtype dtype, int peer, int tag,
                             idist_recv_info *info) {
-    idist__call_init(c, kind, send, recv, count, dtype);
-    c->root = peer;
-    c->tag = tag;
-    c->info = info;
+    idist__call_init(call, kind, send, recv, count, dtype);
+    call->root = peer;
+    call->tag = tag;
+    call->info = info;
 }
 
 idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
                         const idist_opts *opts) {
-    idist__call c;
-    idist__p2p_init(&c, IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL);
-    return idist__call_message(&c, opts);
+    idist__call call;
+    idist__p2p_init(&call, IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL);
+    return idist__call_message(&call, opts);
 }
 
 idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
                         idist_recv_info *info, const idist_opts *opts) {
-    idist__call c;
-    idist__p2p_init(&c, IDIST__RECV, NULL, buf, count, dtype, src, tag, info);
-    return idist__call_message(&c, opts);
+    idist__call call;
+    idist__p2p_init(&call, IDIST__RECV, NULL, buf, count, dtype, src, tag, info);
+    return idist__call_message(&call, opts);
 }
 
 // A call ends before it has begun.
@@ -16519,36 +16547,36 @@ static idist_status idist__p2p_refuse(const char *why, const idist_opts *opts) {
 }
 
 // A probe is a receive that leaves the message. message: NULL, or where a matched probe puts it.
-static void idist__p2p_init_probe(idist__call *c, idist__kind label, int src, int tag,
+static void idist__p2p_init_probe(idist__call *call, idist__kind label, int src, int tag,
                                   idist_recv_info *info, idist_message *message) {
-    idist__p2p_init(c, IDIST__RECV, NULL, NULL, 0, IDIST_U8, src, tag, info);
-    c->label = label;
-    c->peeks = true;
-    c->u.message = message;
+    idist__p2p_init(call, IDIST__RECV, NULL, NULL, 0, IDIST_U8, src, tag, info);
+    call->label = label;
+    call->peeks = true;
+    call->u.message = message;
 }
 
 idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
     if (!info) return idist__p2p_refuse("probe: info is NULL", opts);
-    idist__p2p_init_probe(&c, IDIST__PROBE, src, tag, info, NULL);
+    idist__p2p_init_probe(&call, IDIST__PROBE, src, tag, info, NULL);
 
-    return idist__call_run(&c, opts);
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_mprobe(int src, int tag, idist_message *message, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
     if (!message) return idist__p2p_refuse("mprobe: message is NULL", opts);
     message->group = NULL;
-    idist__p2p_init_probe(&c, IDIST__MPROBE, src, tag, &message->info, message);
+    idist__p2p_init_probe(&call, IDIST__MPROBE, src, tag, &message->info, message);
 
-    return idist__call_run(&c, opts);
+    return idist__call_run(&call, opts);
 }
 
 // Begins a probe, moves what can move, and takes it back if it has found nothing.
-static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, bool *found) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call, bool *found) {
+    const char *name = idist__kind_names[call->label];
     idist__world *w = g->w;
     idist_opts none;
     idist__task *t;
@@ -16561,7 +16589,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, b
     if (!t) return idist__fail(IDIST_ERR_NO_MEMORY, "%s: out of memory", name);
 
     memset(&none, 0, sizeof none);
-    idist__call_task_init(t, c, &none, false);
+    idist__call_task_init(t, call, &none, false);
     idist__task_start(t);
     idist__fail_begin();
     if (!t->done && w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
@@ -16577,9 +16605,9 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, b
 }
 
 // A probe without waiting.
-static idist_status idist__p2p_probe_try(const idist__call *c, bool *found,
+static idist_status idist__p2p_probe_try(const idist__call *call, bool *found,
                                          const idist_opts *opts) {
-    const char *name = idist__kind_names[c->label];
+    const char *name = idist__kind_names[call->label];
     idist_group *g = NULL;
     idist_status status;
 
@@ -16590,8 +16618,8 @@ static idist_status idist__p2p_probe_try(const idist__call *c, bool *found,
     status = idist__call_enter(name, opts ? opts->group : NULL, &g);
     if (status != IDIST_OK) return status;
 
-    status = idist__check_call(g, c);
-    if (status == IDIST_OK) status = idist__p2p_probe_now(g, c, found);
+    status = idist__check_call(g, call);
+    if (status == IDIST_OK) status = idist__p2p_probe_now(g, call, found);
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;
@@ -16600,42 +16628,42 @@ static idist_status idist__p2p_probe_try(const idist__call *c, bool *found,
 idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
                           const idist_opts *opts) {
     idist_recv_info unused;
-    idist__call c;
+    idist__call call;
 
-    idist__p2p_init_probe(&c, IDIST__IPROBE, src, tag, info ? info : &unused, NULL);
+    idist__p2p_init_probe(&call, IDIST__IPROBE, src, tag, info ? info : &unused, NULL);
 
-    return idist__p2p_probe_try(&c, found, opts);
+    return idist__p2p_probe_try(&call, found, opts);
 }
 
 idist_status idist_improbe(int src, int tag, bool *found, idist_message *message,
                            const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
     if (!message) return idist__fail(IDIST_ERR_ARG, "improbe: message is NULL");
     message->group = NULL;
-    idist__p2p_init_probe(&c, IDIST__IMPROBE, src, tag, &message->info, message);
+    idist__p2p_init_probe(&call, IDIST__IMPROBE, src, tag, &message->info, message);
 
-    return idist__p2p_probe_try(&c, found, opts);
+    return idist__p2p_probe_try(&call, found, opts);
 }
 
 idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype, idist_message *message,
                          const idist_opts *opts) {
-    idist_opts o;
-    idist__call c;
+    idist_opts own_opts;
+    idist__call call;
 
     if (!message || !message->group)
         return idist__p2p_refuse("mrecv: the message is empty: no probe has matched it", opts);
     if (opts && opts->plan) return idist__p2p_refuse("mrecv: opts.plan must be NULL", opts);
 
-    memset(&o, 0, sizeof o);
-    if (opts) o = *opts;
-    o.group = message->group;
-    idist__p2p_init(&c, IDIST__RECV, NULL, buf, count, dtype, message->info.source,
+    memset(&own_opts, 0, sizeof own_opts);
+    if (opts) own_opts = *opts;
+    own_opts.group = message->group;
+    idist__p2p_init(&call, IDIST__RECV, NULL, buf, count, dtype, message->info.source,
                     (int)message->number, NULL);
-    c.label = IDIST__MRECV;
-    c.u.message = message;
+    call.label = IDIST__MRECV;
+    call.u.message = message;
 
-    return idist__call_run(&c, &o);
+    return idist__call_run(&call, &own_opts);
 }
 
 // ---- calls/request.h -----------------------------------------------------------------------------
@@ -17195,20 +17223,21 @@ idist_status idist_plan_create(idist_plan **plan) {
     return *plan ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-static idist_status idist__plan_run(idist_group *g, const idist_plan *plan, const idist_opts *o) {
-    const idist__call *c = &plan->call;
-    bool may_differ = idist__reduce_op_is_user(c->op) || !idist__dtype_is_builtin(c->dtype) ||
+static idist_status idist__plan_run(idist_group *g, const idist_plan *plan,
+                                    const idist_opts *opts) {
+    const idist__call *call = &plan->call;
+    bool may_differ = idist__reduce_op_is_user(call->op) || !idist__dtype_is_builtin(call->dtype) ||
                       idist__tracer_now();
 
     if (g->w->serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
         g->size != plan->size)
         return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
-    return may_differ ? idist__call_traced(g, c, o) : idist__call_checked(g, c, o);
+    return may_differ ? idist__call_traced(g, call, opts) : idist__call_checked(g, call, opts);
 }
 
 idist_status idist_plan_start(const idist_plan *plan, idist_request *request) {
     idist_group *g = NULL;
-    idist_opts o;
+    idist_opts opts;
     idist_status status = IDIST_OK;
 
     if (!plan) status = idist__fail(IDIST_ERR_ARG, "plan_start: plan is NULL");
@@ -17218,9 +17247,9 @@ idist_status idist_plan_start(const idist_plan *plan, idist_request *request) {
     else status = idist__call_enter("plan_start", plan->opts.group, &g);
 
     if (g) {
-        o = plan->opts;
-        o.request = request;
-        status = idist__plan_run(g, plan, &o);
+        opts = plan->opts;
+        opts.request = request;
+        status = idist__plan_run(g, plan, &opts);
         idist__os_mutex_unlock(&g->w->lock);
     }
 
@@ -17249,15 +17278,15 @@ typedef struct idist__several_pair {
 
 // Checks both calls before either begins; *host: neither is for the device.
 static idist_status idist__several_check(idist_group *g, const idist__several_pair *pair,
-                                         const idist_opts *o, bool *host) {
+                                         const idist_opts *opts, bool *host) {
     bool send_on_device = false, recv_on_device = false, detached;
     idist_status status = idist__check_call(g, &pair->send);
 
     if (status == IDIST_OK) status = idist__check_call(g, &pair->recv);
     if (status == IDIST_OK)
-        status = idist__call_route(g, &pair->send, o, &send_on_device, &detached);
+        status = idist__call_route(g, &pair->send, opts, &send_on_device, &detached);
     if (status == IDIST_OK)
-        status = idist__call_route(g, &pair->recv, o, &recv_on_device, &detached);
+        status = idist__call_route(g, &pair->recv, opts, &recv_on_device, &detached);
     *host = !send_on_device && !recv_on_device;
 
     return status;
@@ -17265,14 +17294,14 @@ static idist_status idist__several_check(idist_group *g, const idist__several_pa
 
 // Starts what passed the check, the receive first, and waits for it.
 static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
-                                       const idist_opts *o, bool quick, idist_status status) {
+                                       const idist_opts *opts, bool quick, idist_status status) {
     idist__together *now = &idist__together_now;
     idist__task *first, *t, *next;
 
     now->depth = quick ? 0 : 1;
     now->status = IDIST_OK;
-    if (status == IDIST_OK) status = idist__call_locked(g, &pair->recv, o);
-    if (status == IDIST_OK && !quick) status = idist__call_locked(g, &pair->send, o);
+    if (status == IDIST_OK) status = idist__call_locked(g, &pair->recv, opts);
+    if (status == IDIST_OK && !quick) status = idist__call_locked(g, &pair->send, opts);
     now->depth = 0;
     if (g->w->device_api) g->w->device_api->launch(g->w);
 
@@ -17292,16 +17321,16 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
 
 // Both calls of a pair in the group of o, which block until they are complete.
 static idist_status idist__several_exchange(const idist__several_pair *pair, const char *name,
-                                            const idist_opts *o) {
+                                            const idist_opts *opts) {
     idist_group *g = NULL;
     bool quick, host;
-    idist_status status = idist__call_enter(name, o->group, &g);
+    idist_status status = idist__call_enter(name, opts->group, &g);
 
     if (status != IDIST_OK) return status;
-    status = idist__several_check(g, pair, o, &host);
+    status = idist__several_check(g, pair, opts, &host);
     idist__tracer_begin("call", name, g, status == IDIST_OK ? &pair->send : NULL);
-    quick = status == IDIST_OK && host && idist__call_quick(g, &pair->send, o);
-    status = idist__several_run(g, pair, o, quick, status);
+    quick = status == IDIST_OK && host && idist__call_quick(g, &pair->send, opts);
+    status = idist__several_run(g, pair, opts, quick, status);
     idist__os_mutex_unlock(&g->w->lock);
 
     return idist__tracer_end(status);
@@ -17311,7 +17340,7 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
                             size_t recvcount, int src, int recvtag, idist_dtype dtype,
                             idist_recv_info *info, const idist_opts *opts) {
     idist__several_pair pair;
-    idist_opts o;
+    idist_opts own_opts;
     size_t size = idist_dtype_size(dtype);
     const char *from = (const char *)send, *to = (const char *)recv;
     idist_status status = idist__check_blocking("sendrecv", opts);
@@ -17320,12 +17349,12 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     if (size && sendcount && recvcount && from && to && from < to + recvcount * size &&
         to < from + sendcount * size)
         return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
-    memset(&o, 0, sizeof o);
-    if (opts) o = *opts;
+    memset(&own_opts, 0, sizeof own_opts);
+    if (opts) own_opts = *opts;
     idist__p2p_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype, src, recvtag, info);
     idist__p2p_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype, dst, sendtag, NULL);
 
-    return idist__several_exchange(&pair, "sendrecv", &o);
+    return idist__several_exchange(&pair, "sendrecv", &own_opts);
 }
 
 idist_status idist_group_begin(void) {
@@ -17460,7 +17489,7 @@ static idist_status idist__new_group_make(idist_group *parent, idist_group *g, u
 // Exchanges the members' offers. Fails the group if this rank cannot take part.
 static idist_status idist__new_group_exchange(idist_group *g, idist__kind label) {
     idist__world *w = g->w;
-    idist_opts o;
+    idist_opts opts;
     idist_status status;
     uint64_t *offers =
         (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
@@ -17472,14 +17501,14 @@ static idist_status idist__new_group_exchange(idist_group *g, idist__kind label)
         return IDIST_ERR_NO_MEMORY;
     }
 
-    memset(&o, 0, sizeof o);
-    o.group = g;
+    memset(&opts, 0, sizeof opts);
+    opts.group = g;
     idist__world_lock(w);
     offers[g->size] = w->backend->group_offer(g);
     idist__os_mutex_unlock(&w->lock);
 
     status = idist__collective_run(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64,
-                                   IDIST_SUM, -1, &o);
+                                   IDIST_SUM, -1, &opts);
 
     if (status == IDIST_OK) {
         idist__world_lock(w);
@@ -17561,18 +17590,18 @@ static int idist__new_group_compare_ranks(const void *a, const void *b) {
 
 // A barrier whose fingerprint carries the list, which is ascending.
 static idist_status idist__new_group_barrier(int world_size, const int *ranks, int n) {
-    idist__call c;
+    idist__call call;
     int i;
 
     for (i = 0; i < n; i++)
         if (ranks[i] < 0 || ranks[i] >= world_size || (i && ranks[i] == ranks[i - 1]))
             return idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d",
                                ranks[i], world_size - 1);
-    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    c.label = IDIST__NEW_GROUP;
-    c.check = idist__hash(ranks, sizeof(int) * (size_t)n);
+    idist__call_init(&call, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    call.label = IDIST__NEW_GROUP;
+    call.check = idist__hash(ranks, sizeof(int) * (size_t)n);
 
-    return idist__call_run(&c, NULL);
+    return idist__call_run(&call, NULL);
 }
 
 idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
@@ -17607,11 +17636,11 @@ static idist_status idist__new_group_agree(idist_group *parent, const int *ranks
                                            uint64_t key, uint64_t *serial) {
     int tag = -2 - (int)(key % 0x40000000u), distance;
     idist__several_pair pair;
-    idist_opts o;
+    idist_opts opts;
     idist_status status = IDIST_OK;
 
-    memset(&o, 0, sizeof o);
-    o.group = parent;
+    memset(&opts, 0, sizeof opts);
+    opts.group = parent;
 
     for (distance = 1; distance < n && status == IDIST_OK; distance *= 2) {
         uint64_t sent = *serial, received = 0;
@@ -17621,7 +17650,7 @@ static idist_status idist__new_group_agree(idist_group *parent, const int *ranks
         idist__p2p_init(&pair.send, IDIST__SEND, &sent, NULL, 1, IDIST_U64,
                         ranks[idist__block_wrap(me + distance, n)], tag, NULL);
         pair.recv.label = pair.send.label = IDIST__NEW_GROUP_BY_MEMBERS;
-        status = idist__several_exchange(&pair, "new_group_by_members", &o);
+        status = idist__several_exchange(&pair, "new_group_by_members", &opts);
         if (received > *serial) *serial = received;
     }
 
@@ -17723,7 +17752,7 @@ static int idist__new_group_of_color(const idist_group *parent, const int *all, 
 
 idist_status idist_split(idist_group *parent, int color, int key, idist_group **group) {
     idist_group *p, *g;
-    idist_opts o;
+    idist_opts opts;
     idist_status status;
     idist_allocator mem;
     int mine[2], *all, *ranks, n = 0;
@@ -17739,12 +17768,12 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     mem = p->w->cfg.mem; // another thread may close the world when the group is finished
     all = (int *)idist__mem_alloc(&mem, sizeof(int) * 4 * (size_t)p->size);
     ranks = all ? all + 2 * p->size : NULL;
-    memset(&o, 0, sizeof o);
-    o.group = p;
+    memset(&opts, 0, sizeof opts);
+    opts.group = p;
     mine[0] = color < 0 ? -1 : color;
     mine[1] = key;
     status = all ? idist__collective_run(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32,
-                                         IDIST_SUM, -1, &o)
+                                         IDIST_SUM, -1, &opts)
                  : IDIST_ERR_NO_MEMORY;
     if (status == IDIST_OK) n = idist__new_group_of_color(p, all, mine[0], ranks);
     status = idist__new_group_finish(p, g, status, (uint64_t)(int64_t)mine[0] + 1, ranks, n,
@@ -17936,19 +17965,20 @@ static void idist__split_meet(idist__task *t, idist_request *request) {
 static void idist__split_exchange(idist__task *t, idist_request *request) {
     idist__split *split = (idist__split *)t->then_arg;
     idist_group *g = split->made;
-    idist__call c;
-    idist_opts o;
+    idist__call call;
+    idist_opts opts;
     idist_status status;
 
     split->offers[g->size] = g->w->backend->group_offer(g);
-    idist__call_init(&c, IDIST__ALL_GATHER, &split->offers[g->size], split->offers, 1, IDIST_U64);
-    c.label = IDIST__SPLIT;
-    memset(&o, 0, sizeof o);
-    o.group = g;
-    o.request = request;
+    idist__call_init(&call, IDIST__ALL_GATHER, &split->offers[g->size], split->offers, 1,
+                     IDIST_U64);
+    call.label = IDIST__SPLIT;
+    memset(&opts, 0, sizeof opts);
+    opts.group = g;
+    opts.request = request;
     if (split->parent->status != IDIST_OK)
         idist__group_fail(g, split->parent->status, split->parent->cause);
-    status = idist__call_locked(g, &c, &o);
+    status = idist__call_locked(g, &call, &opts);
 
     if (status == IDIST_OK) {
         idist__task *next = (idist__task *)request->impl;
@@ -17995,8 +18025,8 @@ static idist_status idist__split_begin(idist_group *p, int color, int key, idist
                                        idist_request *request) {
     idist__split *split;
     idist__task *t;
-    idist__call c;
-    idist_opts o;
+    idist__call call;
+    idist_opts opts;
     idist_status status;
 
     if (p->size > 1 && !p->w->backend->group_meet)
@@ -18009,12 +18039,12 @@ static idist_status idist__split_begin(idist_group *p, int color, int key, idist
     split->mine[0] = color < 0 ? -1 : color;
     split->mine[1] = key;
 
-    idist__call_init(&c, IDIST__ALL_GATHER, split->mine, split->all, 2, IDIST_I32);
-    c.label = IDIST__SPLIT;
-    memset(&o, 0, sizeof o);
-    o.group = p;
-    o.request = request;
-    status = idist__call_locked(p, &c, &o);
+    idist__call_init(&call, IDIST__ALL_GATHER, split->mine, split->all, 2, IDIST_I32);
+    call.label = IDIST__SPLIT;
+    memset(&opts, 0, sizeof opts);
+    opts.group = p;
+    opts.request = request;
+    status = idist__call_locked(p, &call, &opts);
 
     if (status != IDIST_OK) {
         idist__group_free(split->made);
@@ -18240,10 +18270,10 @@ static idist_status idist__one_rank_own_result(idist__kind label, const idist__o
 // others instead of prolonging it.
 static idist_status idist__one_rank_share_result(idist__kind label, int rank, bool mine,
                                                  const idist__one_result *own,
-                                                 const idist_opts *o) {
+                                                 const idist_opts *opts) {
     int32_t shared = mine ? own->code : 0;
     idist_status status = idist__collective_run(IDIST__BROADCAST, label, NULL, &shared, 1,
-                                                IDIST_I32, IDIST_SUM, rank, o);
+                                                IDIST_I32, IDIST_SUM, rank, opts);
 
     if (status != IDIST_OK || !shared) return status;
     if (mine && own->code == IDIST__ONE_THREW) return idist__one_rank_own_result(label, own);
@@ -18275,18 +18305,18 @@ static idist_status idist__one_rank_make_host_group(idist_group *g) {
 
 idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local,
                                   const idist_opts *opts) {
-    idist_opts o;
+    idist_opts own_opts;
     idist_status status;
     idist_group *g, *among;
     idist__one_result result;
     bool first;
 
     memset(&result, 0, sizeof result);
-    memset(&o, 0, sizeof o);
-    if (opts) o = *opts;
+    memset(&own_opts, 0, sizeof own_opts);
+    if (opts) own_opts = *opts;
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_first: fn is NULL");
     status = idist__check_blocking("one_rank_first", opts);
-    if (status == IDIST_OK) status = idist__call_enter("one_rank_first", o.group, &g);
+    if (status == IDIST_OK) status = idist__call_enter("one_rank_first", own_opts.group, &g);
     if (status != IDIST_OK) return status;
     if (g->rank < 0)
         status =
@@ -18297,14 +18327,14 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
 
     if (status == IDIST_OK && local) status = idist__one_rank_make_host_group(g);
     if (status != IDIST_OK) return status;
-    if (local) o.group = g->host_group;
+    if (local) own_opts.group = g->host_group;
     among = local ? g->host_group : g;
     status = idist__one_rank_check_rank(IDIST__ONE_RANK_FIRST, rank, idist_group_size(among));
     if (status != IDIST_OK) return status;
 
     first = idist_group_rank(among) == rank;
     if (first) idist__one_rank_run(fn, arg, &result);
-    status = idist__one_rank_share_result(IDIST__ONE_RANK_FIRST, rank, first, &result, &o);
+    status = idist__one_rank_share_result(IDIST__ONE_RANK_FIRST, rank, first, &result, &own_opts);
     if (status != IDIST_OK || first) return status;
     idist__one_rank_run(fn, arg, &result);
 
@@ -19721,29 +19751,29 @@ static void idist__trace_track_leave(const idist__lane *lane, const char *status
 
 // {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. valid: the arguments
 // have been checked.
-static void idist__trace_call_args(char *out, const idist_group *g, const idist__call *c,
+static void idist__trace_call_args(char *out, const idist_group *g, const idist__call *call,
                                    uint32_t seq, bool valid) {
     const size_t capacity = IDIST__TRACE_ARGS_NBYTES;
-    bool has_data = c->kind != IDIST__BARRIER, p2p = idist__kind_is_p2p(c->kind);
+    bool has_data = call->kind != IDIST__BARRIER, p2p = idist__kind_is_p2p(call->kind);
     idist__extent extent;
 
     idist__text_append(out, capacity, "{");
     if (has_data)
         idist__text_append(out, capacity, "\"dtype\":\"%s\",\"count\":%zu,",
-                           idist_dtype_name(c->dtype), c->count);
+                           idist_dtype_name(call->dtype), call->count);
 
-    if (has_data && valid && idist__extent_of(g, c, &extent) == IDIST_OK) {
+    if (has_data && valid && idist__extent_of(g, call, &extent) == IDIST_OK) {
         size_t larger = extent.send > extent.recv ? extent.send : extent.recv;
-        idist__text_append(out, capacity, "\"bytes\":%zu,", larger * idist_dtype_size(c->dtype));
+        idist__text_append(out, capacity, "\"bytes\":%zu,", larger * idist_dtype_size(call->dtype));
     }
 
-    if (idist__kind_reduces(c->kind))
-        idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(c->op));
+    if (idist__kind_reduces(call->kind))
+        idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(call->op));
     if (p2p) {
-        idist__text_append(out, capacity, "\"peer\":%d,", c->root);
-        if (c->label != IDIST__MRECV) // whose tag is one of ours
-            idist__text_append(out, capacity, "\"tag\":%d,", c->tag);
-    } else if (c->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", c->root);
+        idist__text_append(out, capacity, "\"peer\":%d,", call->root);
+        if (call->label != IDIST__MRECV) // whose tag is one of ours
+            idist__text_append(out, capacity, "\"tag\":%d,", call->tag);
+    } else if (call->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", call->root);
     if (seq && !p2p) idist__text_append(out, capacity, "\"seq\":%u,", (unsigned)seq);
     idist__text_append(out, capacity, "\"ranks\":%d}", g->size);
 }
@@ -19757,14 +19787,14 @@ static void idist__trace_call_joined(const idist__world *w) {
 
 // A wait begins, for one call or for several; in the latter case g and c are NULL.
 static void idist__trace_call_wait(const char *category, const char *name, const idist_group *g,
-                                   const idist__call *c) {
+                                   const idist__call *call) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
 
     if (!idist__trace_file_is_on()) return;
 
-    if (c) {
-        idist__trace_call_args(of_call, g, c, 0, true);
-        idist__text_append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[c->label],
+    if (call) {
+        idist__trace_call_args(of_call, g, call, 0, true);
+        idist__text_append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[call->label],
                            of_call + 1);
     }
 
@@ -19811,15 +19841,15 @@ static void idist__trace_call_start(idist__task *t) {
     if (lane && t->done) idist__trace_call_done(t);
 }
 
-static idist_status idist__trace_call_blocking_call(idist_group *g, const idist__call *c,
-                                                    const idist_opts *o) {
+static idist_status idist__trace_call_blocking_call(idist_group *g, const idist__call *call,
+                                                    const idist_opts *opts) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "";
-    bool valid = idist__check_call(g, c) == IDIST_OK;
+    bool valid = idist__check_call(g, call) == IDIST_OK;
     idist_status status;
 
-    idist__trace_call_args(args, g, c, g->seq + 1, valid);
-    idist__trace_track_enter("call", idist__kind_names[c->label], args);
-    status = idist__call_locked(g, c, o);
+    idist__trace_call_args(args, g, call, g->seq + 1, valid);
+    idist__trace_track_enter("call", idist__kind_names[call->label], args);
+    status = idist__call_locked(g, call, opts);
     idist__trace_call_waited(status);
 
     return status;
@@ -19827,20 +19857,21 @@ static idist_status idist__trace_call_blocking_call(idist_group *g, const idist_
 
 // Around every communication call except sendrecv. A call on a stream without a request is never
 // waited for, and has no lane.
-static idist_status idist__trace_call_record(idist_group *g, const idist__call *c,
-                                             const idist_opts *o) {
+static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
+                                             const idist_opts *opts) {
     idist__task *t;
     idist_status status;
 
-    if (!idist__trace_file_is_on()) return idist__call_locked(g, c, o);
-    if (!o->request && !idist__together_now.depth) return idist__trace_call_blocking_call(g, c, o);
+    if (!idist__trace_file_is_on()) return idist__call_locked(g, call, opts);
+    if (!opts->request && !idist__together_now.depth)
+        return idist__trace_call_blocking_call(g, call, opts);
 
-    if (o->request) o->request->impl = NULL;
-    status = idist__call_locked(g, c, o);
+    if (opts->request) opts->request->impl = NULL;
+    status = idist__call_locked(g, call, opts);
     if (status != IDIST_OK) return status;
 
     t = idist__together_now.first ? idist__together_now.last : NULL; // the task that was just begun
-    if (o->request) t = (idist__task *)o->request->impl;
+    if (opts->request) t = (idist__task *)opts->request->impl;
     if (t && !t->lane) idist__trace_call_start(t);
 
     return status;

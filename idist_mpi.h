@@ -545,49 +545,49 @@ static bool idist__mpi_error_is_loss(int error) {
 }
 
 // Asks MPI which ranks are lost, and fails every group that has one of them.
-static void idist__mpi_error_find_lost(idist__mpi *m) {
+static void idist__mpi_error_find_lost(idist__mpi *mpi) {
 #ifdef IDIST__ULFM
     MPI_Group all, failed;
     int i, failed_count = 0;
 
-    if (!m->fault_tolerant || MPIX_Comm_failure_ack(m->p2p_comm) != MPI_SUCCESS) return;
-    if (MPIX_Comm_failure_get_acked(m->p2p_comm, &failed) != MPI_SUCCESS) return;
-    MPI_Comm_group(m->p2p_comm, &all);
+    if (!mpi->fault_tolerant || MPIX_Comm_failure_ack(mpi->p2p_comm) != MPI_SUCCESS) return;
+    if (MPIX_Comm_failure_get_acked(mpi->p2p_comm, &failed) != MPI_SUCCESS) return;
+    MPI_Comm_group(mpi->p2p_comm, &all);
     MPI_Group_size(failed, &failed_count);
 
     for (i = 0; i < failed_count; i++) {
         int rank = -1;
         MPI_Group_translate_ranks(failed, 1, &i, all, &rank);
-        if (rank < 0 || rank >= m->w->group.size || m->peers[rank].lost) continue;
-        m->peers[rank].lost = true;
-        idist__group_lose_rank(m->w, rank, "its process ended");
+        if (rank < 0 || rank >= mpi->w->group.size || mpi->peers[rank].lost) continue;
+        mpi->peers[rank].lost = true;
+        idist__group_lose_rank(mpi->w, rank, "its process ended");
     }
 
     MPI_Group_free(&failed);
     MPI_Group_free(&all);
 #else
-    (void)m;
+    (void)mpi;
 #endif
 }
 
 // A call of MPI failed in this group, which fails with it. After a loss MPI may take a moment to
 // find out whose it was. Receiving may itself fail and come back here; finding_lost ends that.
-static void idist__mpi_error_fail_group(idist__mpi *m, idist_group *g, const char *what,
+static void idist__mpi_error_fail_group(idist__mpi *mpi, idist_group *g, const char *what,
                                         int error) {
     char cause[400];
     idist_status status;
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
 
-    while (idist__mpi_error_is_loss(error) && !m->finding_lost && g->status == IDIST_OK &&
+    while (idist__mpi_error_is_loss(error) && !mpi->finding_lost && g->status == IDIST_OK &&
            idist__os_clock_now_ns() < deadline_ns) {
-        m->finding_lost = true;
-        idist__mpi_error_find_lost(m);
-        m->receive(m); // another rank may tell us what happened
-        m->finding_lost = false;
+        mpi->finding_lost = true;
+        idist__mpi_error_find_lost(mpi);
+        mpi->receive(mpi); // another rank may tell us what happened
+        mpi->finding_lost = false;
     }
 
     status = idist__mpi_error_fail(what, error);
-    snprintf(cause, sizeof cause, "on rank %d %.350s", m->w->cfg.rank, idist__me.text);
+    snprintf(cause, sizeof cause, "on rank %d %.350s", mpi->w->cfg.rank, idist__me.text);
     idist__group_fail(g, idist__mpi_error_is_loss(error) ? IDIST_ERR_PEER_LOST : status, cause);
 }
 
@@ -630,14 +630,14 @@ static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
 // Our own SUM, PROD, MIN and MAX replace MPI's where those may differ from ours: MPI does not
 // define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers as signed ones, and Open MPI 4
 // saturates sums of 8 and 16 bits.
-static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *m, idist_op op, idist_dtype dtype) {
+static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *mpi, idist_op op, idist_dtype dtype) {
     bool own = idist_dtype_size(dtype) < 4 || op == IDIST_MIN || op == IDIST_MAX;
     static const MPI_Op ops[] = {
         MPI_SUM,  MPI_PROD, MPI_MIN,  MPI_MAX,  MPI_SUM, // AVG is divided at the end
         MPI_BAND, MPI_BOR,  MPI_BXOR, MPI_LAND, MPI_LOR, MPI_LXOR};
 
     return !own || !idist__reduce_op_is_arithmetic(op) ? ops[op]
-                                                       : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
+                                                       : mpi->ops[op == IDIST_AVG ? IDIST_SUM : op];
 }
 
 static void idist__mpi_type_reduce(void *in, void *inout, int count, MPI_Datatype type,
@@ -789,18 +789,18 @@ static void idist__native_pairs(idist__native *nat) {
 
 // The elements that this rank contributes to a reduction.
 static size_t idist__native_input_count(const idist__native *nat) {
-    const idist__call *c = nat->call;
-    return idist__kind_scatters_sum(c->kind) ? idist__extent_block_at(c, nat->group->size)
-                                             : c->count;
+    const idist__call *call = nat->call;
+    return idist__kind_scatters_sum(call->kind) ? idist__extent_block_at(call, nat->group->size)
+                                                : call->count;
 }
 
 // Runs a reduction or a broadcast in pieces that MPI can count. Most calls are one piece.
 static void idist__native_pieces(idist__native *nat) {
-    const idist__call *c = nat->call;
+    const idist__call *call = nat->call;
     size_t at, n, max = IDIST__MPI_COUNT, count;
     MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
-    bool is_root = c->root == nat->group->rank;
+    bool is_root = call->root == nat->group->rank;
 
     count = idist__native_input_count(nat);
 
@@ -811,14 +811,14 @@ static void idist__native_pieces(idist__native *nat) {
         n = count - at < max ? count - at : max;
         k = (int)n;
 
-        switch (c->kind) {
+        switch (call->kind) {
         case IDIST__ALL_REDUCE:
         case IDIST__REDUCE_SCATTER: // only one with counts too large for MPI's own
         case IDIST__REDUCE_SCATTERV:
             IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, k, type, nat->op, comm);
             break;
         case IDIST__REDUCE:
-            IDIST__NATIVE(nat, MPI_Reduce, MPI_Ireduce, in, root_out, k, type, nat->op, c->root,
+            IDIST__NATIVE(nat, MPI_Reduce, MPI_Ireduce, in, root_out, k, type, nat->op, call->root,
                           comm);
             break;
         case IDIST__SCAN:
@@ -827,23 +827,23 @@ static void idist__native_pieces(idist__native *nat) {
         case IDIST__EXSCAN:
             IDIST__NATIVE(nat, MPI_Exscan, MPI_Iexscan, in, out, k, type, nat->op, comm);
             break;
-        default: IDIST__NATIVE(nat, MPI_Bcast, MPI_Ibcast, out, k, type, c->root, comm); break;
+        default: IDIST__NATIVE(nat, MPI_Bcast, MPI_Ibcast, out, k, type, call->root, comm); break;
         }
     }
 }
 
 // Whether the counts of this rank, and their sum, fit into MPI's int. All ranks get the same
 // answer, except in v-forms.
-static bool idist__native_fits(const idist_group *g, const idist__call *c) {
+static bool idist__native_fits(const idist_group *g, const idist__call *call) {
     idist__extent e;
     int i;
 
     // Intel MPI 2021: MPI_Iallgatherv hangs when one rank sends much and another one nothing.
-    for (i = 0; c->kind == IDIST__ALL_GATHERV && i < g->size; i++)
-        if (!c->recvcounts[i]) return false;
-    if (!idist__kind_is_v(c->kind)) return c->count <= IDIST__MPI_COUNT / (size_t)g->size;
+    for (i = 0; call->kind == IDIST__ALL_GATHERV && i < g->size; i++)
+        if (!call->recvcounts[i]) return false;
+    if (!idist__kind_is_v(call->kind)) return call->count <= IDIST__MPI_COUNT / (size_t)g->size;
 
-    return idist__extent_of(g, c, &e) == IDIST_OK && e.send <= IDIST__MPI_COUNT &&
+    return idist__extent_of(g, call, &e) == IDIST_OK && e.send <= IDIST__MPI_COUNT &&
            e.recv <= IDIST__MPI_COUNT;
 }
 
@@ -861,31 +861,32 @@ static void idist__native_ints(const size_t *counts, const size_t *displs, int n
 }
 
 static void idist__native_move_v(idist__native *nat) {
-    const idist__call *c = nat->call;
-    int size = nat->group->size, n = (int)c->count, *sends = nat->counts, *recvs = sends + 2 * size;
+    const idist__call *call = nat->call;
+    int size = nat->group->size, n = (int)call->count, *sends = nat->counts,
+        *recvs = sends + 2 * size;
     const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
     void *out = nat->out, *part = nat->in_place ? MPI_IN_PLACE : out;
     MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
-    bool is_root = c->root == nat->group->rank;
+    bool is_root = call->root == nat->group->rank;
 
-    if (c->sendcounts && (is_root || c->kind != IDIST__SCATTERV))
-        idist__native_ints(c->sendcounts, c->senddispls, size, sends);
-    if (c->recvcounts && (is_root || c->kind != IDIST__GATHERV))
-        idist__native_ints(c->recvcounts, c->recvdispls, size, recvs);
+    if (call->sendcounts && (is_root || call->kind != IDIST__SCATTERV))
+        idist__native_ints(call->sendcounts, call->senddispls, size, sends);
+    if (call->recvcounts && (is_root || call->kind != IDIST__GATHERV))
+        idist__native_ints(call->recvcounts, call->recvdispls, size, recvs);
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__ALL_GATHERV:
         IDIST__NATIVE(nat, MPI_Allgatherv, MPI_Iallgatherv, in, n, type, out, recvs, recvs + size,
                       type, comm);
         break;
     case IDIST__GATHERV:
         IDIST__NATIVE(nat, MPI_Gatherv, MPI_Igatherv, in, n, type, out, recvs, recvs + size, type,
-                      c->root, comm);
+                      call->root, comm);
         break;
     case IDIST__SCATTERV:
         IDIST__NATIVE(nat, MPI_Scatterv, MPI_Iscatterv, nat->in, sends, sends + size, type, part, n,
-                      type, c->root, comm);
+                      type, call->root, comm);
         break;
     case IDIST__REDUCE_SCATTERV:
         IDIST__NATIVE(nat, MPI_Reduce_scatter, MPI_Ireduce_scatter, in, out, sends, type, nat->op,
@@ -899,23 +900,23 @@ static void idist__native_move_v(idist__native *nat) {
 }
 
 static void idist__native_move(idist__native *nat) {
-    const idist__call *c = nat->call;
+    const idist__call *call = nat->call;
     const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
     void *out = nat->out, *part = nat->in_place ? MPI_IN_PLACE : out;
     MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
-    int n = (int)c->count;
+    int n = (int)call->count;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__BARRIER: IDIST__NATIVE(nat, MPI_Barrier, MPI_Ibarrier, comm); break;
     case IDIST__ALL_GATHER:
         IDIST__NATIVE(nat, MPI_Allgather, MPI_Iallgather, in, n, type, out, n, type, comm);
         break;
     case IDIST__GATHER:
-        IDIST__NATIVE(nat, MPI_Gather, MPI_Igather, in, n, type, out, n, type, c->root, comm);
+        IDIST__NATIVE(nat, MPI_Gather, MPI_Igather, in, n, type, out, n, type, call->root, comm);
         break;
     case IDIST__SCATTER:
-        IDIST__NATIVE(nat, MPI_Scatter, MPI_Iscatter, nat->in, n, type, part, n, type, c->root,
+        IDIST__NATIVE(nat, MPI_Scatter, MPI_Iscatter, nat->in, n, type, part, n, type, call->root,
                       comm);
         break;
     case IDIST__REDUCE_SCATTER:
@@ -965,20 +966,21 @@ static void idist__native_allocate_scratch(idist__native *nat, size_t nbytes) {
 // requires, and lets MPI work there.
 static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dtype,
                                 const idist__user_op *user) {
-    const idist__call *c = nat->call;
-    bool widen = dtype != c->dtype;
-    bool scatters = idist__kind_scatters_sum(c->kind) && !nat->large_counts;
-    bool in_place = c->kind != IDIST__REDUCE && !scatters;
+    const idist__call *call = nat->call;
+    bool widen = dtype != call->dtype;
+    bool scatters = idist__kind_scatters_sum(call->kind) && !nat->large_counts;
+    bool in_place = call->kind != IDIST__REDUCE && !scatters;
     size_t nbytes = count * nat->element_size;
-    size_t result_nbytes = c->count * nat->element_size;
+    size_t result_nbytes = call->count * nat->element_size;
 
     // MPICH 4 crashes in an in-place MPI_Reduce and MPI_Reduce_scatter, so these get a second
     // buffer.
     idist__native_allocate_scratch(nat, in_place ? nbytes : nbytes + result_nbytes + 1);
     if (!nat->scratch) return;
 
-    if (widen) idist__small_float_widen((float *)(void *)nat->scratch, c->send, count, c->dtype);
-    else idist__block_copy(nat->scratch, c->send, nbytes);
+    if (widen)
+        idist__small_float_widen((float *)(void *)nat->scratch, call->send, count, call->dtype);
+    else idist__block_copy(nat->scratch, call->send, nbytes);
     if (user && !user->fn) idist__reduce_scale(nat->scratch, count, dtype, user->factor);
 
     nat->in = nat->scratch;
@@ -989,14 +991,14 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
 // Sets op and datatype of a reduction, and stages its contribution where MPI cannot take the user's
 // buffers.
 static void idist__native_reduction(idist__native *nat) {
-    const idist__call *c = nat->call;
+    const idist__call *call = nat->call;
     const idist__user_op *user = NULL;
-    bool narrow = idist__dtype_is_narrow(c->dtype), custom, scaled,
-         scatters = idist__kind_scatters_sum(c->kind);
-    idist__user_op pair = idist__mpi_type_pair_op(c->op);
-    idist_dtype dtype = c->dtype;
+    bool narrow = idist__dtype_is_narrow(call->dtype), custom, scaled,
+         scatters = idist__kind_scatters_sum(call->kind);
+    idist__user_op pair = idist__mpi_type_pair_op(call->op);
+    idist_dtype dtype = call->dtype;
 
-    if (idist__reduce_op_is_user(c->op)) user = idist__world_user_op(nat->group, c);
+    if (idist__reduce_op_is_user(call->op)) user = idist__world_user_op(nat->group, call);
     else if (idist__dtype_is_pair(dtype)) user = &pair;
     custom = user && user->fn;  // takes the dtype as it is
     scaled = user && !user->fn; // premultiplied sum
@@ -1008,17 +1010,17 @@ static void idist__native_reduction(idist__native *nat) {
         if (narrow) dtype = IDIST_F32;
         nat->element_size = idist_dtype_size(dtype);
         nat->type = idist__mpi_type_of(dtype);
-        nat->op = idist__mpi_type_builtin_op(idist__mpi_of(nat->group->w), user ? IDIST_SUM : c->op,
-                                             dtype);
+        nat->op = idist__mpi_type_builtin_op(idist__mpi_of(nat->group->w),
+                                             user ? IDIST_SUM : call->op, dtype);
     }
 
     if ((narrow && !custom) || scaled || (scatters && nat->large_counts) ||
-        (c->kind == IDIST__REDUCE && nat->in_place)) {
+        (call->kind == IDIST__REDUCE && nat->in_place)) {
         idist__native_stage(nat, idist__native_input_count(nat), dtype, user);
     } else if (scatters && (nat->in_place || nat->in == nat->out)) {
         // Our result lies in the middle of what we send, MPI's in-place result at the start. An
         // empty result may have the same address without being in place.
-        idist__native_allocate_scratch(nat, c->count * nat->element_size + 1);
+        idist__native_allocate_scratch(nat, call->count * nat->element_size + 1);
         nat->out = nat->scratch;
         nat->in_place = false;
     }
@@ -1027,56 +1029,57 @@ static void idist__native_reduction(idist__native *nat) {
 // Some rank is in place, and MPI wants that of all ranks or none. So every rank becomes in place;
 // in all_to_all, where MPI is slower in place, none is.
 static void idist__native_same_place(idist__native *nat) {
-    const idist__call *c = nat->call;
-    bool is_all_to_all = c->kind == IDIST__ALL_TO_ALL,
-         first_of_exscan = c->kind == IDIST__EXSCAN && nat->group->rank == 0;
-    size_t nbytes = c->count * nat->element_size, at = 0;
+    const idist__call *call = nat->call;
+    bool is_all_to_all = call->kind == IDIST__ALL_TO_ALL,
+         first_of_exscan = call->kind == IDIST__EXSCAN && nat->group->rank == 0;
+    size_t nbytes = call->count * nat->element_size, at = 0;
 
-    if (c->root >= 0 || idist__kind_scatters_sum(c->kind) || nat->scratch) return;
+    if (call->root >= 0 || idist__kind_scatters_sum(call->kind) || nat->scratch) return;
     if (is_all_to_all) nbytes *= (size_t)nat->group->size;
-    if (c->kind == IDIST__ALL_GATHER) at = nbytes * (size_t)nat->group->rank;
-    if (c->kind == IDIST__ALL_GATHERV)
-        at =
-            idist__extent_displ(c->recvcounts, c->recvdispls, nat->group->rank) * nat->element_size;
+    if (call->kind == IDIST__ALL_GATHER) at = nbytes * (size_t)nat->group->rank;
+    if (call->kind == IDIST__ALL_GATHERV)
+        at = idist__extent_displ(call->recvcounts, call->recvdispls, nat->group->rank) *
+             nat->element_size;
 
     // The receive buffer of exscan's first rank must not be written to.
     if (nat->in_place ? is_all_to_all : first_of_exscan) {
         idist__native_allocate_scratch(nat, nbytes);
-        if (nat->scratch) memcpy(nat->scratch, c->send, nbytes);
+        if (nat->scratch) memcpy(nat->scratch, call->send, nbytes);
         if (is_all_to_all) nat->in = nat->scratch;
         else nat->out = nat->scratch;
     } else if (!nat->in_place && !is_all_to_all) {
-        idist__block_copy(nat->out + at, c->send, nbytes);
+        idist__block_copy(nat->out + at, call->send, nbytes);
     }
 
     nat->in_place = !is_all_to_all;
 }
 
 // Does everything that can fail before MPI gets the call. flags: the union of all headers' flags.
-static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *c,
+static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *call,
                                uint32_t flags) {
     memset(nat, 0, sizeof *nat);
     nat->function = "MPI";
     nat->group = g;
-    nat->call = c;
+    nat->call = call;
     nat->comm = idist__mpi_model_group(g)->comm;
     nat->large_counts = (flags & IDIST__HEADER_LARGE) != 0;
     nat->error = MPI_SUCCESS;
     nat->requests = nat->first_requests;
     nat->request_capacity = (int)IDIST__COUNT_OF(nat->first_requests);
-    nat->type = idist__mpi_type_of(c->dtype);
-    nat->element_size = idist_dtype_size(c->dtype);
-    nat->in = (const char *)c->send;
-    nat->out = (char *)c->recv;
-    nat->no_data = c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind);
+    nat->type = idist__mpi_type_of(call->dtype);
+    nat->element_size = idist_dtype_size(call->dtype);
+    nat->in = (const char *)call->send;
+    nat->out = (char *)call->recv;
+    nat->no_data =
+        call->kind != IDIST__BARRIER && call->count == 0 && !idist__kind_is_v(call->kind);
     if (nat->no_data) return;
 
-    if (!idist__mpi_type_exists(c->dtype)) idist__native_own_type(nat);
+    if (!idist__mpi_type_exists(call->dtype)) idist__native_own_type(nat);
     if (nat->error != MPI_SUCCESS) return;
-    nat->in_place = idist__extent_call_in_place(g, c);
-    if (idist__kind_reduces(c->kind)) idist__native_reduction(nat);
+    nat->in_place = idist__extent_call_in_place(g, call);
+    if (idist__kind_reduces(call->kind)) idist__native_reduction(nat);
 
-    if (idist__kind_is_v(c->kind)) {
+    if (idist__kind_is_v(call->kind)) {
         nat->counts = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * 4 * (size_t)g->size);
         if (!nat->counts) nat->error = MPI_ERR_NO_MEM;
     }
@@ -1087,20 +1090,20 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
 
 // Hands the call to MPI. A blocking one returns when MPI is done; idist__native_end follows.
 static void idist__native_begin(idist__native *nat, bool blocking) {
-    const idist__call *c = nat->call;
-    bool reduces = idist__kind_reduces(c->kind), scatters = idist__kind_scatters_sum(c->kind);
+    const idist__call *call = nat->call;
+    bool reduces = idist__kind_reduces(call->kind), scatters = idist__kind_scatters_sum(call->kind);
 
     nat->blocking = blocking;
     if (nat->error != MPI_SUCCESS || nat->no_data) return;
 
-    if ((reduces && (nat->large_counts || !scatters)) || c->kind == IDIST__BROADCAST)
+    if ((reduces && (nat->large_counts || !scatters)) || call->kind == IDIST__BROADCAST)
         idist__native_pieces(nat);
     else if (nat->large_counts) idist__native_pairs(nat);
-    else if (idist__kind_is_v(c->kind)) idist__native_move_v(nat);
+    else if (idist__kind_is_v(call->kind)) idist__native_move_v(nat);
     else idist__native_move(nat);
 
     if (scatters && nat->large_counts)
-        nat->out += idist__extent_block_at(c, nat->group->rank) * nat->element_size;
+        nat->out += idist__extent_block_at(call, nat->group->rank) * nat->element_size;
 }
 
 static bool idist__native_done(idist__native *nat) {
@@ -1117,22 +1120,22 @@ static bool idist__native_done(idist__native *nat) {
 
 // Converts the result of a reduction into the user's buffer.
 static void idist__native_finish(idist__native *nat) {
-    const idist__call *c = nat->call;
+    const idist__call *call = nat->call;
     const idist_group *g = nat->group;
 
-    if (!idist__kind_reduces(c->kind) || !c->count) return;
-    if (c->kind == IDIST__REDUCE && c->root != g->rank) return;
-    if (c->kind == IDIST__EXSCAN && g->rank == 0) return;
+    if (!idist__kind_reduces(call->kind) || !call->count) return;
+    if (call->kind == IDIST__REDUCE && call->root != g->rank) return;
+    if (call->kind == IDIST__EXSCAN && g->rank == 0) return;
 
-    if (idist__dtype_is_narrow(c->dtype) && !nat->hook) {
-        if (c->op == IDIST_AVG) idist__reduce_divide(nat->out, c->count, IDIST_F32, g->size);
-        idist__small_float_narrow(c->recv, (const float *)(const void *)nat->out, c->count,
-                                  c->dtype);
+    if (idist__dtype_is_narrow(call->dtype) && !nat->hook) {
+        if (call->op == IDIST_AVG) idist__reduce_divide(nat->out, call->count, IDIST_F32, g->size);
+        idist__small_float_narrow(call->recv, (const float *)(const void *)nat->out, call->count,
+                                  call->dtype);
         return;
     }
 
-    if (nat->out != c->recv) memcpy(c->recv, nat->out, c->count * nat->element_size);
-    if (!nat->hook) idist__reduce_finish(c->recv, c->count, c->dtype, c->op, g->size);
+    if (nat->out != call->recv) memcpy(call->recv, nat->out, call->count * nat->element_size);
+    if (!nat->hook) idist__reduce_finish(call->recv, call->count, call->dtype, call->op, g->size);
 }
 
 static void idist__native_free(idist__native *nat) {
@@ -1341,48 +1344,51 @@ static uint32_t idist__exchange_flags(const idist_group *g) {
 
 // The bytes that this rank contributes if the call fits into headers, else -1. All ranks agree on
 // whether it fits.
-static int idist__exchange_contribution(const idist_group *g, const idist__call *c) {
-    size_t nbytes = idist_dtype_size(c->dtype);
-    bool one_part_per_rank = c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__ALL_TO_ALL ||
-                             c->kind == IDIST__SCATTER,
+static int idist__exchange_contribution(const idist_group *g, const idist__call *call) {
+    size_t nbytes = idist_dtype_size(call->dtype);
+    bool one_part_per_rank = call->kind == IDIST__REDUCE_SCATTER ||
+                             call->kind == IDIST__ALL_TO_ALL || call->kind == IDIST__SCATTER,
          contributes;
 
-    if (g->size > IDIST__HEADER_MAX_RANKS || idist__kind_is_v(c->kind)) return -1;
-    if (c->count > IDIST__HEADER_DATA_NBYTES) return -1;
-    if (idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op)) return -1;
-    nbytes *= c->count * (one_part_per_rank ? (size_t)g->size : 1);
+    if (g->size > IDIST__HEADER_MAX_RANKS || idist__kind_is_v(call->kind)) return -1;
+    if (call->count > IDIST__HEADER_DATA_NBYTES) return -1;
+    if (idist__kind_reduces(call->kind) && idist__reduce_op_is_user(call->op)) return -1;
+    nbytes *= call->count * (one_part_per_rank ? (size_t)g->size : 1);
     if (nbytes > IDIST__HEADER_DATA_NBYTES) return -1;
-    contributes = (c->kind != IDIST__BROADCAST && c->kind != IDIST__SCATTER) || c->root == g->rank;
+    contributes =
+        (call->kind != IDIST__BROADCAST && call->kind != IDIST__SCATTER) || call->root == g->rank;
 
     return contributes ? (int)nbytes : 0;
 }
 
 // Computes the result of a call whose contributions are all in the headers. Reductions go in the
 // order of ranks, so the result is the same everywhere.
-static void idist__exchange_result(const idist_group *g, const idist__call *c) {
-    size_t part = c->count * idist_dtype_size(c->dtype), at = 0;
+static void idist__exchange_result(const idist_group *g, const idist__call *call) {
+    size_t part = call->count * idist_dtype_size(call->dtype), at = 0;
     const void *in[IDIST__HEADER_MAX_RANKS];
-    char *recv = (char *)c->recv;
+    char *recv = (char *)call->recv;
     int i, n = g->size;
 
-    if (c->kind == IDIST__SCAN) n = g->rank + 1;
-    if (c->kind == IDIST__EXSCAN) n = g->rank;
+    if (call->kind == IDIST__SCAN) n = g->rank + 1;
+    if (call->kind == IDIST__EXSCAN) n = g->rank;
     if (!part || !n) return;
-    if ((c->kind == IDIST__GATHER || c->kind == IDIST__REDUCE) && c->root != g->rank) return;
-    if (c->kind == IDIST__SCATTER || c->kind == IDIST__REDUCE_SCATTER ||
-        c->kind == IDIST__ALL_TO_ALL)
+    if ((call->kind == IDIST__GATHER || call->kind == IDIST__REDUCE) && call->root != g->rank)
+        return;
+    if (call->kind == IDIST__SCATTER || call->kind == IDIST__REDUCE_SCATTER ||
+        call->kind == IDIST__ALL_TO_ALL)
         at = part * (size_t)g->rank;
 
-    if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER) {
-        if (c->kind == IDIST__SCATTER || c->root != g->rank)
-            memcpy(recv, idist__exchange_header(g, c->root)->data + at, part);
+    if (call->kind == IDIST__BROADCAST || call->kind == IDIST__SCATTER) {
+        if (call->kind == IDIST__SCATTER || call->root != g->rank)
+            memcpy(recv, idist__exchange_header(g, call->root)->data + at, part);
         return;
     }
 
     for (i = 0; i < n; i++) in[i] = idist__exchange_header(g, i)->data + at;
 
-    if (idist__kind_reduces(c->kind))
-        idist__reduce_many(recv, in, n, c->count, c->dtype, c->op, c->op == IDIST_AVG ? n : 0);
+    if (idist__kind_reduces(call->kind))
+        idist__reduce_many(recv, in, n, call->count, call->dtype, call->op,
+                           call->op == IDIST_AVG ? n : 0);
     else
         for (i = 0; i < n; i++) memcpy(recv + part * (size_t)i, in[i], part);
 }
@@ -1404,73 +1410,73 @@ static void idist__exchange_result(const idist_group *g, const idist__call *c) {
 //                                it to mpi/mpi_p2p.h or mpi/mpi_wait.h
 //     idist__control_keep        keeps it if nobody can use it yet
 
-static void idist__control_post_receive(idist__mpi *m) {
-    int error = MPI_Irecv(m->incoming_buffer, (int)sizeof m->incoming_buffer, MPI_BYTE,
-                          MPI_ANY_SOURCE, IDIST__TAG_CONTROL, m->p2p_comm, &m->incoming);
-    if (error != MPI_SUCCESS) idist__mpi_error_fail_group(m, &m->w->group, "MPI_Irecv", error);
+static void idist__control_post_receive(idist__mpi *mpi) {
+    int error = MPI_Irecv(mpi->incoming_buffer, (int)sizeof mpi->incoming_buffer, MPI_BYTE,
+                          MPI_ANY_SOURCE, IDIST__TAG_CONTROL, mpi->p2p_comm, &mpi->incoming);
+    if (error != MPI_SUCCESS) idist__mpi_error_fail_group(mpi, &mpi->w->group, "MPI_Irecv", error);
 }
 
 // Whether a control message is in the buffer. Under ULFM a receive from any rank fails while a rank
 // is lost, unless it was posted after we acknowledged the loss; so it is posted again.
-static bool idist__control_arrived(idist__mpi *m, MPI_Status *status) {
-    int arrived = 0, cancelled = 0, error = MPI_Test(&m->incoming, &arrived, status);
+static bool idist__control_arrived(idist__mpi *mpi, MPI_Status *status) {
+    int arrived = 0, cancelled = 0, error = MPI_Test(&mpi->incoming, &arrived, status);
 
     if (error == MPI_SUCCESS) return arrived;
-    idist__mpi_error_fail_group(m, &m->w->group, "MPI_Test", error);
+    idist__mpi_error_fail_group(mpi, &mpi->w->group, "MPI_Test", error);
     if (!idist__mpi_error_is_loss(error)) return false;
-    idist__mpi_error_find_lost(m);
+    idist__mpi_error_find_lost(mpi);
 
-    if (m->incoming != MPI_REQUEST_NULL) {
-        MPI_Cancel(&m->incoming);
-        arrived = MPI_Wait(&m->incoming, status) == MPI_SUCCESS;
+    if (mpi->incoming != MPI_REQUEST_NULL) {
+        MPI_Cancel(&mpi->incoming);
+        arrived = MPI_Wait(&mpi->incoming, status) == MPI_SUCCESS;
         if (arrived) MPI_Test_cancelled(status, &cancelled);
     }
 
-    if (!arrived || cancelled) idist__control_post_receive(m);
+    if (!arrived || cancelled) idist__control_post_receive(mpi);
 
     return arrived && !cancelled;
 }
 
-static void idist__control_progress(idist__mpi *m) {
-    const char *payload = m->incoming_buffer + sizeof(idist__mpi_control);
+static void idist__control_progress(idist__mpi *mpi) {
+    const char *payload = mpi->incoming_buffer + sizeof(idist__mpi_control);
     idist__mpi_control control;
-    char cause[sizeof m->w->group.cause];
+    char cause[sizeof mpi->w->group.cause];
     MPI_Status status;
     int i;
 
     for (i = 0; i < IDIST__CONTROL_BATCH; i++) {
-        if (m->incoming == MPI_REQUEST_NULL || !idist__control_arrived(m, &status)) break;
-        m->received_count++;
-        memcpy(&control, m->incoming_buffer, sizeof control);
+        if (mpi->incoming == MPI_REQUEST_NULL || !idist__control_arrived(mpi, &status)) break;
+        mpi->received_count++;
+        memcpy(&control, mpi->incoming_buffer, sizeof control);
 
         // Handling a failure receives other messages, so the buffer must be free by then.
         if (control.type == IDIST__CONTROL_FAILED) {
             memcpy(cause, payload,
                    control.nbytes < sizeof cause ? (size_t)control.nbytes : sizeof cause);
-            idist__control_post_receive(m);
-            m->deliver(m, status.MPI_SOURCE, &control, cause);
+            idist__control_post_receive(mpi);
+            mpi->deliver(mpi, status.MPI_SOURCE, &control, cause);
         } else {
-            m->deliver(m, status.MPI_SOURCE, &control, payload);
-            idist__control_post_receive(m);
+            mpi->deliver(mpi, status.MPI_SOURCE, &control, payload);
+            idist__control_post_receive(mpi);
         }
     }
 }
 
 // A buffer for a control message; NULL: out of memory.
-static idist__mpi_outgoing *idist__control_buffer(idist__mpi *m, bool announces_failure) {
-    idist__mpi_outgoing *o = m->free_outgoing;
+static idist__mpi_outgoing *idist__control_buffer(idist__mpi *mpi, bool announces_failure) {
+    idist__mpi_outgoing *o = mpi->free_outgoing;
 
     if (o) {
-        m->free_outgoing = o->next;
+        mpi->free_outgoing = o->next;
         return o;
     }
 
-    o = (idist__mpi_outgoing *)idist__mem_raw(&m->w->cfg.mem,
+    o = (idist__mpi_outgoing *)idist__mem_raw(&mpi->w->cfg.mem,
                                               sizeof *o + IDIST__CONTROL_MAX_NBYTES);
 
-    if (!o && announces_failure && m->reserve) {
-        o = m->reserve;
-        m->reserve = o->next;
+    if (!o && announces_failure && mpi->reserve) {
+        o = mpi->reserve;
+        mpi->reserve = o->next;
     }
 
     return o;
@@ -1478,50 +1484,50 @@ static idist__mpi_outgoing *idist__control_buffer(idist__mpi *m, bool announces_
 
 // Sends a control message to a rank of the world; the payload is copied. If memory runs out or MPI
 // refuses, the group fails.
-static void idist__control_send(idist__mpi *m, int rank, const idist__mpi_control *control,
+static void idist__control_send(idist__mpi *mpi, int rank, const idist__mpi_control *control,
                                 const void *payload, size_t nbytes) {
     idist__mpi_outgoing *o;
     idist_group *g;
     int error = MPI_SUCCESS;
 
-    if (m->peers[rank].lost || m->closing) return;
+    if (mpi->peers[rank].lost || mpi->closing) return;
 
-    if (rank == m->w->cfg.rank) {
+    if (rank == mpi->w->cfg.rank) {
         idist__mpi_control own = *control;
         own.nbytes = nbytes;
-        m->deliver(m, rank, &own, payload);
+        mpi->deliver(mpi, rank, &own, payload);
         return;
     }
 
-    o = idist__control_buffer(m, control->type == IDIST__CONTROL_FAILED);
+    o = idist__control_buffer(mpi, control->type == IDIST__CONTROL_FAILED);
 
     if (o) {
         o->control = *control;
         o->control.nbytes = nbytes;
         if (nbytes) memcpy(o + 1, payload, nbytes);
         error = MPI_Isend(&o->control, (int)(sizeof o->control + nbytes), MPI_BYTE, rank,
-                          IDIST__TAG_CONTROL, m->p2p_comm, &o->request);
+                          IDIST__TAG_CONTROL, mpi->p2p_comm, &o->request);
 
         if (error == MPI_SUCCESS) {
-            o->next = m->outgoing;
-            m->outgoing = o;
-            m->sent_counts[rank]++;
+            o->next = mpi->outgoing;
+            mpi->outgoing = o;
+            mpi->sent_counts[rank]++;
             return;
         }
 
-        o->next = m->free_outgoing;
-        m->free_outgoing = o;
+        o->next = mpi->free_outgoing;
+        mpi->free_outgoing = o;
     }
 
-    g = idist__world_find_group(m->w, control->ctx);
+    g = idist__world_find_group(mpi->w, control->ctx);
     if (!g) return;
-    if (o) idist__mpi_error_fail_group(m, g, "MPI_Isend", error);
+    if (o) idist__mpi_error_fail_group(mpi, g, "MPI_Isend", error);
     else idist__group_fail_memory(g);
 }
 
 // Takes back the buffers of messages that are sent, or whose receiver is lost.
-static void idist__control_sweep(idist__mpi *m) {
-    idist__mpi_outgoing **at = &m->outgoing;
+static void idist__control_sweep(idist__mpi *mpi) {
+    idist__mpi_outgoing **at = &mpi->outgoing;
 
     while (*at) {
         idist__mpi_outgoing *o = *at;
@@ -1533,20 +1539,20 @@ static void idist__control_sweep(idist__mpi *m) {
         }
 
         *at = o->next;
-        o->next = m->free_outgoing;
-        m->free_outgoing = o;
+        o->next = mpi->free_outgoing;
+        mpi->free_outgoing = o;
     }
 }
 
 // Keeps a message whose receive or group does not exist yet.
-static void idist__control_keep(idist__mpi *m, int source, const idist__mpi_control *control,
+static void idist__control_keep(idist__mpi *mpi, int source, const idist__mpi_control *control,
                                 const void *payload) {
     size_t nbytes = (size_t)control->nbytes;
     idist__mpi_unexpected **last,
-        *u = (idist__mpi_unexpected *)idist__mem_raw(&m->w->cfg.mem, sizeof *u + nbytes);
+        *u = (idist__mpi_unexpected *)idist__mem_raw(&mpi->w->cfg.mem, sizeof *u + nbytes);
 
     if (!u) {
-        idist__group_fail_memory(&m->w->group);
+        idist__group_fail_memory(&mpi->w->group);
         return;
     }
 
@@ -1554,20 +1560,20 @@ static void idist__control_keep(idist__mpi *m, int source, const idist__mpi_cont
     u->source = source;
     u->control = *control;
     if (nbytes) memcpy(u + 1, payload, nbytes);
-    for (last = &m->unexpected; *last; last = &(*last)->next) continue;
+    for (last = &mpi->unexpected; *last; last = &(*last)->next) continue;
     *last = u;
 }
 
 // Receives what others sent before the last barrier. MPI frees a communicator only when nothing is
 // in flight on it.
-static void idist__control_drain(idist__mpi *m) {
+static void idist__control_drain(idist__mpi *mpi) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLOSE_MS);
     uint32_t expected = 0;
 
-    m->closing = true;
-    MPI_Reduce_scatter_block(m->sent_counts, &expected, 1, MPI_UINT32_T, MPI_SUM, m->p2p_comm);
-    while ((int32_t)(expected - m->received_count) > 0 && idist__os_clock_now_ns() < deadline_ns)
-        idist__control_progress(m);
+    mpi->closing = true;
+    MPI_Reduce_scatter_block(mpi->sent_counts, &expected, 1, MPI_UINT32_T, MPI_SUM, mpi->p2p_comm);
+    while ((int32_t)(expected - mpi->received_count) > 0 && idist__os_clock_now_ns() < deadline_ns)
+        idist__control_progress(mpi);
 }
 
 // ---- mpi/comms.h ---------------------------------------------------------------------------------
@@ -1581,29 +1587,29 @@ static void idist__control_drain(idist__mpi *m) {
 // any member stays until the program ends, and its entry until the world closes, for what the
 // others still say about the group.
 
-static idist__mpi_comm **idist__comms_find(idist__mpi *m, uint64_t ctx) {
-    idist__mpi_comm **at = &m->comms;
+static idist__mpi_comm **idist__comms_find(idist__mpi *mpi, uint64_t ctx) {
+    idist__mpi_comm **at = &mpi->comms;
 
     while (*at && (*at)->ctx != ctx) at = &(*at)->next;
     return at;
 }
 
 // A member has freed the group. False: the group does not exist here yet.
-static bool idist__comms_leave(idist__mpi *m, uint64_t ctx) {
-    idist__mpi_comm **at = idist__comms_find(m, ctx), *c = *at;
+static bool idist__comms_leave(idist__mpi *mpi, uint64_t ctx) {
+    idist__mpi_comm **at = idist__comms_find(mpi, ctx), *c = *at;
 
     if (!c) return false;
 
     if (!c->failed && --c->user_count == 0) {
         MPI_Comm_free(&c->comm);
         *at = c->next;
-        idist__mem_free(&m->w->cfg.mem, c);
+        idist__mem_free(&mpi->w->cfg.mem, c);
     }
 
     return true;
 }
 
-static void idist__comms_tell_freed(idist__mpi *m, const idist_group *g) {
+static void idist__comms_tell_freed(idist__mpi *mpi, const idist_group *g) {
     idist__mpi_control freed;
     int i;
 
@@ -1611,12 +1617,12 @@ static void idist__comms_tell_freed(idist__mpi *m, const idist_group *g) {
     freed.type = IDIST__CONTROL_FREED;
     freed.ctx = g->ctx;
     for (i = 0; i < g->size; i++)
-        if (i != g->rank) idist__control_send(m, g->ranks[i], &freed, NULL, 0);
+        if (i != g->rank) idist__control_send(mpi, g->ranks[i], &freed, NULL, 0);
 }
 
 // The group has failed on a member. False: it does not exist here yet.
-static bool idist__comms_keep(idist__mpi *m, uint64_t ctx) {
-    idist__mpi_comm *c = *idist__comms_find(m, ctx);
+static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
+    idist__mpi_comm *c = *idist__comms_find(mpi, ctx);
 
     if (c) c->failed = true;
     return c != NULL;
@@ -1724,24 +1730,25 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
 }
 
 // Whether all ranks enter MPI together right after this call, so that none may be missing.
-static bool idist__mpi_coll_binds(const idist__call *c) {
-    return c->label == IDIST__NEW_GROUP || c->label == IDIST__SPLIT || c->label == IDIST__FINALIZE;
+static bool idist__mpi_coll_binds(const idist__call *call) {
+    return call->label == IDIST__NEW_GROUP || call->label == IDIST__SPLIT ||
+           call->label == IDIST__FINALIZE;
 }
 
 // Begins the header exchange.
-static void idist__mpi_coll_enter(idist_group *g, const idist__call *c,
+static void idist__mpi_coll_enter(idist_group *g, const idist__call *call,
                                   const idist__fingerprint *fingerprint, bool busy) {
-    int contribution = idist__exchange_contribution(g, c);
-    const void *data = c->kind == IDIST__BROADCAST ? c->recv : c->send;
+    int contribution = idist__exchange_contribution(g, call);
+    const void *data = call->kind == IDIST__BROADCAST ? call->recv : call->send;
     size_t nbytes = contribution > 0 ? (size_t)contribution : 0;
     uint32_t flags = busy ? IDIST__HEADER_BUSY : 0;
     uint64_t balance;
 
-    if (!idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
-    if (idist__extent_call_in_place(g, c)) flags |= IDIST__HEADER_IN_PLACE;
+    if (!idist__native_fits(g, call)) flags |= IDIST__HEADER_LARGE;
+    if (idist__extent_call_in_place(g, call)) flags |= IDIST__HEADER_IN_PLACE;
 
-    if (idist__kind_is_v(c->kind)) {
-        balance = idist__extent_balance(g, c);
+    if (idist__kind_is_v(call->kind)) {
+        balance = idist__extent_balance(g, call);
         data = &balance;
         nbytes = sizeof balance;
     }
@@ -1751,37 +1758,37 @@ static void idist__mpi_coll_enter(idist_group *g, const idist__call *c,
 
 // Begins the header exchange of this call, unless it is under way already; then polls it up to
 // `polls` times. On FAILED, *error says what MPI said.
-static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idist__call *c,
+static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idist__call *call,
                                                       const idist__fingerprint *fingerprint,
                                                       bool busy, int polls, int *error) {
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     int i;
 
     if (idist__mpi_model_group(g)->exchange_seq != fingerprint->seq)
-        idist__mpi_coll_enter(g, c, fingerprint, busy);
+        idist__mpi_coll_enter(g, call, fingerprint, busy);
     for (i = 0; i < polls && state == IDIST__EXCHANGE_PENDING; i++)
         state = idist__exchange_step(g, error);
 
     return state;
 }
 
-static void idist__mpi_coll_done(idist__mpi *m, idist__task *t) {
+static void idist__mpi_coll_done(idist__mpi *mpi, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     const char *function = op->native.function;
     int error;
 
     op->phase = IDIST__PHASE_WAITING;
-    m->poll_ns = 0;
-    m->w->moved_count++;
+    mpi->poll_ns = 0;
+    mpi->w->moved_count++;
     error = idist__native_end(&op->native);
 
     if (error == MPI_SUCCESS) idist__task_complete(t, IDIST_OK, "");
-    else idist__mpi_error_fail_group(m, t->group, function, error);
+    else idist__mpi_error_fail_group(mpi, t->group, function, error);
 }
 
 // Takes the first collective from its queue: hands it to MPI, or completes it if all data was in
 // the headers.
-static void idist__mpi_coll_run(idist__mpi *m, idist__task *t, bool blocking) {
+static void idist__mpi_coll_run(idist__mpi *mpi, idist__task *t, bool blocking) {
     idist__mpi_op *op = idist__mpi_op_of(t);
 
     idist__mpi_model_group(t->group)->queue_head = op->next;
@@ -1795,11 +1802,11 @@ static void idist__mpi_coll_run(idist__mpi *m, idist__task *t, bool blocking) {
 
     op->phase = IDIST__PHASE_RUNNING;
     idist__native_begin(&op->native, blocking);
-    if (blocking || op->native.error != MPI_SUCCESS) idist__mpi_coll_done(m, t);
+    if (blocking || op->native.error != MPI_SUCCESS) idist__mpi_coll_done(mpi, t);
 }
 
 // The headers of all ranks have arrived for the first time.
-static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
+static void idist__mpi_coll_entered(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__native *nat = &idist__mpi_op_of(t)->native;
     uint32_t flags = idist__exchange_flags(g);
@@ -1821,7 +1828,7 @@ static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
     if (!small) idist__native_init(nat, g, &t->call, flags);
 
     if (nat->error != MPI_SUCCESS) {
-        idist__mpi_error_fail_group(m, g, nat->function, nat->error);
+        idist__mpi_error_fail_group(mpi, g, nat->function, nat->error);
         return;
     }
 
@@ -1832,34 +1839,34 @@ static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
         idist__mpi_op_of(t)->phase = IDIST__PHASE_COMMITTING;
         idist__exchange_commit(g);
     } else {
-        idist__mpi_coll_run(m, t, false);
+        idist__mpi_coll_run(mpi, t, false);
     }
 }
 
 // The union of all flags as far as one rank can tell without an exchange. In v-forms it does not
 // know whether the counts of the others fit.
-static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idist__call *c) {
-    uint32_t flags = idist__extent_call_in_place(g, c) ? IDIST__HEADER_IN_PLACE : 0;
+static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idist__call *call) {
+    uint32_t flags = idist__extent_call_in_place(g, call) ? IDIST__HEADER_IN_PLACE : 0;
 
-    if (idist__kind_is_v(c->kind) || !idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
+    if (idist__kind_is_v(call->kind) || !idist__native_fits(g, call)) flags |= IDIST__HEADER_LARGE;
     return flags;
 }
 
 // Whether another collective of this rank has committed, so that others may block in that one
 // before they come to this call, which binds.
-static bool idist__mpi_coll_must_wait(const idist__mpi *m, const idist__task *t) {
+static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *t) {
     const idist__task *other;
 
     if (!idist__mpi_coll_binds(&t->call)) return false;
 
-    for (other = m->w->tasks; other; other = other->next)
+    for (other = mpi->w->tasks; other; other = other->next)
         if (idist__mpi_op_of(other)->phase == IDIST__PHASE_COMMITTING) return true;
 
     return false;
 }
 
 // One step of the first collective of a group. False: it has to wait.
-static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
+static bool idist__mpi_coll_step(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__fingerprint fingerprint;
@@ -1867,14 +1874,14 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     bool busy = t->async || t->next || t->prev || idist__together_now.depth;
     int error = MPI_SUCCESS;
 
-    if (op->phase == IDIST__PHASE_QUEUED && m->w->cfg.unchecked) {
+    if (op->phase == IDIST__PHASE_QUEUED && mpi->w->cfg.unchecked) {
         idist__native_init(&op->native, g, &t->call, idist__mpi_coll_unchecked_flags(g, &t->call));
-        idist__mpi_coll_run(m, t, !t->async);
+        idist__mpi_coll_run(mpi, t, !t->async);
         return true;
     }
 
     if (op->phase == IDIST__PHASE_QUEUED) {
-        if (idist__mpi_coll_must_wait(m, t)) return false;
+        if (idist__mpi_coll_must_wait(mpi, t)) return false;
         op->phase = IDIST__PHASE_ENTERING;
     }
 
@@ -1883,22 +1890,22 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     if (state == IDIST__EXCHANGE_PENDING) return false;
 
     if (state == IDIST__EXCHANGE_FAILED)
-        idist__mpi_error_fail_group(m, g, "the header exchange", error);
-    else if (op->phase == IDIST__PHASE_ENTERING) idist__mpi_coll_entered(m, t);
-    else idist__mpi_coll_run(m, t, !(idist__exchange_flags(g) & IDIST__HEADER_BUSY));
+        idist__mpi_error_fail_group(mpi, g, "the header exchange", error);
+    else if (op->phase == IDIST__PHASE_ENTERING) idist__mpi_coll_entered(mpi, t);
+    else idist__mpi_coll_run(mpi, t, !(idist__exchange_flags(g) & IDIST__HEADER_BUSY));
 
     return true;
 }
 
-static void idist__mpi_coll_progress(idist__mpi *m, idist_group *g) {
+static void idist__mpi_coll_progress(idist__mpi *mpi, idist_group *g) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
-    while (mg->queue_head && g->status == IDIST_OK && idist__mpi_coll_step(m, mg->queue_head))
+    while (mg->queue_head && g->status == IDIST_OK && idist__mpi_coll_step(mpi, mg->queue_head))
         continue;
 }
 
 // The group has failed after this rank committed to t. Other ranks may wait for us inside MPI; if
 // so, the call succeeds here as it does there.
-static void idist__mpi_coll_keep_commitment(idist__mpi *m, idist__task *t) {
+static void idist__mpi_coll_keep_commitment(idist__mpi *mpi, idist__task *t) {
     idist__mpi_group *mg = idist__mpi_model_group(t->group);
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
@@ -1907,78 +1914,78 @@ static void idist__mpi_coll_keep_commitment(idist__mpi *m, idist__task *t) {
 
     while (!mg->commit_refused && state == IDIST__EXCHANGE_PENDING && !late) {
         state = idist__exchange_step(t->group, &error);
-        idist__control_progress(m);
+        idist__control_progress(mpi);
         late = idist__os_clock_now_ns() > deadline_ns;
     }
 
     if (late && state == IDIST__EXCHANGE_PENDING) {
         mg->committed_seq--; // ranks that hear of our failure will not wait for us
-        m->abandoned = true;
+        mpi->abandoned = true;
     }
 
     if (state == IDIST__EXCHANGE_DONE && !mg->commit_refused)
-        idist__mpi_coll_run(m, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
+        idist__mpi_coll_run(mpi, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
 }
 
 // A blocking call without an exchange (IDIST_CHECK=0). The most common one goes to MPI directly.
-static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__call *c) {
-    const void *in = c->send == c->recv ? MPI_IN_PLACE : c->send;
+static bool idist__mpi_coll_direct(idist__mpi *mpi, idist_group *g, const idist__call *call) {
+    const void *in = call->send == call->recv ? MPI_IN_PLACE : call->send;
     idist__native nat;
     int error;
 
-    if (c->kind == IDIST__ALL_REDUCE && c->count && c->count <= IDIST__MPI_COUNT &&
-        !idist__reduce_op_is_user(c->op) && c->op != IDIST_AVG &&
-        !idist__dtype_is_narrow(c->dtype) && idist__mpi_type_exists(c->dtype)) {
-        error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type_of(c->dtype),
-                              idist__mpi_type_builtin_op(m, c->op, c->dtype),
+    if (call->kind == IDIST__ALL_REDUCE && call->count && call->count <= IDIST__MPI_COUNT &&
+        !idist__reduce_op_is_user(call->op) && call->op != IDIST_AVG &&
+        !idist__dtype_is_narrow(call->dtype) && idist__mpi_type_exists(call->dtype)) {
+        error = MPI_Allreduce(in, call->recv, (int)call->count, idist__mpi_type_of(call->dtype),
+                              idist__mpi_type_builtin_op(mpi, call->op, call->dtype),
                               idist__mpi_model_group(g)->comm);
     } else {
-        idist__native_init(&nat, g, c, idist__mpi_coll_unchecked_flags(g, c));
+        idist__native_init(&nat, g, call, idist__mpi_coll_unchecked_flags(g, call));
         idist__native_begin(&nat, true);
         error = idist__native_end(&nat);
     }
 
     if (error == MPI_SUCCESS) g->seq++;
-    else idist__mpi_error_fail_group(m, g, "a collective of MPI", error);
+    else idist__mpi_error_fail_group(mpi, g, "a collective of MPI", error);
 
     return error == MPI_SUCCESS;
 }
 
 // Polls for control messages if no quick call has for a millisecond, because the group may have
 // failed meanwhile.
-static void idist__mpi_coll_poll_control(idist__mpi *m) {
+static void idist__mpi_coll_poll_control(idist__mpi *mpi) {
     int64_t now_ns = idist__os_clock_now_ns();
     int i;
 
-    if (now_ns - m->polled_ns <= IDIST__MS) return;
-    for (i = 0; i < IDIST__QUICK_CONTROL_POLLS; i++) idist__control_progress(m);
-    m->polled_ns = now_ns;
+    if (now_ns - mpi->polled_ns <= IDIST__MS) return;
+    for (i = 0; i < IDIST__QUICK_CONTROL_POLLS; i++) idist__control_progress(mpi);
+    mpi->polled_ns = now_ns;
 }
 
 // Runs a blocking collective without a task, if all data fits into headers and the others come
 // soon. Otherwise, and after any error, it returns false, and the task that follows continues the
 // exchange.
-static bool idist__mpi_coll_quick(idist_group *g, const idist__call *c) {
-    idist__mpi *m = idist__mpi_of(g->w);
+static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
+    idist__mpi *mpi = idist__mpi_of(g->w);
     idist__exchange_state state;
     idist__fingerprint fingerprint;
     char text[400];
-    int error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
+    int error, polls = mpi->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
-    if (!idist__kind_is_collective(c->kind) || g->size == 1) return false;
-    if (m->w->cfg.unchecked) return idist__mpi_coll_direct(m, g, c);
-    idist__mpi_coll_poll_control(m);
+    if (!idist__kind_is_collective(call->kind) || g->size == 1) return false;
+    if (mpi->w->cfg.unchecked) return idist__mpi_coll_direct(mpi, g, call);
+    idist__mpi_coll_poll_control(mpi);
     if (g->status != IDIST_OK) return false;
 
     // A call that needs MPI or binds only begins here, so that the headers are on their way early.
-    if (idist__exchange_contribution(g, c) < 0 || idist__mpi_coll_binds(c)) polls = 0;
-    fingerprint = idist__fingerprint_of_call(g->w, c, g->seq + 1);
-    state = idist__mpi_coll_exchange(g, c, &fingerprint, false, polls, &error);
+    if (idist__exchange_contribution(g, call) < 0 || idist__mpi_coll_binds(call)) polls = 0;
+    fingerprint = idist__fingerprint_of_call(g->w, call, g->seq + 1);
+    state = idist__mpi_coll_exchange(g, call, &fingerprint, false, polls, &error);
     if (state == IDIST__EXCHANGE_FAILED)
-        idist__mpi_error_fail_group(m, g, "the header exchange", error);
+        idist__mpi_error_fail_group(mpi, g, "the header exchange", error);
     if (state != IDIST__EXCHANGE_DONE || !idist__exchange_agree(g, text, sizeof text)) return false;
 
-    idist__exchange_result(g, c);
+    idist__exchange_result(g, call);
     g->seq++;
 
     return true;
@@ -2011,7 +2018,7 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *c) {
 
 // Posts the data of a large message, in pieces that MPI can count.
 static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes) {
-    idist__mpi *m = idist__mpi_of(t->group->w);
+    idist__mpi *mpi = idist__mpi_of(t->group->w);
     idist__native *nat = &idist__mpi_op_of(t)->native;
     bool sends = t->call.kind == IDIST__SEND;
     size_t at, n, max = IDIST__PIECE_MAX_NBYTES;
@@ -2024,32 +2031,32 @@ static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nb
         n = nbytes - at < max ? nbytes - at : max;
         if (sends)
             IDIST__NATIVE_REQUEST(nat, MPI_Isend, (const char *)t->call.send + at, (int)n, MPI_BYTE,
-                                  rank, tag, m->p2p_comm);
+                                  rank, tag, mpi->p2p_comm);
         else
             IDIST__NATIVE_REQUEST(nat, MPI_Irecv, (char *)t->call.recv + at, (int)n, MPI_BYTE, rank,
-                                  tag, m->p2p_comm);
+                                  tag, mpi->p2p_comm);
     }
 }
 
 // The next MPI tag for data. It skips the tags of cancelled receives, whose data may yet arrive.
-static int idist__mpi_p2p_next_tag(idist__mpi *m) {
+static int idist__mpi_p2p_next_tag(idist__mpi *mpi) {
     int i;
 
     for (i = 0; i < IDIST__TAG_RANGE; i++) {
-        m->next_tag = (m->next_tag + 1) % IDIST__TAG_RANGE;
-        if (!(m->retired_tags[m->next_tag / 8] >> m->next_tag % 8 & 1)) break;
+        mpi->next_tag = (mpi->next_tag + 1) % IDIST__TAG_RANGE;
+        if (!(mpi->retired_tags[mpi->next_tag / 8] >> mpi->next_tag % 8 & 1)) break;
     }
 
-    return m->next_tag;
+    return mpi->next_tag;
 }
 
 // Receives the large message that READY_TO_SEND announces.
-static void idist__mpi_p2p_clear(idist__mpi *m, idist__task *t, int source,
+static void idist__mpi_p2p_clear(idist__mpi *mpi, idist__task *t, int source,
                                  const idist__mpi_control *ready) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__mpi_control clear;
 
-    op->data_tag = idist__mpi_p2p_next_tag(m);
+    op->data_tag = idist__mpi_p2p_next_tag(mpi);
     op->source = source;
     op->control = *ready;
 
@@ -2061,12 +2068,12 @@ static void idist__mpi_p2p_clear(idist__mpi *m, idist__task *t, int source,
     idist__mpi_p2p_transfer(t, source, clear.tag,
                             (size_t)idist__fingerprint_count(&ready->fingerprint) *
                                 idist_dtype_size(t->call.dtype));
-    idist__control_send(m, source, &clear, NULL, 0);
+    idist__control_send(mpi, source, &clear, NULL, 0);
 }
 
 // Gives a message to the oldest receive that wants it; false: there is none. Receives that it does
 // not fit fail.
-static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
+static bool idist__mpi_p2p_match(idist__mpi *mpi, idist_group *g, int source,
                                  idist__mpi_control *control, const void *payload) {
     idist__task **at = &idist__mpi_model_group(g)->receives;
     int from = idist__mpi_model_group(g)->rank_of[source];
@@ -2091,7 +2098,7 @@ static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
         }
 
         if (control->type == IDIST__CONTROL_READY_TO_SEND) {
-            idist__mpi_p2p_clear(m, t, source, control);
+            idist__mpi_p2p_clear(mpi, t, source, control);
         } else {
             idist__block_copy(t->call.recv, payload, (size_t)control->nbytes);
             idist__matching_received(t, from, control->tag, count);
@@ -2103,28 +2110,28 @@ static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
     return false;
 }
 
-static void idist__mpi_p2p_send(idist__mpi *m, idist__task *t) {
+static void idist__mpi_p2p_send(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
-    const idist__call *c = &t->call;
-    size_t nbytes = c->count * idist_dtype_size(c->dtype);
-    int rank = g->ranks[c->root];
-    bool eager = nbytes <= IDIST__CONTROL_MAX_NBYTES || rank == m->w->cfg.rank;
+    const idist__call *call = &t->call;
+    size_t nbytes = call->count * idist_dtype_size(call->dtype);
+    int rank = g->ranks[call->root];
+    bool eager = nbytes <= IDIST__CONTROL_MAX_NBYTES || rank == mpi->w->cfg.rank;
     idist__mpi_control control;
 
-    idist__mpi_op_of(t)->send_id = ++m->next_send_id;
-    m->peers[rank].sent++;
+    idist__mpi_op_of(t)->send_id = ++mpi->next_send_id;
+    mpi->peers[rank].sent++;
 
     memset(&control, 0, sizeof control);
     control.type = eager ? IDIST__CONTROL_EAGER : IDIST__CONTROL_READY_TO_SEND;
     control.ctx = g->ctx;
-    control.tag = c->tag;
+    control.tag = call->tag;
     control.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
     control.id = idist__mpi_op_of(t)->send_id;
-    idist__control_send(m, rank, &control, c->send, eager ? nbytes : 0);
+    idist__control_send(mpi, rank, &control, call->send, eager ? nbytes : 0);
     if (eager) idist__task_complete(t, IDIST_OK, "");
 }
 
-static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
+static void idist__mpi_p2p_receive(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__task **last;
     idist__mpi_unexpected **at;
@@ -2134,16 +2141,16 @@ static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
         continue;
     *last = t;
 
-    for (at = &m->unexpected; *at; at = &(*at)->next) {
+    for (at = &mpi->unexpected; *at; at = &(*at)->next) {
         idist__mpi_unexpected *u = *at;
         if (u->control.ctx != g->ctx || u->control.type > IDIST__CONTROL_READY_TO_SEND ||
             !idist__matching_matches(t, u->source, u->control.tag))
             continue;
 
         // If the message does not fit, the receive fails and the message stays.
-        if (idist__mpi_p2p_match(m, g, u->source, &u->control, u + 1)) {
+        if (idist__mpi_p2p_match(mpi, g, u->source, &u->control, u + 1)) {
             *at = u->next;
-            idist__mem_free(&m->w->cfg.mem, u);
+            idist__mem_free(&mpi->w->cfg.mem, u);
         }
 
         return;
@@ -2151,10 +2158,10 @@ static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
 }
 
 // CLEAR_TO_SEND has come: sends the data of the send that it names.
-static void idist__mpi_p2p_cleared(idist__mpi *m, int source, const idist__mpi_control *clear) {
+static void idist__mpi_p2p_cleared(idist__mpi *mpi, int source, const idist__mpi_control *clear) {
     idist__task *t;
 
-    for (t = m->w->tasks; t; t = t->next) {
+    for (t = mpi->w->tasks; t; t = t->next) {
         const idist__mpi_op *op = idist__mpi_op_of(t);
 
         if (t->call.kind != IDIST__SEND || op->phase != IDIST__PHASE_WAITING) continue;
@@ -2166,18 +2173,18 @@ static void idist__mpi_p2p_cleared(idist__mpi *m, int source, const idist__mpi_c
 }
 
 // MPI has sent or received all data of a large message.
-static void idist__mpi_p2p_done(idist__mpi *m, idist__task *t) {
+static void idist__mpi_p2p_done(idist__mpi *mpi, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     bool sends = t->call.kind == IDIST__SEND;
     int error;
 
     op->phase = IDIST__PHASE_WAITING;
-    m->poll_ns = 0;
-    m->w->moved_count++;
+    mpi->poll_ns = 0;
+    mpi->w->moved_count++;
     error = idist__native_end(&op->native);
 
     if (error != MPI_SUCCESS)
-        idist__mpi_error_fail_group(m, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
+        idist__mpi_error_fail_group(mpi, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
     else if (sends) idist__task_complete(t, IDIST_OK, "");
     else
         idist__matching_received(t, idist__mpi_model_group(t->group)->rank_of[op->source],
@@ -2222,17 +2229,17 @@ static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
 }
 
 // Whether what the peer waits for may still come from us.
-static bool idist__mpi_wait_is_served(const idist__mpi *m, int peer) {
-    const idist__mpi_control *waiting = &m->peers[peer].waiting;
-    const idist_group *g = idist__world_find_group(m->w, waiting->ctx);
+static bool idist__mpi_wait_is_served(const idist__mpi *mpi, int peer) {
+    const idist__mpi_control *waiting = &mpi->peers[peer].waiting;
+    const idist_group *g = idist__world_find_group(mpi->w, waiting->ctx);
     const idist__mpi_unexpected *u;
 
-    if (waiting->fingerprint.kind == IDIST__RECV) return waiting->received != m->peers[peer].sent;
+    if (waiting->fingerprint.kind == IDIST__RECV) return waiting->received != mpi->peers[peer].sent;
     if (waiting->fingerprint.kind != IDIST__SEND)
         return !g || g->status != IDIST_OK || (int32_t)(waiting->fingerprint.seq - g->seq) <= 0;
 
     // A send is not served while its READY_TO_SEND lies here unmatched.
-    for (u = m->unexpected; u; u = u->next)
+    for (u = mpi->unexpected; u; u = u->next)
         if (u->source == peer && u->control.type == IDIST__CONTROL_READY_TO_SEND &&
             u->control.id == waiting->id)
             return false;
@@ -2241,8 +2248,8 @@ static bool idist__mpi_wait_is_served(const idist__mpi *m, int peer) {
 }
 
 // Whether the peer has not begun what our call waits for.
-static bool idist__mpi_wait_is_unbegun(const idist__mpi *m, const idist__task *own, int peer) {
-    const idist__mpi_peer *p = &m->peers[peer];
+static bool idist__mpi_wait_is_unbegun(const idist__mpi *mpi, const idist__task *own, int peer) {
+    const idist__mpi_peer *p = &mpi->peers[peer];
 
     if (own->call.kind == IDIST__RECV) return p->waiting.sent == p->received;
     if (own->call.kind == IDIST__SEND) return true;
@@ -2250,10 +2257,10 @@ static bool idist__mpi_wait_is_unbegun(const idist__mpi *m, const idist__task *o
 }
 
 // Fails both groups if this rank and the peer wait for each other.
-static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
-    const idist__mpi_control *waiting = &m->peers[peer].waiting;
-    idist__task *own = idist__world_only_call(m->w);
-    idist_group *peer_group = idist__world_find_group(m->w, waiting->ctx);
+static void idist__mpi_wait_find_deadlock(idist__mpi *mpi, int peer) {
+    const idist__mpi_control *waiting = &mpi->peers[peer].waiting;
+    idist__task *own = idist__world_only_call(mpi->w);
+    idist_group *peer_group = idist__world_find_group(mpi->w, waiting->ctx);
     char cause[400];
     bool same_group;
     int rank;
@@ -2264,8 +2271,8 @@ static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
     if (rank < 0) return;
     same_group = own->group->ctx == waiting->ctx;
     if (same_group && own->seq == waiting->fingerprint.seq && own->seq) return;
-    if (!idist__mpi_wait_needs(own, rank) || !idist__mpi_wait_is_unbegun(m, own, peer)) return;
-    if (idist__mpi_wait_is_served(m, peer)) return;
+    if (!idist__mpi_wait_needs(own, rank) || !idist__mpi_wait_is_unbegun(mpi, own, peer)) return;
+    if (idist__mpi_wait_is_served(mpi, peer)) return;
 
     idist__explain_deadlock(own, peer, &waiting->fingerprint, same_group, cause, sizeof cause);
     idist__group_fail(own->group, IDIST_ERR_MISMATCH, cause);
@@ -2282,12 +2289,13 @@ static void idist__mpi_wait_seen(idist_group *g, int source,
 }
 
 // WAITING has come. In a collective the peer learns whether we have entered it too.
-static void idist__mpi_wait_received(idist__mpi *m, int source, const idist__mpi_control *waiting) {
-    idist_group *g = idist__world_find_group(m->w, waiting->ctx);
+static void idist__mpi_wait_received(idist__mpi *mpi, int source,
+                                     const idist__mpi_control *waiting) {
+    idist_group *g = idist__world_find_group(mpi->w, waiting->ctx);
     idist__mpi_control answer = *waiting;
 
-    m->peers[source].waiting = *waiting;
-    m->peers[source].absent_ctx = UINT64_MAX; // what it said before may have come true meanwhile
+    mpi->peers[source].waiting = *waiting;
+    mpi->peers[source].absent_ctx = UINT64_MAX; // what it said before may have come true meanwhile
 
     if (!idist__kind_is_p2p((idist__kind)waiting->fingerprint.kind)) {
         answer.type = IDIST__CONTROL_ABSENT;
@@ -2298,15 +2306,15 @@ static void idist__mpi_wait_received(idist__mpi *m, int source, const idist__mpi
             answer.fingerprint = idist__mpi_model_group(g)->entered;
         }
 
-        idist__control_send(m, source, &answer, NULL, 0);
+        idist__control_send(mpi, source, &answer, NULL, 0);
     }
 
-    idist__mpi_wait_find_deadlock(m, source);
+    idist__mpi_wait_find_deadlock(mpi, source);
 }
 
 // Sends WAITING for t to a rank of its group.
 static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
-    idist__mpi *m = idist__mpi_of(t->group->w);
+    idist__mpi *mpi = idist__mpi_of(t->group->w);
     int peer = t->group->ranks[rank];
     idist__mpi_control waiting;
 
@@ -2316,9 +2324,9 @@ static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
     waiting.ctx = t->group->ctx;
     waiting.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
     waiting.id = idist__mpi_op_of(t)->send_id;
-    waiting.sent = m->peers[peer].sent;
-    waiting.received = m->peers[peer].received;
-    idist__control_send(m, peer, &waiting, NULL, 0);
+    waiting.sent = mpi->peers[peer].sent;
+    waiting.received = mpi->peers[peer].received;
+    idist__control_send(mpi, peer, &waiting, NULL, 0);
 }
 
 static void idist__mpi_wait_announce(idist__task *t) {
@@ -2370,39 +2378,40 @@ static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) 
 // revokes the communicator, which brings back ranks that are blocked in MPI.
 
 // Handles one control message.
-static void idist__mpi_engine_deliver(idist__mpi *m, int source, idist__mpi_control *control,
+static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_control *control,
                                       const void *payload) {
-    idist_group *g = idist__world_find_group(m->w, control->ctx);
+    idist_group *g = idist__world_find_group(mpi->w, control->ctx);
 
-    m->poll_ns = 0;
+    mpi->poll_ns = 0;
 
     switch (control->type) {
     case IDIST__CONTROL_EAGER:
     case IDIST__CONTROL_READY_TO_SEND:
-        m->peers[source].received++;
-        m->w->moved_count++;
+        mpi->peers[source].received++;
+        mpi->w->moved_count++;
         if (g && g->status != IDIST_OK) break;
-        if (!g || !idist__mpi_p2p_match(m, g, source, control, payload))
-            idist__control_keep(m, source, control, payload);
+        if (!g || !idist__mpi_p2p_match(mpi, g, source, control, payload))
+            idist__control_keep(mpi, source, control, payload);
         break;
-    case IDIST__CONTROL_CLEAR_TO_SEND: idist__mpi_p2p_cleared(m, source, control); break;
-    case IDIST__CONTROL_WAITING: idist__mpi_wait_received(m, source, control); break;
+    case IDIST__CONTROL_CLEAR_TO_SEND: idist__mpi_p2p_cleared(mpi, source, control); break;
+    case IDIST__CONTROL_WAITING: idist__mpi_wait_received(mpi, source, control); break;
     case IDIST__CONTROL_ENTERED:
         if (g) idist__mpi_wait_seen(g, source, &control->fingerprint);
         break;
     case IDIST__CONTROL_ABSENT:
-        m->peers[source].absent_ctx = control->ctx;
-        m->peers[source].absent_seq = control->fingerprint.seq;
-        idist__mpi_wait_find_deadlock(m, source);
+        mpi->peers[source].absent_ctx = control->ctx;
+        mpi->peers[source].absent_seq = control->fingerprint.seq;
+        idist__mpi_wait_find_deadlock(mpi, source);
         break;
     case IDIST__CONTROL_FREED:
         // the group may not exist here yet
-        if (!idist__comms_leave(m, control->ctx)) idist__control_keep(m, source, control, payload);
+        if (!idist__comms_leave(mpi, control->ctx))
+            idist__control_keep(mpi, source, control, payload);
         break;
     case IDIST__CONTROL_FAILED:
         if (!g) { // not yet, or no longer
-            if (!idist__comms_keep(m, control->ctx))
-                idist__control_keep(m, source, control, payload);
+            if (!idist__comms_keep(mpi, control->ctx))
+                idist__control_keep(mpi, source, control, payload);
             break;
         }
 
@@ -2415,16 +2424,16 @@ static void idist__mpi_engine_deliver(idist__mpi *m, int source, idist__mpi_cont
 }
 
 static void idist__mpi_engine_progress(idist__world *w) {
-    idist__mpi *m = idist__mpi_of(w);
+    idist__mpi *mpi = idist__mpi_of(w);
     idist_group *g;
     idist__task *t;
     uint32_t ended;
 
-    if (m->finalized) return;
-    idist__control_progress(m);
-    if (m->outgoing) idist__control_sweep(m);
+    if (mpi->finalized) return;
+    idist__control_progress(mpi);
+    if (mpi->outgoing) idist__control_sweep(mpi);
     for (g = &w->group; g; g = g->next)
-        if (g->rank >= 0) idist__mpi_coll_progress(m, g);
+        if (g->rank >= 0) idist__mpi_coll_progress(mpi, g);
 
     // The list changes whenever a task ends; then start over.
     do {
@@ -2436,28 +2445,28 @@ static void idist__mpi_engine_progress(idist__world *w) {
 
             if (!running && op->phase != IDIST__PHASE_TRANSFERRING) continue;
             if (!idist__native_done(&op->native)) continue;
-            if (running) idist__mpi_coll_done(m, t);
-            else idist__mpi_p2p_done(m, t);
+            if (running) idist__mpi_coll_done(mpi, t);
+            else idist__mpi_p2p_done(mpi, t);
         }
     } while (ended != w->ended_count);
 }
 
 // Remembers which threads call.
-static void idist__mpi_engine_count_threads(idist__mpi *m) {
+static void idist__mpi_engine_count_threads(idist__mpi *mpi) {
     idist__os_thread self = idist__os_thread_self();
 
-    if (m->called && !idist__os_thread_equal(m->last_caller, self)) m->multithreaded = true;
-    m->last_caller = self;
-    m->called = true;
+    if (mpi->called && !idist__os_thread_equal(mpi->last_caller, self)) mpi->multithreaded = true;
+    mpi->last_caller = self;
+    mpi->called = true;
 }
 
 static void idist__mpi_engine_start(idist__task *t) {
     idist_group *g = t->group;
-    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi *mpi = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
 
-    idist__mpi_engine_count_threads(m);
+    idist__mpi_engine_count_threads(mpi);
     memset(op, 0, sizeof *op);
     op->phase = IDIST__PHASE_WAITING;
 
@@ -2468,15 +2477,15 @@ static void idist__mpi_engine_start(idist__task *t) {
 
     if (g->status != IDIST_OK)
         idist__task_complete(t, g->status, g->cause); // found by the quick call
-    else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(m, t);
-    else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(m, t);
+    else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(mpi, t);
+    else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(mpi, t);
     else if (g->size == 1) idist__self_collective(t);
     else {
         op->phase = IDIST__PHASE_QUEUED;
         if (mg->queue_head) idist__mpi_op_of(mg->queue_tail)->next = t;
         else mg->queue_head = t;
         mg->queue_tail = t;
-        idist__mpi_coll_progress(m, g);
+        idist__mpi_coll_progress(mpi, g);
     }
 }
 
@@ -2502,9 +2511,9 @@ static int64_t idist__mpi_engine_next_pause(int64_t pause_ns, int64_t max_ns) {
 }
 
 static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
-    idist__mpi *m = idist__mpi_of(w);
+    idist__mpi *mpi = idist__mpi_of(w);
     bool in_flight = idist__mpi_engine_has_data_in_flight(w);
-    uint32_t wake_count = m->wake_count;
+    uint32_t wake_count = mpi->wake_count;
     int64_t wake_ns;
 
     // As inside a blocking call of MPI: only our polling moves the data.
@@ -2515,12 +2524,13 @@ static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
         return;
     }
 
-    m->poll_ns =
-        idist__mpi_engine_next_pause(m->poll_ns, in_flight || m->outgoing ? IDIST__POLL_TRANSFER_NS
-                                                                          : IDIST__POLL_MAX_NS);
-    wake_ns = idist__os_clock_now_ns() + m->poll_ns;
+    mpi->poll_ns = idist__mpi_engine_next_pause(mpi->poll_ns, in_flight || mpi->outgoing
+                                                                  ? IDIST__POLL_TRANSFER_NS
+                                                                  : IDIST__POLL_MAX_NS);
+    wake_ns = idist__os_clock_now_ns() + mpi->poll_ns;
     idist__os_mutex_unlock(&w->lock);
-    idist__os_wake_await_word(&m->wake_count, wake_count, wake_ns < until_ns ? wake_ns : until_ns);
+    idist__os_wake_await_word(&mpi->wake_count, wake_count,
+                              wake_ns < until_ns ? wake_ns : until_ns);
     idist__os_mutex_lock(&w->lock);
 }
 
@@ -2531,7 +2541,7 @@ static void idist__mpi_engine_wake(idist__world *w) {
 
 // Only a receive that has matched nothing can be cancelled; the peer knows of anything else.
 static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
-    idist__mpi *m = idist__mpi_of(t->group->w);
+    idist__mpi *mpi = idist__mpi_of(t->group->w);
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__task **at = &idist__mpi_model_group(t->group)->receives;
     bool receives = t->call.kind == IDIST__RECV;
@@ -2547,7 +2557,7 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     if (receives) {
         for (i = 0; i < op->native.request_count; i++)
             if (op->native.requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&op->native.requests[i]);
-        m->retired_tags[op->data_tag / 8] |= (unsigned char)(1u << op->data_tag % 8);
+        mpi->retired_tags[op->data_tag / 8] |= (unsigned char)(1u << op->data_tag % 8);
     }
 
     idist__native_abandon(&op->native);
@@ -2583,14 +2593,14 @@ static bool idist__mpi_engine_cancel(idist__task *t) {
 }
 
 static void idist__mpi_engine_tell(idist_group *g) {
-    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi *mpi = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__task *first = mg->queue_head;
     idist__mpi_control failed;
     int i;
 
     if (first && idist__mpi_op_of(first)->phase == IDIST__PHASE_COMMITTING)
-        idist__mpi_coll_keep_commitment(m, first);
+        idist__mpi_coll_keep_commitment(mpi, first);
     idist__exchange_cancel(g);
     if (mg->failure_known) return;
     mg->failure_known = true;
@@ -2602,18 +2612,18 @@ static void idist__mpi_engine_tell(idist_group *g) {
     failed.sent = mg->committed_seq;
     for (i = 0; i < g->size; i++)
         if (i != g->rank)
-            idist__control_send(m, g->ranks[i], &failed, g->cause, strlen(g->cause) + 1);
+            idist__control_send(mpi, g->ranks[i], &failed, g->cause, strlen(g->cause) + 1);
 
 #ifdef IDIST__ULFM
     // After the messages: it brings back ranks that are blocked in MPI.
-    if (m->fault_tolerant && mg->comm != MPI_COMM_NULL) MPIX_Comm_revoke(mg->comm);
+    if (mpi->fault_tolerant && mg->comm != MPI_COMM_NULL) MPIX_Comm_revoke(mg->comm);
 #endif
 }
 
 static void idist__mpi_engine_flush(idist__world *w, int64_t until_ns) {
-    const idist__mpi *m = idist__mpi_of(w);
+    const idist__mpi *mpi = idist__mpi_of(w);
 
-    while (m->outgoing && !m->finalized && idist__os_clock_now_ns() < until_ns) {
+    while (mpi->outgoing && !mpi->finalized && idist__os_clock_now_ns() < until_ns) {
         idist__mpi_engine_progress(w);
         idist__os_mutex_unlock(&w->lock);
         idist__os_thread_yield();
@@ -2634,8 +2644,8 @@ static bool idist__mpi_initialised;    // by us
 static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
 static bool idist__mpi_never_finalize; // a failed world did not end on all ranks: it would block
 
-static MPI_Comm idist__mpi_life_base_comm(const idist__config *c) {
-    return c->mpi_comm ? *(const MPI_Comm *)c->mpi_comm : MPI_COMM_WORLD;
+static MPI_Comm idist__mpi_life_base_comm(const idist__config *cfg) {
+    return cfg->mpi_comm ? *(const MPI_Comm *)cfg->mpi_comm : MPI_COMM_WORLD;
 }
 
 static bool idist__mpi_life_is_one_of(const char *name, const char *const *names, size_t count) {
@@ -2647,8 +2657,8 @@ static bool idist__mpi_life_is_one_of(const char *name, const char *const *names
 }
 
 // Whether the user asked for this backend by name.
-static bool idist__mpi_life_is_asked(const idist__config *c) {
-    const char *at = c->backends;
+static bool idist__mpi_life_is_asked(const idist__config *cfg) {
+    const char *at = cfg->backends;
 
     for (; *at; at += strcspn(at, ","), at += *at == ',')
         if (idist__choose_backend_is(at, strcspn(at, ","), "mpi")) return true;
@@ -2657,22 +2667,22 @@ static bool idist__mpi_life_is_asked(const idist__config *c) {
 
 // Whether the user asked for MPI, a launcher of MPI started us, or the program uses MPI itself. A
 // rank and size from the user or from torchrun belong to another world.
-static bool idist__mpi_life_is_meant(const idist__config *c, bool initialised) {
+static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialised) {
     static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
     static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
     bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
 
-    if (idist__mpi_life_is_asked(c) || c->mpi_comm) return true;
-    if (idist__mpi_life_is_one_of(c->launcher, mpi_launchers, IDIST__COUNT_OF(mpi_launchers)))
+    if (idist__mpi_life_is_asked(cfg) || cfg->mpi_comm) return true;
+    if (idist__mpi_life_is_one_of(cfg->launcher, mpi_launchers, IDIST__COUNT_OF(mpi_launchers)))
         return true;
     if (pmi &&
-        idist__mpi_life_is_one_of(c->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
+        idist__mpi_life_is_one_of(cfg->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
         return true;
 
-    return initialised && strcmp(c->launcher, "none") == 0;
+    return initialised && strcmp(cfg->launcher, "none") == 0;
 }
 
-static idist_status idist__mpi_life_sizes_differ(const idist__config *c, int rank, int size) {
+static idist_status idist__mpi_life_sizes_differ(const idist__config *cfg, int rank, int size) {
     char library[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
     int length = 0;
 
@@ -2684,8 +2694,8 @@ static idist_status idist__mpi_life_sizes_differ(const idist__config *c, int ran
         "initialize: the launcher (%s%s%s) says rank %d of %d, but the MPI that this "
         "program is linked with (%s) says rank %d of %d; start it with the mpirun "
         "or mpiexec of that MPI, or set IDIST_BACKEND=ring",
-        c->launcher, c->rank_var ? " by " : "", c->rank_var ? c->rank_var : "", c->rank,
-        c->world_size, library, rank, size);
+        cfg->launcher, cfg->rank_var ? " by " : "", cfg->rank_var ? cfg->rank_var : "", cfg->rank,
+        cfg->world_size, library, rank, size);
 }
 
 static idist_status idist__mpi_life_initialise(void) {
@@ -2715,15 +2725,15 @@ static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
                                       "one group of both by MPI_Intercomm_merge");
 }
 
-static idist_status idist__mpi_life_claim(idist__config *c, const char **why) {
+static idist_status idist__mpi_life_claim(idist__config *cfg, const char **why) {
     int initialised = 0, finalized = 0, rank, size;
-    bool explicit_rank = strcmp(c->launcher, "explicit") == 0, size_known;
+    bool explicit_rank = strcmp(cfg->launcher, "explicit") == 0, size_known;
     idist_status status;
 
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalized);
     *why = "no launcher of MPI started this process";
-    if (!idist__mpi_life_is_meant(c, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
+    if (!idist__mpi_life_is_meant(cfg, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
     if (finalized)
         return idist__fail(IDIST_ERR_STATE,
                            "initialize: MPI was finalized in this process and cannot be "
@@ -2735,21 +2745,21 @@ static idist_status idist__mpi_life_claim(idist__config *c, const char **why) {
         if (status != IDIST_OK) return status;
     }
 
-    status = idist__mpi_life_check_comm(idist__mpi_life_base_comm(c));
+    status = idist__mpi_life_check_comm(idist__mpi_life_base_comm(cfg));
     if (status != IDIST_OK) return status;
-    MPI_Comm_rank(idist__mpi_life_base_comm(c), &rank);
-    MPI_Comm_size(idist__mpi_life_base_comm(c), &size);
+    MPI_Comm_rank(idist__mpi_life_base_comm(cfg), &rank);
+    MPI_Comm_size(idist__mpi_life_base_comm(cfg), &size);
 
-    if (strcmp(c->launcher, "none") == 0) {
-        c->launcher = "mpi";
+    if (strcmp(cfg->launcher, "none") == 0) {
+        cfg->launcher = "mpi";
     } else {
-        size_known = explicit_rank || !c->mpi_comm;
-        if (size_known && (size != c->world_size || (explicit_rank && rank != c->rank)))
-            return idist__mpi_life_sizes_differ(c, rank, size);
+        size_known = explicit_rank || !cfg->mpi_comm;
+        if (size_known && (size != cfg->world_size || (explicit_rank && rank != cfg->rank)))
+            return idist__mpi_life_sizes_differ(cfg, rank, size);
     }
 
-    c->rank = rank;
-    c->world_size = size;
+    cfg->rank = rank;
+    cfg->world_size = size;
 
     return IDIST_OK;
 }
@@ -2766,19 +2776,19 @@ static idist_status idist__mpi_life_claim(idist__config *c, const char **why) {
 // free, and finalizes MPI after the last world if idist initialised it.
 
 // Exchanges the table of ranks, and compares the settings that must be equal everywhere.
-static idist_status idist__mpi_world_exchange_ranks(idist__mpi *m) {
-    const idist__config *cfg = &m->w->cfg;
-    idist__rank_info *nodes = m->w->nodes, *own = &nodes[cfg->rank];
+static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
+    const idist__config *cfg = &mpi->w->cfg;
+    idist__rank_info *nodes = mpi->w->nodes, *own = &nodes[cfg->rank];
     int64_t nbytes = cfg->shm_asked ? (int64_t)cfg->shm_nbytes : 0, check = !cfg->unchecked;
     int64_t settings[4] = {nbytes, -nbytes, check, -check}, max[4]; // max(-x) is -min(x)
     bool same_nbytes, same_check;
     int error;
 
-    idist__text_copy(own->hostname, sizeof own->hostname, m->w->hostname);
+    idist__text_copy(own->hostname, sizeof own->hostname, mpi->w->hostname);
     own->host = idist__config_host_key(cfg);
-    error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, m->p2p_comm);
+    error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, mpi->p2p_comm);
     if (error == MPI_SUCCESS)
-        error = MPI_Allreduce(settings, max, 4, MPI_INT64_T, MPI_MAX, m->p2p_comm);
+        error = MPI_Allreduce(settings, max, 4, MPI_INT64_T, MPI_MAX, mpi->p2p_comm);
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Allgather", error);
 
     same_nbytes = max[0] == -max[1];
@@ -2791,14 +2801,14 @@ static idist_status idist__mpi_world_exchange_ranks(idist__mpi *m) {
 
 // Among the ranks of this host: counts the cores they may use together, and makes the window for
 // idist_alloc.
-static idist_status idist__mpi_world_share_host(idist__mpi *m) {
-    idist__world *w = m->w;
+static idist_status idist__mpi_world_share_host(idist__mpi *mpi) {
+    idist__world *w = mpi->w;
     idist__os_cpu_set own, together;
     MPI_Comm host;
     void *base = NULL;
     int error, size = 1;
 
-    error = MPI_Comm_split_type(m->p2p_comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    error = MPI_Comm_split_type(mpi->p2p_comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Comm_split_type", error);
     MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN);
     MPI_Comm_size(host, &size);
@@ -2808,10 +2818,10 @@ static idist_status idist__mpi_world_share_host(idist__mpi *m) {
 
     if (error == MPI_SUCCESS && size > 1 && w->cfg.shm_asked) {
         if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, MPI_INFO_NULL, host, &base,
-                                    &m->win) != MPI_SUCCESS)
-            m->win = MPI_WIN_NULL;
-        if (m->win != MPI_WIN_NULL)
-            m->window = idist__window_adopt((char *)base, w->cfg.shm_nbytes);
+                                    &mpi->win) != MPI_SUCCESS)
+            mpi->win = MPI_WIN_NULL;
+        if (mpi->win != MPI_WIN_NULL)
+            mpi->window = idist__window_adopt((char *)base, w->cfg.shm_nbytes);
     }
 
     MPI_Comm_free(&host);
@@ -2819,20 +2829,20 @@ static idist_status idist__mpi_world_share_host(idist__mpi *m) {
     return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_error_fail("MPI_Allreduce", error);
 }
 
-static idist_status idist__mpi_world_allocate(idist__mpi *m) {
-    const idist_allocator *mem = &m->w->cfg.mem;
-    size_t size = (size_t)m->w->group.size, i;
+static idist_status idist__mpi_world_allocate(idist__mpi *mpi) {
+    const idist_allocator *mem = &mpi->w->cfg.mem;
+    size_t size = (size_t)mpi->w->group.size, i;
 
-    m->peers = (idist__mpi_peer *)idist__mem_alloc(mem, sizeof *m->peers * size);
-    m->sent_counts = (uint32_t *)idist__mem_alloc(mem, sizeof(uint32_t) * size);
-    if (!m->peers || !m->sent_counts) return IDIST_ERR_NO_MEMORY;
+    mpi->peers = (idist__mpi_peer *)idist__mem_alloc(mem, sizeof *mpi->peers * size);
+    mpi->sent_counts = (uint32_t *)idist__mem_alloc(mem, sizeof(uint32_t) * size);
+    if (!mpi->peers || !mpi->sent_counts) return IDIST_ERR_NO_MEMORY;
 
     for (i = 1; i < size; i++) {
         idist__mpi_outgoing *o =
             (idist__mpi_outgoing *)idist__mem_alloc(mem, sizeof *o + IDIST__CONTROL_MAX_NBYTES);
         if (!o) return IDIST_ERR_NO_MEMORY;
-        o->next = m->reserve;
-        m->reserve = o;
+        o->next = mpi->reserve;
+        mpi->reserve = o;
     }
 
     return IDIST_OK;
@@ -2840,28 +2850,29 @@ static idist_status idist__mpi_world_allocate(idist__mpi *m) {
 
 // Makes both communicators. Once the first one exists all ranks are here, and nothing keeps this
 // rank from continuing with them.
-static idist_status idist__mpi_world_duplicate(idist__mpi *m) {
-    const idist__config *cfg = &m->w->cfg;
+static idist_status idist__mpi_world_duplicate(idist__mpi *mpi) {
+    const idist__config *cfg = &mpi->w->cfg;
     MPI_Request request;
     idist_status status;
-    int error = MPI_Comm_idup(idist__mpi_life_base_comm(cfg), &m->p2p_comm, &request);
+    int error = MPI_Comm_idup(idist__mpi_life_base_comm(cfg), &mpi->p2p_comm, &request);
 
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Comm_idup", error);
     status = idist__mpi_error_await(&request, cfg->init_timeout_ms, "initialize");
     if (status != IDIST_OK) return status;
 
-    MPI_Comm_set_errhandler(m->p2p_comm, MPI_ERRORS_RETURN);
-    error = MPI_Comm_dup(m->p2p_comm, &m->world_comm);
+    MPI_Comm_set_errhandler(mpi->p2p_comm, MPI_ERRORS_RETURN);
+    error = MPI_Comm_dup(mpi->p2p_comm, &mpi->world_comm);
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Comm_dup", error);
 
 #ifdef IDIST__ULFM
-    m->fault_tolerant = idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
+    mpi->fault_tolerant =
+        idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
 #endif
 
     return IDIST_OK;
 }
 
-static idist_status idist__mpi_world_make_ops(idist__mpi *m) {
+static idist_status idist__mpi_world_make_ops(idist__mpi *mpi) {
     static MPI_User_function *const functions[4] = {idist__mpi_type_sum, idist__mpi_type_prod,
                                                     idist__mpi_type_min, idist__mpi_type_max};
     int error, i;
@@ -2871,18 +2882,18 @@ static idist_status idist__mpi_world_make_ops(idist__mpi *m) {
                                NULL);
 
     for (i = 0; i < 4; i++) {
-        error = MPI_Op_create(functions[i], 1, &m->ops[i]);
+        error = MPI_Op_create(functions[i], 1, &mpi->ops[i]);
         if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Op_create", error);
     }
 
     return IDIST_OK;
 }
 
-static idist_status idist__mpi_world_make(idist__mpi *m) {
-    idist__world *w = m->w;
+static idist_status idist__mpi_world_make(idist__mpi *mpi) {
+    idist__world *w = mpi->w;
     int level = MPI_THREAD_SINGLE;
     bool one_thread;
-    idist_status status = idist__mpi_world_allocate(m);
+    idist_status status = idist__mpi_world_allocate(mpi);
 
     if (status != IDIST_OK) return status;
     MPI_Query_thread(&level);
@@ -2891,44 +2902,44 @@ static idist_status idist__mpi_world_make(idist__mpi *m) {
     w->foreign_thread_count = idist__mpi_thread_count;
     w->single_threaded = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
 
-    status = idist__mpi_world_duplicate(m);
-    if (status == IDIST_OK) status = idist__mpi_world_exchange_ranks(m);
-    if (status == IDIST_OK) status = idist__mpi_world_share_host(m);
-    if (status == IDIST_OK) status = idist__mpi_world_make_ops(m);
-    if (status == IDIST_OK) idist__control_post_receive(m);
+    status = idist__mpi_world_duplicate(mpi);
+    if (status == IDIST_OK) status = idist__mpi_world_exchange_ranks(mpi);
+    if (status == IDIST_OK) status = idist__mpi_world_share_host(mpi);
+    if (status == IDIST_OK) status = idist__mpi_world_make_ops(mpi);
+    if (status == IDIST_OK) idist__control_post_receive(mpi);
 
     return status;
 }
 
-static void idist__mpi_world_free(idist__mpi *m) {
-    const idist_allocator *mem = &m->w->cfg.mem;
+static void idist__mpi_world_free(idist__mpi *mpi) {
+    const idist_allocator *mem = &mpi->w->cfg.mem;
 
-    idist__mem_free_list(mem, m->unexpected);
-    idist__mem_free_list(mem, m->comms);
-    idist__mem_free_list(mem, m->free_outgoing);
-    idist__mem_free_list(mem, m->reserve);
-    idist__mem_free(mem, m->peers);
-    idist__mem_free(mem, m->sent_counts);
-    idist__mem_free(mem, m);
+    idist__mem_free_list(mem, mpi->unexpected);
+    idist__mem_free_list(mem, mpi->comms);
+    idist__mem_free_list(mem, mpi->free_outgoing);
+    idist__mem_free_list(mem, mpi->reserve);
+    idist__mem_free(mem, mpi->peers);
+    idist__mem_free(mem, mpi->sent_counts);
+    idist__mem_free(mem, mpi);
 }
 
-static void idist__mpi_world_stop_receiving(idist__mpi *m) {
-    if (m->incoming == MPI_REQUEST_NULL) return;
-    MPI_Cancel(&m->incoming);
-    MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);
+static void idist__mpi_world_stop_receiving(idist__mpi *mpi) {
+    if (mpi->incoming == MPI_REQUEST_NULL) return;
+    MPI_Cancel(&mpi->incoming);
+    MPI_Wait(&mpi->incoming, MPI_STATUS_IGNORE);
 }
 
-static void idist__mpi_world_close_window(idist__mpi *m) {
-    if (m->window) idist__window_close(m->window);
-    m->window = NULL;
+static void idist__mpi_world_close_window(idist__mpi *mpi) {
+    if (mpi->window) idist__window_close(mpi->window);
+    mpi->window = NULL;
 }
 
 // The program calls MPI_Finalize, which begins by deleting this attribute of MPI_COMM_SELF, while
 // the world is open: it fails, here and on the other ranks, and never uses MPI again. Also called
 // when the world closes.
 static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
-    idist__mpi *m = (idist__mpi *)value;
-    idist__world *w = m->w;
+    idist__mpi *mpi = (idist__mpi *)value;
+    idist__world *w = mpi->w;
     idist_group *g;
 
     (void)comm;
@@ -2942,51 +2953,51 @@ static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, vo
     for (g = w->group.next; g; g = g->next)
         if (g->rank >= 0) idist__group_fail(g, w->group.status, w->group.cause);
     idist__mpi_engine_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
-    idist__mpi_world_stop_receiving(m);
-    idist__mpi_world_close_window(m);
-    m->fault_tolerant = false;
-    m->finalized = true;
+    idist__mpi_world_stop_receiving(mpi);
+    idist__mpi_world_close_window(mpi);
+    mpi->fault_tolerant = false;
+    mpi->finalized = true;
     idist__os_mutex_unlock(&w->lock);
 
     return MPI_SUCCESS;
 }
 
 // Without memory for the attribute the program goes without it.
-static void idist__mpi_world_watch_finalize(idist__mpi *m) {
+static void idist__mpi_world_watch_finalize(idist__mpi *mpi) {
     int keyval;
 
-    m->self_keyval = MPI_KEYVAL_INVALID;
+    mpi->self_keyval = MPI_KEYVAL_INVALID;
     if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, idist__mpi_world_finalizes, &keyval, NULL) !=
         MPI_SUCCESS)
         return;
-    if (MPI_Comm_set_attr(MPI_COMM_SELF, keyval, m) == MPI_SUCCESS) m->self_keyval = keyval;
+    if (MPI_Comm_set_attr(MPI_COMM_SELF, keyval, mpi) == MPI_SUCCESS) mpi->self_keyval = keyval;
     else MPI_Comm_free_keyval(&keyval);
 }
 
 static idist_status idist__mpi_world_open(idist__world *w) {
-    idist__mpi *m = (idist__mpi *)idist__mem_alloc(&w->cfg.mem, sizeof *m);
+    idist__mpi *mpi = (idist__mpi *)idist__mem_alloc(&w->cfg.mem, sizeof *mpi);
     idist_status status;
 
-    w->impl = m;
-    if (!m) return IDIST_ERR_NO_MEMORY;
-    m->w = w;
-    m->receive = idist__control_progress;
-    m->deliver = idist__mpi_engine_deliver;
-    m->shrunk_comm = MPI_COMM_NULL;
-    m->win = MPI_WIN_NULL;
-    m->incoming = MPI_REQUEST_NULL;
-    status = idist__mpi_world_make(m);
+    w->impl = mpi;
+    if (!mpi) return IDIST_ERR_NO_MEMORY;
+    mpi->w = w;
+    mpi->receive = idist__control_progress;
+    mpi->deliver = idist__mpi_engine_deliver;
+    mpi->shrunk_comm = MPI_COMM_NULL;
+    mpi->win = MPI_WIN_NULL;
+    mpi->incoming = MPI_REQUEST_NULL;
+    status = idist__mpi_world_make(mpi);
 
     // IDIST_ERR_ENV means that settings differ, so all ranks are here to free the communicators.
     // After IDIST_ERR_TIMEOUT MPI still has the address of m->p2p_comm.
     if (status != IDIST_OK) {
-        if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->world_comm);
-        if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->p2p_comm);
-        if (status != IDIST_ERR_TIMEOUT) idist__mpi_world_free(m);
+        if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->world_comm);
+        if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->p2p_comm);
+        if (status != IDIST_ERR_TIMEOUT) idist__mpi_world_free(mpi);
         return status;
     }
 
-    idist__mpi_world_watch_finalize(m);
+    idist__mpi_world_watch_finalize(mpi);
     idist__os_mutex_lock(&idist__mpi_lock);
     idist__mpi_world_count++;
     idist__os_mutex_unlock(&idist__mpi_lock);
@@ -2996,11 +3007,11 @@ static idist_status idist__mpi_world_open(idist__world *w) {
 
 // After a failure: whether the other ranks close the world too, within a second. Without them
 // MPI_Finalize blocks for ever, and after a loss that of Open MPI 5 may block even with them.
-static bool idist__mpi_world_all_close(idist__mpi *m) {
+static bool idist__mpi_world_all_close(idist__mpi *mpi) {
     MPI_Request request;
 
-    if (m->fault_tolerant || m->abandoned || m->finalized) return false;
-    if (MPI_Ibarrier(m->p2p_comm, &request) != MPI_SUCCESS) return false;
+    if (mpi->fault_tolerant || mpi->abandoned || mpi->finalized) return false;
+    if (MPI_Ibarrier(mpi->p2p_comm, &request) != MPI_SUCCESS) return false;
     return idist__mpi_error_await(&request, IDIST__CLOSE_MS, "finalize") == IDIST_OK;
 }
 
@@ -3024,25 +3035,25 @@ static void idist__mpi_world_release(idist__world *w, bool all_closed) {
 }
 
 // Frees what MPI still lets us free.
-static void idist__mpi_world_free_handles(idist__mpi *m, bool clean) {
+static void idist__mpi_world_free_handles(idist__mpi *mpi, bool clean) {
     int i;
 
-    idist__mpi_world_stop_receiving(m);
+    idist__mpi_world_stop_receiving(mpi);
 
     if (clean) {
-        if (m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
-        MPI_Comm_free(&m->world_comm);
-        MPI_Comm_free(&m->p2p_comm);
+        if (mpi->win != MPI_WIN_NULL) MPI_Win_free(&mpi->win);
+        MPI_Comm_free(&mpi->world_comm);
+        MPI_Comm_free(&mpi->p2p_comm);
     }
 
-    for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
-    if (m->self_keyval == MPI_KEYVAL_INVALID) return;
-    MPI_Comm_delete_attr(MPI_COMM_SELF, m->self_keyval);
-    MPI_Comm_free_keyval(&m->self_keyval);
+    for (i = 0; i < 4; i++) MPI_Op_free(&mpi->ops[i]);
+    if (mpi->self_keyval == MPI_KEYVAL_INVALID) return;
+    MPI_Comm_delete_attr(MPI_COMM_SELF, mpi->self_keyval);
+    MPI_Comm_free_keyval(&mpi->self_keyval);
 }
 
 static void idist__mpi_world_close(idist__world *w, bool clean) {
-    idist__mpi *m = idist__mpi_of(w);
+    idist__mpi *mpi = idist__mpi_of(w);
     char text[sizeof idist__me.text];
     bool all_closed;
 
@@ -3050,14 +3061,14 @@ static void idist__mpi_world_close(idist__world *w, bool clean) {
     idist__os_mutex_lock(&w->lock);
     w->group.rank = -1; // messages that still arrive find no group
     idist__mpi_engine_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
-    if (clean) idist__control_drain(m);
-    all_closed = (clean && !m->abandoned) || idist__mpi_world_all_close(m);
+    if (clean) idist__control_drain(mpi);
+    all_closed = (clean && !mpi->abandoned) || idist__mpi_world_all_close(mpi);
 
-    idist__mpi_world_close_window(m);
-    if (!m->finalized) idist__mpi_world_free_handles(m, clean);
+    idist__mpi_world_close_window(mpi);
+    if (!mpi->finalized) idist__mpi_world_free_handles(mpi, clean);
     idist__os_mutex_unlock(&w->lock);
     idist__mpi_world_release(w, all_closed);
-    idist__mpi_world_free(m);
+    idist__mpi_world_free(mpi);
     memcpy(idist__me.text, text, sizeof text);
 }
 
@@ -3075,25 +3086,25 @@ static void *idist__mpi_world_alloc(idist__world *w, size_t nbytes) {
 // so there it is made from the parent's: that has no lost rank, or else the parent has failed.
 // Everywhere else it is made from one with all ranks; MPICH 4.0 may crash in
 // MPI_Comm_create_group on any other.
-static int idist__mpi_group_comm(idist__mpi *m, const idist_group *g, MPI_Comm *comm) {
+static int idist__mpi_group_comm(idist__mpi *mpi, const idist_group *g, MPI_Comm *comm) {
     MPI_Comm from;
     MPI_Group all, members;
     int error;
 
-    if (m->shrunk_comm != MPI_COMM_NULL && m->shrunk_ctx == g->ctx) {
-        *comm = m->shrunk_comm;
-        m->shrunk_comm = MPI_COMM_NULL;
+    if (mpi->shrunk_comm != MPI_COMM_NULL && mpi->shrunk_ctx == g->ctx) {
+        *comm = mpi->shrunk_comm;
+        mpi->shrunk_comm = MPI_COMM_NULL;
         return MPI_SUCCESS;
     }
 
-    if (g == &m->w->group) {
-        *comm = m->world_comm;
+    if (g == &mpi->w->group) {
+        *comm = mpi->world_comm;
         return MPI_SUCCESS;
     }
 
-    MPI_Comm_group(m->p2p_comm, &all);
+    MPI_Comm_group(mpi->p2p_comm, &all);
     MPI_Group_incl(all, g->size, g->ranks, &members);
-    from = m->fault_tolerant ? idist__mpi_model_group(g->parent)->comm : m->p2p_comm;
+    from = mpi->fault_tolerant ? idist__mpi_model_group(g->parent)->comm : mpi->p2p_comm;
     error = MPI_Comm_create_group(from, members, (int)(g->ctx % IDIST__TAG_RANGE), comm);
     MPI_Group_free(&members);
     MPI_Group_free(&all);
@@ -3111,18 +3122,18 @@ static void idist__mpi_group_free(idist_group *g) {
 
 // MPI could not make the communicator of a group. If a rank was lost, the parent fails first, with
 // a cause that names the rank.
-static idist_status idist__mpi_group_comm_fail(idist__mpi *m, const idist_group *g, int error) {
-    idist_group *parent = idist__world_find_group(m->w, g->parent->ctx);
+static idist_status idist__mpi_group_comm_fail(idist__mpi *mpi, const idist_group *g, int error) {
+    idist_group *parent = idist__world_find_group(mpi->w, g->parent->ctx);
 
     if (!parent || !idist__mpi_error_is_loss(error))
         return idist__mpi_error_fail("MPI_Comm_create_group", error);
-    idist__mpi_error_fail_group(m, parent, "MPI_Comm_create_group", error);
+    idist__mpi_error_fail_group(mpi, parent, "MPI_Comm_create_group", error);
 
     return idist__fail(parent->status, "%s", parent->cause);
 }
 
 static idist_status idist__mpi_group_open(idist_group *g) {
-    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi *mpi = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_model_group(g);
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t world_size = (size_t)g->w->group.size, size = (size_t)g->size;
@@ -3132,11 +3143,12 @@ static idist_status idist__mpi_group_open(idist_group *g) {
 
     mg->comm = MPI_COMM_NULL;
     mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
-    if (m->comms) idist__control_progress(m); // FREED may free communicators, which MPI has few of
+    if (mpi->comms)
+        idist__control_progress(mpi); // FREED may free communicators, which MPI has few of
 
     // First of all, because the other members are in it whatever happens here.
-    error = idist__mpi_group_comm(m, g, &mg->comm);
-    if (error != MPI_SUCCESS) return idist__mpi_group_comm_fail(m, g, error);
+    error = idist__mpi_group_comm(mpi, g, &mg->comm);
+    if (error != MPI_SUCCESS) return idist__mpi_group_comm_fail(mpi, g, error);
     mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * world_size);
     mg->last_seen = (idist__fingerprint *)idist__mem_alloc(mem, sizeof *mg->last_seen * size);
     mg->headers = (idist__mpi_header *)idist__mem_alloc(mem, sizeof *mg->headers * size);
@@ -3153,31 +3165,31 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     c->ctx = g->ctx;
     c->user_count = g->size;
     c->failed = false;
-    c->next = m->comms;
-    m->comms = c;
+    c->next = mpi->comms;
+    mpi->comms = c;
 
     MPI_Comm_set_errhandler(mg->comm, MPI_ERRORS_RETURN);
     memset(mg->rank_of, -1, sizeof(int) * world_size);
     for (i = 0; i < g->size; i++) mg->rank_of[g->ranks[i]] = i;
 
     // What happened before the group existed here.
-    for (u = m->unexpected; u; u = u->next) {
+    for (u = mpi->unexpected; u; u = u->next) {
         if (u->control.ctx != g->ctx) continue;
-        if (u->control.type == IDIST__CONTROL_FREED) idist__comms_leave(m, g->ctx);
+        if (u->control.type == IDIST__CONTROL_FREED) idist__comms_leave(mpi, g->ctx);
         if (u->control.type == IDIST__CONTROL_FAILED)
             idist__group_fail(g, (idist_status)u->control.tag, (const char *)(u + 1));
     }
 
     for (i = 0; i < g->size; i++)
-        if (m->peers[g->ranks[i]].lost)
-            idist__group_lose_rank(m->w, g->ranks[i], "its process ended");
+        if (mpi->peers[g->ranks[i]].lost)
+            idist__group_lose_rank(mpi->w, g->ranks[i], "its process ended");
 
     return IDIST_OK;
 }
 
 static void idist__mpi_group_close(idist_group *g) {
-    idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_unexpected **at = &m->unexpected;
+    idist__mpi *mpi = idist__mpi_of(g->w);
+    idist__mpi_unexpected **at = &mpi->unexpected;
     char cause[200];
 
     snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", g->w->cfg.rank,
@@ -3185,7 +3197,7 @@ static void idist__mpi_group_close(idist_group *g) {
     if (g->w->leaves && g->w->group.status != IDIST_OK)
         idist__group_fail(g, g->w->group.status, g->w->group.cause);
     if (g->w->leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
-    if (!m->finalized) idist__exchange_cancel(g);
+    if (!mpi->finalized) idist__exchange_cancel(g);
 
     while (*at) {
         idist__mpi_unexpected *u = *at;
@@ -3200,12 +3212,12 @@ static void idist__mpi_group_close(idist_group *g) {
     }
 
     // Without fault tolerance a failed world ends soon, and its communicators with it.
-    if (g->status == IDIST_OK && g != &m->w->group &&
-        (m->w->group.status == IDIST_OK || m->fault_tolerant)) {
-        idist__comms_tell_freed(m, g);
-        idist__comms_leave(m, g->ctx);
+    if (g->status == IDIST_OK && g != &mpi->w->group &&
+        (mpi->w->group.status == IDIST_OK || mpi->fault_tolerant)) {
+        idist__comms_tell_freed(mpi, g);
+        idist__comms_leave(mpi, g->ctx);
     } else {
-        idist__comms_keep(m, g->ctx);
+        idist__comms_keep(mpi, g->ctx);
     }
 
     idist__mpi_group_free(g);
@@ -3216,12 +3228,12 @@ static void idist__mpi_group_close(idist_group *g) {
 // for the group_open that follows.
 static idist_status idist__mpi_group_shrink(idist_group *g, int *ranks, int *count,
                                             uint32_t *serial) {
-    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi *mpi = idist__mpi_of(g->w);
     MPI_Comm from = idist__mpi_model_group(g)->comm, to = MPI_COMM_NULL;
     MPI_Group all, members;
     int error, attempt, i;
 
-    if (!m->fault_tolerant) return idist__new_group_needs_ulfm("shrink");
+    if (!mpi->fault_tolerant) return idist__new_group_needs_ulfm("shrink");
     MPIX_Comm_revoke(from);
     error = MPIX_Comm_shrink(from, &to);
 
@@ -3243,14 +3255,14 @@ static idist_status idist__mpi_group_shrink(idist_group *g, int *ranks, int *cou
     }
 
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("shrink: MPIX_Comm_shrink", error);
-    MPI_Comm_group(m->p2p_comm, &all);
+    MPI_Comm_group(mpi->p2p_comm, &all);
     MPI_Comm_group(to, &members);
     MPI_Group_size(members, count);
     for (i = 0; i < *count; i++) MPI_Group_translate_ranks(members, 1, &i, all, &ranks[i]);
     MPI_Group_free(&members);
     MPI_Group_free(&all);
-    m->shrunk_comm = to;
-    m->shrunk_ctx = idist__new_group_ctx(g, *serial, 0);
+    mpi->shrunk_comm = to;
+    mpi->shrunk_ctx = idist__new_group_ctx(g, *serial, 0);
 
     return IDIST_OK;
 }
@@ -3273,9 +3285,9 @@ static idist_status idist__mpi_group_agree(idist_group *g, int *flag) {
 // mpi/mpi_backend.h: the table of functions that the core calls
 
 // MPI reduces in the floating-point mode of the thread that calls it.
-static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *c) {
+static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *call) {
     uint32_t mode = idist__mode_enter();
-    bool done = idist__mpi_coll_quick(g, c);
+    bool done = idist__mpi_coll_quick(g, call);
 
     idist__mode_leave(mode);
     return done;

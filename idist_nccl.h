@@ -936,14 +936,14 @@ typedef struct idist__gpu_shape {
     size_t contribution; // the largest number that others read from a rank
 } idist__gpu_shape;
 
-static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idist__call *c) {
+static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idist__call *call) {
     size_t n = (size_t)g->size;
-    bool root = c->root == g->rank;
+    bool root = call->root == g->rank;
     idist__gpu_shape shape;
 
     shape.send = shape.recv = shape.most = shape.contribution = 1;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__REDUCE: shape.recv = root; break;
     case IDIST__BROADCAST: shape.send = 0; break;
     case IDIST__ALL_GATHER: shape.recv = shape.most = n; break;
@@ -1006,8 +1006,8 @@ static void idist__gpu_task_complete(idist__task *t) {
     idist__task_complete(t, IDIST_OK, "");
 }
 
-static bool idist__gpu_task_op_is_premul(const idist_group *g, const idist__call *c) {
-    return idist__reduce_op_is_user(c->op) && !idist__world_user_op(g, c)->fn;
+static bool idist__gpu_task_op_is_premul(const idist_group *g, const idist__call *call) {
+    return idist__reduce_op_is_user(call->op) && !idist__world_user_op(g, call)->fn;
 }
 
 // ---- gpu/gpu_agree.h -----------------------------------------------------------------------------
@@ -1032,18 +1032,18 @@ static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const voi
 // All-gathers nbytes of each member. Called with the lock, which is released while waiting.
 static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, void *all,
                                               size_t nbytes) {
-    idist__call c;
-    idist_opts o;
+    idist__call call;
+    idist_opts opts;
     idist_status status;
     int depth =
         idist__together_now.depth; // of idist_group_begin, which must not hold this call back
 
-    memset(&o, 0, sizeof o);
-    o.group = g;
-    idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
-    c.label = IDIST__FIRST_DEVICE_CALL;
+    memset(&opts, 0, sizeof opts);
+    opts.group = g;
+    idist__call_init(&call, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
+    call.label = IDIST__FIRST_DEVICE_CALL;
     idist__together_now.depth = 0;
-    status = idist__call_locked(g, &c, &o);
+    status = idist__call_locked(g, &call, &opts);
     idist__together_now.depth = depth;
 
     return status;
@@ -1151,23 +1151,23 @@ static void idist__gpu_leave_wait_unused(idist__world *w) {
 //                        free, and gives the next one that is out to the host's backend
 //     idist__stage_part_done  the backend is done with a chunk: copies it in
 
-static bool idist__stage_is_unchunked(const idist__call *c) {
-    return idist__kind_is_v(c->kind) || idist__kind_is_p2p(c->kind);
+static bool idist__stage_is_unchunked(const idist__call *call) {
+    return idist__kind_is_v(call->kind) || idist__kind_is_p2p(call->kind);
 }
 
 static void idist__stage_plan_chunks(idist__task *t, size_t nbytes, size_t parts) {
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
 
     op->enqueued_count = op->started_count = 0;
     op->nchunks = 1;
-    op->chunk_count = c->count;
-    if (idist__stage_is_unchunked(c) || c->kind == IDIST__BARRIER) return;
+    op->chunk_count = call->count;
+    if (idist__stage_is_unchunked(call) || call->kind == IDIST__BARRIER) return;
     op->chunk_count = nbytes / parts / op->size;
     if (op->chunk_count > 1024) op->chunk_count &= ~(size_t)1023;
     if (!op->chunk_count) op->chunk_count = 1;
-    if (op->chunk_count > c->count) op->chunk_count = c->count;
-    if (op->chunk_count) op->nchunks = (c->count + op->chunk_count - 1) / op->chunk_count;
+    if (op->chunk_count > call->count) op->chunk_count = call->count;
+    if (op->chunk_count) op->nchunks = (call->count + op->chunk_count - 1) / op->chunk_count;
 }
 
 // The host's call for chunk `nth`: its buffers are pinned memory, the same for both where the call
@@ -1223,7 +1223,7 @@ static bool idist__stage_out(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     idist__gpu_slot *slot = &op->slots[op->enqueued_count % IDIST__GPU_SLOTS];
     size_t at = op->enqueued_count * op->chunk_count * op->size;
     cudaError_t error = cudaSuccess;
@@ -1239,17 +1239,17 @@ static bool idist__stage_out(idist__task *t) {
     if (!idist__stage_may_copy(t, slot->memory)) return false;
     if (op->enqueued_count >= IDIST__GPU_SLOTS)
         error = cudaStreamWaitEvent(gg->stream[IDIST__STREAM_OUT], slot->in, 0);
-    if (error == cudaSuccess && idist__stage_is_unchunked(c) && part.send &&
+    if (error == cudaSuccess && idist__stage_is_unchunked(call) && part.send &&
         idist__extent_of(g, &part, &e) == IDIST_OK)
-        error = idist__gpu_task_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1,
+        error = idist__gpu_task_copy((void *)(uintptr_t)part.send, 0, call->send, 0, e.send, 1,
                                      op->size, gg->stream[IDIST__STREAM_OUT]);
-    else if (error == cudaSuccess && c->kind == IDIST__BROADCAST && c->root == g->rank)
-        error = idist__gpu_task_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size,
-                                     gg->stream[IDIST__STREAM_OUT]);
-    else if (error == cudaSuccess && !idist__stage_is_unchunked(c) && part.send)
+    else if (error == cudaSuccess && call->kind == IDIST__BROADCAST && call->root == g->rank)
+        error = idist__gpu_task_copy(part.recv, 0, (char *)call->recv + at, 0, part.count, 1,
+                                     op->size, gg->stream[IDIST__STREAM_OUT]);
+    else if (error == cudaSuccess && !idist__stage_is_unchunked(call) && part.send)
         error = idist__gpu_task_copy((void *)(uintptr_t)part.send, part.count,
-                                     (const char *)c->send + at, c->count, part.count,
-                                     idist__gpu_task_shape_of(g, c).send, op->size,
+                                     (const char *)call->send + at, call->count, part.count,
+                                     idist__gpu_task_shape_of(g, call).send, op->size,
                                      gg->stream[IDIST__STREAM_OUT]);
     if (op->error == cudaSuccess) op->error = error; // the first error is reported
     if (op->error == cudaSuccess)
@@ -1264,20 +1264,21 @@ static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part
                                          cudaStream_t stream) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     cudaError_t error = cudaSuccess;
     size_t count;
     int i;
 
-    if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV || c->kind == IDIST__REDUCE_SCATTERV) {
-        count = c->kind == IDIST__RECV ? part->info->count : c->count;
-        return idist__gpu_task_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
+    if (call->kind == IDIST__RECV || call->kind == IDIST__SCATTERV ||
+        call->kind == IDIST__REDUCE_SCATTERV) {
+        count = call->kind == IDIST__RECV ? part->info->count : call->count;
+        return idist__gpu_task_copy(call->recv, 0, part->recv, 0, count, 1, op->size, stream);
     }
 
     for (i = 0; i < g->size && error == cudaSuccess; i++) {
-        char *to = idist__extent_part(c, (char *)c->recv, i, g->rank, false, &count);
-        error = idist__gpu_task_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count,
-                                     1, op->size, stream);
+        char *to = idist__extent_part(call, (char *)call->recv, i, g->rank, false, &count);
+        error = idist__gpu_task_copy(to, 0, (char *)part->recv + (to - (char *)call->recv), 0,
+                                     count, 1, op->size, stream);
     }
 
     return error;
@@ -1288,20 +1289,20 @@ static cudaError_t idist__stage_in(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     size_t nth = op->started_count - 1, at = nth * op->chunk_count * op->size;
     idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
-    bool keeps = (c->kind == IDIST__BROADCAST && c->root == g->rank) ||
-                 (c->kind == IDIST__EXSCAN && g->rank == 0);
+    bool keeps = (call->kind == IDIST__BROADCAST && call->root == g->rank) ||
+                 (call->kind == IDIST__EXSCAN && g->rank == 0);
     cudaError_t error = cudaSuccess;
     idist__call part;
 
     if (!idist__stage_slot(t, nth, &part)) return cudaErrorMemoryAllocation;
-    if (idist__stage_is_unchunked(c) && part.recv)
+    if (idist__stage_is_unchunked(call) && part.recv)
         error = idist__stage_in_whole(t, &part, gg->stream[IDIST__STREAM_IN]);
     else if (part.recv && !keeps)
-        error = idist__gpu_task_copy((char *)c->recv + at, c->count, part.recv, part.count,
-                                     part.count, idist__gpu_task_shape_of(g, c).recv, op->size,
+        error = idist__gpu_task_copy((char *)call->recv + at, call->count, part.recv, part.count,
+                                     part.count, idist__gpu_task_shape_of(g, call).recv, op->size,
                                      gg->stream[IDIST__STREAM_IN]);
     if (error == cudaSuccess) error = cudaEventRecord(slot->in, gg->stream[IDIST__STREAM_IN]);
 
@@ -1766,9 +1767,9 @@ static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, c
 static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *arena, size_t at,
                                             idist__ptx_args *args) {
     const idist_group *g = t->group;
-    const idist__call *c = &idist__gpu_op_of(t)->call;
+    const idist__call *call = &idist__gpu_op_of(t)->call;
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    size_t size = idist_dtype_size(c->dtype), nbytes = args->count * size;
+    size_t size = idist_dtype_size(call->dtype), nbytes = args->count * size;
     cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
     cudaError_t error = cudaSuccess;
     void *out = args->out, *away = NULL;
@@ -1779,14 +1780,14 @@ static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *a
     for (i = 0; i < g->size; i++)
         if (!args->in[i]) args->in[i] = arena[i] + at;
     args->n = g->size;
-    args->op = idist__reduce_op_is_arithmetic(c->op) ? (int)c->op : IDIST_SUM;
+    args->op = idist__reduce_op_is_arithmetic(call->op) ? (int)call->op : IDIST_SUM;
 
     // The kernel needs its output aligned to an element.
     if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);
     if (away) args->out = away;
     if (error == cudaSuccess)
-        error =
-            idist__ipc_kernel_launch(gpu, (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
+        error = idist__ipc_kernel_launch(gpu, (int)call->dtype - IDIST_F16, args, args->count / 4,
+                                         stream);
     if (error == cudaSuccess && away)
         error = cudaMemcpyAsync(out, away, nbytes, cudaMemcpyDefault, stream);
     if (away) cudaFreeAsync(away, stream);
@@ -2501,17 +2502,17 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 enum { IDIST__IPC_ELEMENT = 256 }; // bytes
 
 // Whether IPC supports a call; the same on all ranks.
-static bool idist__ipc_call_supports(const idist_group *g, const idist__call *c) {
-    if (idist__kind_is_p2p(c->kind) || idist__kind_is_v(c->kind)) return false;
-    if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN || c->kind == IDIST__BARRIER)
+static bool idist__ipc_call_supports(const idist_group *g, const idist__call *call) {
+    if (idist__kind_is_p2p(call->kind) || idist__kind_is_v(call->kind)) return false;
+    if (call->kind == IDIST__SCAN || call->kind == IDIST__EXSCAN || call->kind == IDIST__BARRIER)
         return false;
-    if (idist_dtype_size(c->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
-    if (!idist__kind_reduces(c->kind)) return true;
-    if (!idist__dtype_is_float(c->dtype) || idist_dtype_size(c->dtype) < 2) return false;
-    if (idist__gpu_task_op_is_premul(g, c))
-        return !idist__dtype_is_narrow(c->dtype); // 16 bits would be rounded twice
+    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
+    if (!idist__kind_reduces(call->kind)) return true;
+    if (!idist__dtype_is_float(call->dtype) || idist_dtype_size(call->dtype) < 2) return false;
+    if (idist__gpu_task_op_is_premul(g, call))
+        return !idist__dtype_is_narrow(call->dtype); // 16 bits would be rounded twice
 
-    return idist__reduce_op_is_arithmetic(c->op);
+    return idist__reduce_op_is_arithmetic(call->op);
 }
 
 static bool idist__ipc_call_is_large(const idist__task *t) {
@@ -2533,11 +2534,12 @@ static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int ra
 // The first step of a premultiplied sum: each rank has a factor of its own.
 static cudaError_t idist__ipc_call_premultiply(const idist__task *t, void *data, size_t count) {
     const idist_group *g = t->group;
-    const idist__call *c = &idist__gpu_op_of(t)->call;
+    const idist__call *call = &idist__gpu_op_of(t)->call;
 
-    if (!idist__kind_reduces(c->kind) || !idist__gpu_task_op_is_premul(g, c)) return cudaSuccess;
-    return idist__ipc_kernel_scale(idist__gpu_of(g->w), data, count, c->dtype,
-                                   idist__world_user_op(g, c)->factor,
+    if (!idist__kind_reduces(call->kind) || !idist__gpu_task_op_is_premul(g, call))
+        return cudaSuccess;
+    return idist__ipc_kernel_scale(idist__gpu_of(g->w), data, count, call->dtype,
+                                   idist__world_user_op(g, call)->factor,
                                    idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
@@ -2558,9 +2560,9 @@ static cudaError_t idist__ipc_call_give_part(const idist__task *t, char *arena, 
 static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_t at, size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-    idist__gpu_shape shape = idist__gpu_task_shape_of(g, c);
-    const void *buffer = c->kind == IDIST__BROADCAST ? c->recv : c->send;
+    const idist__call *call = &op->call;
+    idist__gpu_shape shape = idist__gpu_task_shape_of(g, call);
+    const void *buffer = call->kind == IDIST__BROADCAST ? call->recv : call->send;
     const char *from = (const char *)buffer + at * op->size;
     cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
     cudaError_t error;
@@ -2573,8 +2575,8 @@ static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_
                                          idist__ipc_call_slice_begin(t, k, g->rank + 1), k);
     }
 
-    if (c->kind == IDIST__BROADCAST) shape.send = c->root == g->rank;
-    error = idist__gpu_task_copy(arena, k, from, c->count, k, shape.send, op->size, stream);
+    if (call->kind == IDIST__BROADCAST) shape.send = call->root == g->rank;
+    error = idist__gpu_task_copy(arena, k, from, call->count, k, shape.send, op->size, stream);
 
     return error == cudaSuccess ? idist__ipc_call_premultiply(t, arena, k * shape.send) : error;
 }
@@ -2585,13 +2587,13 @@ static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const 
                                               size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     size_t begin = idist__ipc_call_slice_begin(t, k, g->rank);
     size_t count = idist__ipc_call_slice_begin(t, k, g->rank + 1) - begin;
     size_t offset = begin * op->size;
-    const char *send = (const char *)c->send + at * op->size;
-    char *out = arena[g->rank] + offset, *to = (char *)c->recv + at * op->size + offset;
-    bool premul = idist__gpu_task_op_is_premul(g, c),
+    const char *send = (const char *)call->send + at * op->size;
+    char *out = arena[g->rank] + offset, *to = (char *)call->recv + at * op->size + offset;
+    bool premul = idist__gpu_task_op_is_premul(g, call),
          aligned = (uintptr_t)to % IDIST__PTX_NBYTES == 0;
     cudaError_t error = cudaSuccess;
     idist__ptx_args args;
@@ -2616,11 +2618,11 @@ static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena
                                         size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
-    char *to = (char *)c->recv + at * op->size;
+    char *to = (char *)call->recv + at * op->size;
     size_t row = (size_t)g->rank * k * op->size;
-    bool root = c->root == g->rank;
+    bool root = call->root == g->rank;
     cudaError_t error = cudaSuccess;
     idist__ptx_args args;
     int i;
@@ -2630,25 +2632,25 @@ static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena
     args.out = to;
     args.count = k;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__ALL_REDUCE: return idist__ipc_kernel_reduce(t, arena, 0, &args);
     case IDIST__REDUCE: return root ? idist__ipc_kernel_reduce(t, arena, 0, &args) : cudaSuccess;
     case IDIST__REDUCE_SCATTER: return idist__ipc_kernel_reduce(t, arena, row, &args);
     case IDIST__BROADCAST:
         return root ? cudaSuccess
-                    : idist__gpu_task_copy(to, k, arena[c->root], k, k, 1, op->size, stream);
+                    : idist__gpu_task_copy(to, k, arena[call->root], k, k, 1, op->size, stream);
     case IDIST__SCATTER:
-        return idist__gpu_task_copy(to, k, arena[c->root] + row, k, k, 1, op->size, stream);
+        return idist__gpu_task_copy(to, k, arena[call->root] + row, k, k, 1, op->size, stream);
     case IDIST__GATHER:
         if (!root) return cudaSuccess;
         break;
     default: break;
     }
 
-    if (c->kind != IDIST__ALL_TO_ALL) row = 0;
+    if (call->kind != IDIST__ALL_TO_ALL) row = 0;
     for (i = 0; i < g->size && error == cudaSuccess; i++) // gather, all_gather, all_to_all
-        error = idist__gpu_task_copy(to + (size_t)i * c->count * op->size, k, arena[i] + row, k, k,
-                                     1, op->size, stream);
+        error = idist__gpu_task_copy(to + (size_t)i * call->count * op->size, k, arena[i] + row, k,
+                                     k, 1, op->size, stream);
 
     return error;
 }
@@ -2758,17 +2760,17 @@ typedef struct idist__own {
 // From here to idist__own_end the device of the group's world is the current one. kernels: loads
 // them. The lock is not held meanwhile: allocating, and enqueuing on a full queue, may wait for the
 // device. The end of the world waits for us.
-static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *o,
+static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *opts,
                                      bool kernels) {
     idist_group *g;
     idist_status status;
 
     memset(own, 0, sizeof *own);
-    status = idist__call_enter(name, o->group, &g);
+    status = idist__call_enter(name, opts->group, &g);
     if (status != IDIST_OK) return status;
     own->w = g->w;
     own->gpu = idist__gpu_of(g->w);
-    own->stream = (cudaStream_t)o->stream;
+    own->stream = (cudaStream_t)opts->stream;
     if (!own->gpu || !own->gpu->host_backend)
         status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->no_device);
     else if (g->w->thread_stops)
@@ -2794,10 +2796,10 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
 }
 
 // from NULL: zeros.
-IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *o, void *to,
-                                                  const void *from, size_t nbytes) {
+IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *opts,
+                                                  void *to, const void *from, size_t nbytes) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, opts, false);
 
     if (status != IDIST_OK) return status;
     own.error = from ? cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice, own.stream)
@@ -2806,10 +2808,10 @@ IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_
 }
 
 // Allocates zeroed memory, freed with idist__own_free.
-IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *o, void **p,
-                                                   size_t nbytes) {
+IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *opts,
+                                                   void **p, size_t nbytes) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, opts, false);
 
     *p = NULL;
     if (status != IDIST_OK) return status;
@@ -2829,18 +2831,18 @@ IDIST__UNUSED static void idist__own_free(void *p) {
 }
 
 // Checks that the rank has a device and, if asked, the kernels.
-IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *o,
+IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *opts,
                                                    bool kernels) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, kernels);
+    idist_status status = idist__own_begin(&own, name, opts, kernels);
     return status == IDIST_OK ? idist__own_end(&own, name) : status;
 }
 
 // Whether p is in device memory. Nothing is for a rank without a device.
-IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist_opts *o,
+IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist_opts *opts,
                                                    const void *p, bool *holds) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, opts, false);
 
     *holds = false;
     if (status != IDIST_OK) return status == IDIST_ERR_NO_DEVICE ? IDIST_OK : status;
@@ -2849,11 +2851,11 @@ IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist
 }
 
 // Multiplies F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
-IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *o,
+IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *opts,
                                                    void *data, size_t count, idist_dtype dtype,
                                                    double factor) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, true);
+    idist_status status = idist__own_begin(&own, name, opts, true);
 
     if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess)
@@ -2862,10 +2864,10 @@ IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist
 }
 
 // Converts floats to 16 bits, or back.
-IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *o,
+IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *opts,
                                                   const idist__pack_args *args) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, true);
+    idist_status status = idist__own_begin(&own, name, opts, true);
 
     if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess && args->count)
@@ -3320,16 +3322,16 @@ static int idist__nccl_issue_type(idist_dtype dtype) {
 
 // Whether NCCL supports the call, which all ranks answer alike. Messages only on a stream: NCCL has
 // no tags and matches by order alone. What a probe has matched did not come through NCCL.
-static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *c,
+static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *call,
                                        const void *stream) {
-    if (idist__kind_is_p2p(c->kind)) return stream != NULL && c->label != IDIST__MRECV;
-    if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN) return false;
-    if (!idist__kind_reduces(c->kind)) return true;
-    if ((c->dtype == IDIST_F8E4M3 || c->dtype == IDIST_F8E5M2) &&
+    if (idist__kind_is_p2p(call->kind)) return stream != NULL && call->label != IDIST__MRECV;
+    if (call->kind == IDIST__SCAN || call->kind == IDIST__EXSCAN) return false;
+    if (!idist__kind_reduces(call->kind)) return true;
+    if ((call->dtype == IDIST_F8E4M3 || call->dtype == IDIST_F8E5M2) &&
         !idist__gpu_of(g->w)->nccl_reduces_f8)
         return false;
-    return idist__nccl_issue_type(c->dtype) >= 0 &&
-           (idist__reduce_op_is_arithmetic(c->op) || idist__gpu_task_op_is_premul(g, c));
+    return idist__nccl_issue_type(call->dtype) >= 0 &&
+           (idist__reduce_op_is_arithmetic(call->op) || idist__gpu_task_op_is_premul(g, call));
 }
 
 // With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.
@@ -3345,16 +3347,17 @@ static int idist__nccl_issue_merge_results(int calls, int end) {
 
 // A reduction to each rank.
 static int idist__nccl_issue_reduce_scatterv(const idist__nccl *nccl, const idist_group *g,
-                                             const idist__call *c, int type, int op, void *comm,
+                                             const idist__call *call, int type, int op, void *comm,
                                              cudaStream_t stream) {
-    size_t size = idist_dtype_size(c->dtype);
+    size_t size = idist_dtype_size(call->dtype);
     int result = nccl->GroupStart(), end;
     int i;
 
     for (i = 0; i < g->size && idist__nccl_issue_is_ok(result); i++) {
-        const char *block = (const char *)c->send + idist__extent_block_at(c, i) * size;
-        if (c->sendcounts[i])
-            result = nccl->Reduce(block, c->recv, c->sendcounts[i], type, op, i, comm, stream);
+        const char *block = (const char *)call->send + idist__extent_block_at(call, i) * size;
+        if (call->sendcounts[i])
+            result =
+                nccl->Reduce(block, call->recv, call->sendcounts[i], type, op, i, comm, stream);
     }
 
     end = nccl->GroupEnd();
@@ -3363,28 +3366,29 @@ static int idist__nccl_issue_reduce_scatterv(const idist__nccl *nccl, const idis
 }
 
 static int idist__nccl_issue_reduce(const idist__nccl *nccl, const idist_group *g,
-                                    const idist__call *c, void *comm, cudaStream_t stream) {
+                                    const idist__call *call, void *comm, cudaStream_t stream) {
     static const int ops[] = {IDIST__NCCL_SUM, IDIST__NCCL_PROD, IDIST__NCCL_MIN, IDIST__NCCL_MAX,
                               IDIST__NCCL_AVG};
-    int type = idist__nccl_issue_type(c->dtype);
-    bool premul = idist__gpu_task_op_is_premul(g, c);
-    int op = premul ? IDIST__NCCL_SUM : ops[c->op];
+    int type = idist__nccl_issue_type(call->dtype);
+    bool premul = idist__gpu_task_op_is_premul(g, call);
+    int op = premul ? IDIST__NCCL_SUM : ops[call->op];
     int result = IDIST__NCCL_OK;
-    double factor = premul ? idist__world_user_op(g, c)->factor : 1;
+    double factor = premul ? idist__world_user_op(g, call)->factor : 1;
     float narrow = (float)factor;
-    void *scalar = c->dtype == IDIST_F64 ? (void *)&factor : &narrow;
+    void *scalar = call->dtype == IDIST_F64 ? (void *)&factor : &narrow;
 
-    if (idist__dtype_is_narrow(c->dtype))
-        idist__small_float_narrow(&narrow, &narrow, 1, c->dtype); // in place: its first bytes
+    if (idist__dtype_is_narrow(call->dtype))
+        idist__small_float_narrow(&narrow, &narrow, 1, call->dtype); // in place: its first bytes
     if (premul) result = nccl->RedOpCreatePreMulSum(&op, scalar, type, 1, comm);
     if (result != IDIST__NCCL_OK) return result;
-    if (c->kind == IDIST__ALL_REDUCE)
-        result = nccl->AllReduce(c->send, c->recv, c->count, type, op, comm, stream);
-    else if (c->kind == IDIST__REDUCE)
-        result = nccl->Reduce(c->send, c->recv, c->count, type, op, c->root, comm, stream);
-    else if (c->kind == IDIST__REDUCE_SCATTERV)
-        result = idist__nccl_issue_reduce_scatterv(nccl, g, c, type, op, comm, stream);
-    else result = nccl->ReduceScatter(c->send, c->recv, c->count, type, op, comm, stream);
+    if (call->kind == IDIST__ALL_REDUCE)
+        result = nccl->AllReduce(call->send, call->recv, call->count, type, op, comm, stream);
+    else if (call->kind == IDIST__REDUCE)
+        result =
+            nccl->Reduce(call->send, call->recv, call->count, type, op, call->root, comm, stream);
+    else if (call->kind == IDIST__REDUCE_SCATTERV)
+        result = idist__nccl_issue_reduce_scatterv(nccl, g, call, type, op, comm, stream);
+    else result = nccl->ReduceScatter(call->send, call->recv, call->count, type, op, comm, stream);
     if (premul) nccl->RedOpDestroy(op, comm);
 
     return result;
@@ -3392,15 +3396,15 @@ static int idist__nccl_issue_reduce(const idist__nccl *nccl, const idist_group *
 
 // Exchanges between all pairs of ranks, as sends and receives of bytes. A rank copies its own part.
 static int idist__nccl_issue_exchange(const idist__nccl *nccl, const idist_group *g,
-                                      const idist__call *c, const void *send, void *comm,
+                                      const idist__call *call, const void *send, void *comm,
                                       cudaStream_t stream) {
-    size_t size = idist_dtype_size(c->dtype), sent, got;
+    size_t size = idist_dtype_size(call->dtype), sent, got;
     int result = nccl->GroupStart(), end;
     int i, me = g->rank;
 
     for (i = 0; i < g->size && idist__nccl_issue_is_ok(result); i++) {
-        const char *from = idist__extent_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
-        char *to = idist__extent_part(c, (char *)c->recv, i, me, false, &got);
+        const char *from = idist__extent_part(call, (char *)(uintptr_t)send, me, i, true, &sent);
+        char *to = idist__extent_part(call, (char *)call->recv, i, me, false, &got);
         if (i == me && sent && from != to &&
             cudaMemcpyAsync(to, from, sent * size, cudaMemcpyDefault, stream) != cudaSuccess)
             result = IDIST__NCCL_CUDA_ERROR;
@@ -3425,31 +3429,32 @@ static cudaError_t idist__nccl_issue_alloc(const idist__gpu *gpu, void **p, size
 // An all_to_all or all_to_allv in place sends a copy of its buffer, which the caller frees in
 // stream order.
 static int idist__nccl_issue_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
-                                                 const idist__call *c, void *comm,
+                                                 const idist__call *call, void *comm,
                                                  cudaStream_t stream, void **away) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    size_t count = (size_t)g->size * c->count, nbytes;
+    size_t count = (size_t)g->size * call->count, nbytes;
 
-    if (c->kind == IDIST__ALL_TO_ALLV)
-        count = idist__extent_end(c->sendcounts, c->senddispls, g->size);
-    nbytes = count * idist_dtype_size(c->dtype);
+    if (call->kind == IDIST__ALL_TO_ALLV)
+        count = idist__extent_end(call->sendcounts, call->senddispls, g->size);
+    nbytes = count * idist_dtype_size(call->dtype);
     if (!nbytes) return IDIST__NCCL_OK;
     if (idist__nccl_issue_alloc(gpu, away, nbytes, stream) != cudaSuccess ||
-        cudaMemcpyAsync(*away, c->send, nbytes, cudaMemcpyDefault, stream) != cudaSuccess)
+        cudaMemcpyAsync(*away, call->send, nbytes, cudaMemcpyDefault, stream) != cudaSuccess)
         return IDIST__NCCL_CUDA_ERROR;
-    return idist__nccl_issue_exchange(nccl, g, c, *away, comm, stream);
+    return idist__nccl_issue_exchange(nccl, g, call, *away, comm, stream);
 }
 
 static int idist__nccl_issue_all_gatherv(const idist__nccl *nccl, const idist_group *g,
-                                         const idist__call *c, void *comm, cudaStream_t stream) {
-    size_t size = idist_dtype_size(c->dtype);
+                                         const idist__call *call, void *comm, cudaStream_t stream) {
+    size_t size = idist_dtype_size(call->dtype);
     int result = nccl->GroupStart(), end;
     int i;
 
     for (i = 0; i < g->size && idist__nccl_issue_is_ok(result); i++) {
-        char *to = (char *)c->recv + idist__extent_displ(c->recvcounts, c->recvdispls, i) * size;
-        if (c->recvcounts[i])
-            result = nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size,
+        char *to =
+            (char *)call->recv + idist__extent_displ(call->recvcounts, call->recvdispls, i) * size;
+        if (call->recvcounts[i])
+            result = nccl->Broadcast(i == g->rank ? call->send : to, to, call->recvcounts[i] * size,
                                      IDIST__NCCL_U8, i, comm, stream);
     }
 
@@ -3461,34 +3466,36 @@ static int idist__nccl_issue_all_gatherv(const idist__nccl *nccl, const idist_gr
 static int idist__nccl_issue_call(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op,
                                   cudaStream_t stream) {
     const idist__nccl *nccl = gpu->nccl;
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     void *comm = op->comm;
-    size_t nbytes = c->count * idist_dtype_size(c->dtype);
+    size_t nbytes = call->count * idist_dtype_size(call->dtype);
 
     if (!comm) return IDIST__NCCL_OK; // the group has failed
-    if (c->kind == IDIST__BARRIER)
+    if (call->kind == IDIST__BARRIER)
         return nccl->AllReduce(gpu->barrier_word, gpu->barrier_word, 1, IDIST__NCCL_I32,
                                IDIST__NCCL_MAX, comm, stream);
-    if (c->kind == IDIST__ALL_GATHERV)
-        return idist__nccl_issue_all_gatherv(nccl, g, c, comm, stream);
-    if (c->kind == IDIST__REDUCE_SCATTERV)
-        return idist__nccl_issue_reduce(nccl, g, c, comm, stream);
-    if ((c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__ALL_TO_ALLV) && c->send == c->recv)
-        return idist__nccl_issue_all_to_all_in_place(nccl, g, c, comm, stream, &op->send_copy);
-    if (idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__GATHER ||
-        c->kind == IDIST__SCATTER)
-        return idist__nccl_issue_exchange(nccl, g, c, c->send, comm, stream);
+    if (call->kind == IDIST__ALL_GATHERV)
+        return idist__nccl_issue_all_gatherv(nccl, g, call, comm, stream);
+    if (call->kind == IDIST__REDUCE_SCATTERV)
+        return idist__nccl_issue_reduce(nccl, g, call, comm, stream);
+    if ((call->kind == IDIST__ALL_TO_ALL || call->kind == IDIST__ALL_TO_ALLV) &&
+        call->send == call->recv)
+        return idist__nccl_issue_all_to_all_in_place(nccl, g, call, comm, stream, &op->send_copy);
+    if (idist__kind_is_v(call->kind) || call->kind == IDIST__ALL_TO_ALL ||
+        call->kind == IDIST__GATHER || call->kind == IDIST__SCATTER)
+        return idist__nccl_issue_exchange(nccl, g, call, call->send, comm, stream);
     if (!nbytes) return IDIST__NCCL_OK;
-    if (c->kind == IDIST__BROADCAST)
-        return nccl->Broadcast(c->recv, c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
-    if (c->kind == IDIST__ALL_GATHER)
-        return nccl->AllGather(c->send, c->recv, nbytes, IDIST__NCCL_U8, comm, stream);
-    if (c->kind == IDIST__SEND)
-        return nccl->Send(c->send, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
-    if (c->kind == IDIST__RECV)
-        return nccl->Recv(c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
+    if (call->kind == IDIST__BROADCAST)
+        return nccl->Broadcast(call->recv, call->recv, nbytes, IDIST__NCCL_U8, call->root, comm,
+                               stream);
+    if (call->kind == IDIST__ALL_GATHER)
+        return nccl->AllGather(call->send, call->recv, nbytes, IDIST__NCCL_U8, comm, stream);
+    if (call->kind == IDIST__SEND)
+        return nccl->Send(call->send, nbytes, IDIST__NCCL_U8, call->root, comm, stream);
+    if (call->kind == IDIST__RECV)
+        return nccl->Recv(call->recv, nbytes, IDIST__NCCL_U8, call->root, comm, stream);
 
-    return idist__nccl_issue_reduce(nccl, g, c, comm, stream);
+    return idist__nccl_issue_reduce(nccl, g, call, comm, stream);
 }
 
 // ---- gpu/nccl/nccl_abort.h -----------------------------------------------------------------------
@@ -3740,7 +3747,7 @@ static bool idist__nccl_launch_save_counts(idist__task *t) {
 // Starts the meeting on the host: with all ranks, or with the other side of a message.
 static void idist__nccl_launch_start_meeting(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     idist__call part;
 
     idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
@@ -3748,11 +3755,11 @@ static void idist__nccl_launch_start_meeting(idist__task *t) {
         idist__call_init(&part, IDIST__ALL_TO_ALL, op->counts, op->counts + t->group->size, 1,
                          IDIST_U64);
 
-    if (idist__kind_is_p2p(c->kind)) {
-        idist__call_init(&part, c->kind, &op->message_nbytes, &op->message_nbytes, 1, IDIST_U64);
-        part.root = c->root;
-        part.tag = c->tag;
-        op->message_nbytes = c->kind == IDIST__SEND ? c->count * op->size : 0;
+    if (idist__kind_is_p2p(call->kind)) {
+        idist__call_init(&part, call->kind, &op->message_nbytes, &op->message_nbytes, 1, IDIST_U64);
+        part.root = call->root;
+        part.tag = call->tag;
+        op->message_nbytes = call->kind == IDIST__SEND ? call->count * op->size : 0;
     }
 
     idist__gpu_task_start_part(t, &part);
@@ -4402,19 +4409,19 @@ static idist_status idist__gpu_setup_prepare(idist_group *g) {
 
 // Whether the buffers are device memory. A rank without elements says by its pointers, or by its
 // stream, where the others have theirs.
-static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *c,
-                                                   const idist_opts *o, bool *on_device) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *call,
+                                                   const idist_opts *opts, bool *on_device) {
+    const char *name = idist__kind_names[call->label];
     bool send, recv, host;
-    cudaError_t error = idist__gpu_device_owns_pointer(c->send, &send);
+    cudaError_t error = idist__gpu_device_owns_pointer(call->send, &send);
     idist__extent e;
 
     recv = send;
-    if (error == cudaSuccess && c->recv != c->send)
-        error = idist__gpu_device_owns_pointer(c->recv, &recv);
+    if (error == cudaSuccess && call->recv != call->send)
+        error = idist__gpu_device_owns_pointer(call->recv, &recv);
     if (error != cudaSuccess) return idist__gpu_device_fail(name, error);
-    *on_device = send || recv || o->stream;
-    if (!*on_device || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
+    *on_device = send || recv || opts->stream;
+    if (!*on_device || idist__extent_of(g, call, &e) != IDIST_OK) return IDIST_OK;
     host = (e.send && !send) || (e.recv && !recv);
     if (host && (send || recv))
         return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other is not",
@@ -4431,20 +4438,21 @@ static bool idist__gpu_route_may_run_ahead(void *arg) {
     return g->detached_count < IDIST__GPU_AHEAD || g->status != IDIST_OK;
 }
 
-static idist__gpu_path idist__gpu_route_path_of(const idist_group *g, const idist__call *c,
+static idist__gpu_path idist__gpu_route_path_of(const idist_group *g, const idist__call *call,
                                                 const void *stream) {
     idist__gpu_path path = idist__gpu_group_of(g)->path;
-    if (path == IDIST__BY_NCCL && idist__nccl_issue_supports(g, c, stream)) return path;
-    return path == IDIST__BY_IPC && idist__ipc_call_supports(g, c) ? path : IDIST__BY_STAGING;
+    if (path == IDIST__BY_NCCL && idist__nccl_issue_supports(g, call, stream)) return path;
+    return path == IDIST__BY_IPC && idist__ipc_call_supports(g, call) ? path : IDIST__BY_STAGING;
 }
 
 // A capture cannot take a call in which the host has a part, nor one that waits for the default
 // stream while a stream is captured which the default stream waits for.
-static idist_status idist__gpu_route_check_capture(const char *name, const idist_opts *o,
+static idist_status idist__gpu_route_check_capture(const char *name, const idist_opts *opts,
                                                    const char *what) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaError_t error =
-        cudaStreamIsCapturing(o->stream ? (cudaStream_t)o->stream : cudaStreamLegacy, &capture);
+        cudaStreamIsCapturing(opts->stream ? (cudaStream_t)opts->stream : cudaStreamLegacy,
+                              &capture);
 
     if (error != cudaSuccess) cudaGetLastError();
     if (error == cudaErrorStreamCaptureImplicit)
@@ -4466,44 +4474,44 @@ static bool idist__gpu_route_is_capturing(cudaStream_t stream) {
 }
 
 // Refuses a capture that the call cannot be a part of.
-static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *c,
-                                                  const idist_opts *o) {
-    const char *name = idist__kind_names[c->label];
-    void *stream = o->request ? NULL : o->stream;
+static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *call,
+                                                  const idist_opts *opts) {
+    const char *name = idist__kind_names[call->label];
+    void *stream = opts->request ? NULL : opts->stream;
 
-    if (idist__gpu_route_path_of(g, c, stream) != IDIST__BY_NCCL)
-        return idist__gpu_route_check_capture(name, o, "a call that NCCL does not serve");
+    if (idist__gpu_route_path_of(g, call, stream) != IDIST__BY_NCCL)
+        return idist__gpu_route_check_capture(name, opts, "a call that NCCL does not serve");
     if (!stream || stream == (void *)cudaStreamLegacy)
-        return idist__gpu_route_check_capture(name, o, "a call with a request");
+        return idist__gpu_route_check_capture(name, opts, "a call with a request");
 
     return IDIST_OK;
 }
 
 // Prepares the group, which is collective, if this is its first call.
-static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__call *c,
-                                                 const idist_opts *o) {
-    const char *name = idist__kind_names[c->label];
-    void *stream = o->request ? NULL : o->stream;
+static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__call *call,
+                                                 const idist_opts *opts) {
+    const char *name = idist__kind_names[call->label];
+    void *stream = opts->request ? NULL : opts->stream;
     idist_status status;
 
     if (idist__gpu_group_of(g)->ready) return IDIST_OK;
-    if (idist__gpu_route_path_of(g, c, stream) == IDIST__BY_STAGING) return IDIST_OK;
-    if (idist__kind_is_p2p(c->kind))
+    if (idist__gpu_route_path_of(g, call, stream) == IDIST__BY_STAGING) return IDIST_OK;
+    if (idist__kind_is_p2p(call->kind))
         return idist__fail(IDIST_ERR_STATE,
                            "%s: NCCL is not there yet: make a collective call on the group first",
                            name);
 
-    status = idist__gpu_route_check_capture(name, o, "the first call on a device of a group");
+    status = idist__gpu_route_check_capture(name, opts, "the first call on a device of a group");
     if (status != IDIST_OK) return status;
 
     return idist__gpu_setup_prepare(g);
 }
 
 // What NCCL cannot do for a call that it serves.
-static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *c) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *call) {
+    const char *name = idist__kind_names[call->label];
 
-    if (idist__kind_is_p2p(c->kind) && (c->root < 0 || c->tag < 0))
+    if (idist__kind_is_p2p(call->kind) && (call->root < 0 || call->tag < 0))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
                            name);
@@ -4518,44 +4526,44 @@ static idist_status idist__gpu_route_check_call(const idist_group *g, const idis
 
 // Everything about a call that depends on where its memory is, before it becomes a task. *detached:
 // it returns when NCCL has it.
-static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, const idist_opts *o,
-                                          bool *on_device, bool *detached) {
-    idist_status status = idist__gpu_route_check_buffers(g, c, o, on_device);
+static idist_status idist__gpu_route_call(idist_group *g, const idist__call *call,
+                                          const idist_opts *opts, bool *on_device, bool *detached) {
+    idist_status status = idist__gpu_route_check_buffers(g, call, opts, on_device);
     idist__gpu_group *gg;
     bool nccl;
 
-    if (c->label == IDIST__FINALIZE)
+    if (call->label == IDIST__FINALIZE)
         idist__ipc_leave_unmap_arenas(g->w); // before the others free theirs
     if (status != IDIST_OK || !*on_device || g->status != IDIST_OK) return status;
-    if (o->stream == (void *)cudaStreamPerThread)
+    if (opts->stream == (void *)cudaStreamPerThread)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "%s: cudaStreamPerThread: another thread may finish the call",
-                           idist__kind_names[c->label]);
+                           idist__kind_names[call->label]);
 
     if (!g->device) status = idist__gpu_setup_group_make(g);
     if (status != IDIST_OK) return status;
     gg = idist__gpu_group_of(g);
-    nccl = idist__gpu_route_path_of(g, c, o->request ? NULL : o->stream) == IDIST__BY_NCCL;
-    status = idist__gpu_route_check_stream(g, c, o);
-    if (status == IDIST_OK) status = idist__gpu_route_check_ready(g, c, o);
+    nccl = idist__gpu_route_path_of(g, call, opts->request ? NULL : opts->stream) == IDIST__BY_NCCL;
+    status = idist__gpu_route_check_stream(g, call, opts);
+    if (status == IDIST_OK) status = idist__gpu_route_check_ready(g, call, opts);
     if (status != IDIST_OK || g->status != IDIST_OK) return status;
-    if (nccl) status = idist__gpu_route_check_call(g, c);
+    if (nccl) status = idist__gpu_route_check_call(g, call);
     if (status != IDIST_OK) return status;
 
-    *detached = nccl && o->stream && !o->request;
+    *detached = nccl && opts->stream && !opts->request;
     if (!*detached) return IDIST_OK;
-    if (!gg->captured) gg->captured = idist__gpu_route_is_capturing((cudaStream_t)o->stream);
+    if (!gg->captured) gg->captured = idist__gpu_route_is_capturing((cudaStream_t)opts->stream);
     if (!idist__together_now.depth) idist__wait_until(g->w, idist__gpu_route_may_run_ahead, g);
 
     return IDIST_OK;
 }
 
 // On our device, because asking about a pointer creates a context, too.
-static idist_status idist__gpu_route_find(idist_group *g, const idist__call *c, const idist_opts *o,
-                                          bool *on_device, bool *detached) {
+static idist_status idist__gpu_route_find(idist_group *g, const idist__call *call,
+                                          const idist_opts *opts, bool *on_device, bool *detached) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     int device = idist__gpu_device_set(gpu);
-    idist_status status = idist__gpu_route_call(g, c, o, on_device, detached);
+    idist_status status = idist__gpu_route_call(g, call, opts, on_device, detached);
 
     idist__gpu_device_restore(gpu, device);
     return status;

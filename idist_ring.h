@@ -525,42 +525,42 @@ typedef struct idist__segment {
     int blind_error;      // the errno with which a look at a beacon failed; 0: none did
 } idist__segment;
 
-static char *idist__segment_front(const idist__segment *m, int rank) {
-    return m->base + IDIST__PAGE + (size_t)rank * m->front_nbytes;
+static char *idist__segment_front(const idist__segment *seg, int rank) {
+    return seg->base + IDIST__PAGE + (size_t)rank * seg->front_nbytes;
 }
 
-static char *idist__segment_part(const idist__segment *m, int rank) {
-    return m->base + m->parts_at + (size_t)rank * m->part_nbytes;
+static char *idist__segment_part(const idist__segment *seg, int rank) {
+    return seg->base + seg->parts_at + (size_t)rank * seg->part_nbytes;
 }
 
-static idist__segment_header *idist__segment_header_of(const idist__segment *m) {
-    return (idist__segment_header *)(void *)m->base;
+static idist__segment_header *idist__segment_header_of(const idist__segment *seg) {
+    return (idist__segment_header *)(void *)seg->base;
 }
 
-static idist__doorbell *idist__segment_doorbell(const idist__segment *m, int rank) {
-    return (idist__doorbell *)(void *)idist__segment_front(m, rank);
+static idist__doorbell *idist__segment_doorbell(const idist__segment *seg, int rank) {
+    return (idist__doorbell *)(void *)idist__segment_front(seg, rank);
 }
 
-static idist__pipe *idist__segment_pipe(const idist__segment *m, int from, int to) {
-    size_t pipe_nbytes = sizeof(idist__pipe) + m->pipe_nbytes;
-    char *part = idist__segment_part(m, to);
+static idist__pipe *idist__segment_pipe(const idist__segment *seg, int from, int to) {
+    size_t pipe_nbytes = sizeof(idist__pipe) + seg->pipe_nbytes;
+    char *part = idist__segment_part(seg, to);
 
-    return (idist__pipe *)(void *)(part + m->pipes_at + (size_t)from * pipe_nbytes);
+    return (idist__pipe *)(void *)(part + seg->pipes_at + (size_t)from * pipe_nbytes);
 }
 
-static idist__catalog *idist__segment_catalog(const idist__segment *m, int rank) {
-    return (idist__catalog *)(void *)idist__segment_part(m, rank);
+static idist__catalog *idist__segment_catalog(const idist__segment *seg, int rank) {
+    return (idist__catalog *)(void *)idist__segment_part(seg, rank);
 }
 
 // How many extents of other ranks a rank has mapped: one number for each rank.
-static uint32_t *idist__segment_mapped(const idist__segment *m, int rank) {
-    return (uint32_t *)(void *)(idist__segment_catalog(m, rank) + 1);
+static uint32_t *idist__segment_mapped(const idist__segment *seg, int rank) {
+    return (uint32_t *)(void *)(idist__segment_catalog(seg, rank) + 1);
 }
 
 // Copies from the memory of another rank's process. 0, or an errno.
-static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_t address,
+static int idist__segment_read_remote(const idist__segment *seg, int rank, uint64_t address,
                                       void *buf, size_t nbytes) {
-    return idist__os_process_read_memory(m->processes[rank], address, buf, nbytes);
+    return idist__os_process_read_memory(seg->processes[rank], address, buf, nbytes);
 }
 
 // ---- ring/shm/view.h -----------------------------------------------------------------------------
@@ -579,18 +579,18 @@ static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_
 // order either way.
 
 // Tells the others of the extents that our window has by now. Any thread.
-static void idist__view_publish(idist__segment *m) {
-    idist__catalog *catalog = idist__segment_catalog(m, m->me);
+static void idist__view_publish(idist__segment *seg) {
+    idist__catalog *catalog = idist__segment_catalog(seg, seg->me);
     uint32_t i, count;
 
     idist__os_mutex_lock(&idist__windows_lock);
-    count = m->window->extent_count;
+    count = seg->window->extent_count;
 
     for (i = catalog->extent_count; i < count; i++) {
-        catalog->extents[i].at = m->window->extents[i].at;
-        catalog->extents[i].nbytes = m->window->extents[i].nbytes;
+        catalog->extents[i].at = seg->window->extents[i].at;
+        catalog->extents[i].nbytes = seg->window->extents[i].nbytes;
         __atomic_store_n(&catalog->extent_count, i + 1, __ATOMIC_RELEASE);
-        __atomic_fetch_add(&idist__segment_header_of(m)->extent_count, 1, __ATOMIC_RELEASE);
+        __atomic_fetch_add(&idist__segment_header_of(seg)->extent_count, 1, __ATOMIC_RELEASE);
     }
 
     idist__os_mutex_unlock(&idist__windows_lock);
@@ -598,16 +598,16 @@ static void idist__view_publish(idist__segment *m) {
 
 // Maps one more extent of another rank. False: there are no addresses, or the rank has written
 // something impossible.
-static bool idist__view_map_next(const idist__segment *m, int rank, idist__view *view) {
-    const idist__catalog *catalog = idist__segment_catalog(m, rank);
+static bool idist__view_map_next(const idist__segment *seg, int rank, idist__view *view) {
+    const idist__catalog *catalog = idist__segment_catalog(seg, rank);
     uint32_t i = view->extent_count;
     size_t at = (size_t)catalog->extents[i].at, nbytes = (size_t)catalog->extents[i].nbytes;
     size_t expected = i ? view->extents[i - 1].at + view->extents[i - 1].nbytes : 0;
-    size_t begin = m->window_at + (size_t)rank * m->window_nbytes;
+    size_t begin = seg->window_at + (size_t)rank * seg->window_nbytes;
     char *map;
 
-    if (at != expected || !nbytes || nbytes > m->window_nbytes - at) return false;
-    map = (char *)idist__os_memory_map(m->fd, begin + at, nbytes);
+    if (at != expected || !nbytes || nbytes > seg->window_nbytes - at) return false;
+    map = (char *)idist__os_memory_map(seg->fd, begin + at, nbytes);
     if (!map) return false;
 
     view->extents[i].map = map;
@@ -619,18 +619,18 @@ static bool idist__view_map_next(const idist__segment *m, int rank, idist__view 
 }
 
 // Returns true if an extent has come that the views do not show.
-static inline bool idist__view_is_news(const idist__segment *m) {
-    uint32_t *count = &idist__segment_header_of(m)->extent_count;
-    return __atomic_load_n(count, __ATOMIC_RELAXED) != m->extents_seen;
+static inline bool idist__view_is_news(const idist__segment *seg) {
+    uint32_t *count = &idist__segment_header_of(seg)->extent_count;
+    return __atomic_load_n(count, __ATOMIC_RELAXED) != seg->extents_seen;
 }
 
 // Adds the extents of our own window to its view.
-static void idist__view_map_own(const idist__segment *m) {
-    uint32_t count = __atomic_load_n(&m->window->extent_count, __ATOMIC_ACQUIRE);
-    idist__view *view = &m->views[m->me];
+static void idist__view_map_own(const idist__segment *seg) {
+    uint32_t count = __atomic_load_n(&seg->window->extent_count, __ATOMIC_ACQUIRE);
+    idist__view *view = &seg->views[seg->me];
 
     for (; view->extent_count < count; view->extent_count++) {
-        const idist__window_extent *extent = &m->window->extents[view->extent_count];
+        const idist__window_extent *extent = &seg->window->extents[view->extent_count];
 
         view->extents[view->extent_count].map = extent->map;
         view->extents[view->extent_count].at = extent->at;
@@ -640,40 +640,40 @@ static void idist__view_map_own(const idist__segment *m) {
 
 // Maps the extents that have come since the last look. False: one could not be mapped. Under the
 // lock of the world.
-static bool idist__view_look(idist__segment *m) {
-    uint32_t seen = __atomic_load_n(&idist__segment_header_of(m)->extent_count, __ATOMIC_ACQUIRE);
-    uint32_t *mapped = idist__segment_mapped(m, m->me);
+static bool idist__view_look(idist__segment *seg) {
+    uint32_t seen = __atomic_load_n(&idist__segment_header_of(seg)->extent_count, __ATOMIC_ACQUIRE);
+    uint32_t *mapped = idist__segment_mapped(seg, seg->me);
     int i;
 
-    m->extents_seen = seen;
-    idist__view_map_own(m);
-    if (m->maps_no_more) return true;
+    seg->extents_seen = seen;
+    idist__view_map_own(seg);
+    if (seg->maps_no_more) return true;
 
-    for (i = 0; i < m->n; i++) {
-        const idist__catalog *catalog = idist__segment_catalog(m, i);
+    for (i = 0; i < seg->n; i++) {
+        const idist__catalog *catalog = idist__segment_catalog(seg, i);
         uint32_t count = __atomic_load_n(&catalog->extent_count, __ATOMIC_ACQUIRE);
-        idist__view *view = &m->views[i];
+        idist__view *view = &seg->views[i];
 
-        if (i == m->me) continue;
+        if (i == seg->me) continue;
         while (view->extent_count < count && view->extent_count < IDIST__EXTENTS &&
-               !m->maps_no_more)
-            m->maps_no_more = !idist__view_map_next(m, i, view);
+               !seg->maps_no_more)
+            seg->maps_no_more = !idist__view_map_next(seg, i, view);
         __atomic_store_n(&mapped[i], view->extent_count, __ATOMIC_RELEASE);
     }
 
-    return !m->maps_no_more;
+    return !seg->maps_no_more;
 }
 
 // Returns how many extents of our window a rank of this host has mapped.
-static uint32_t idist__view_mapped_by(const idist__segment *m, int rank) {
-    return __atomic_load_n(&idist__segment_mapped(m, rank)[m->me], __ATOMIC_ACQUIRE);
+static uint32_t idist__view_mapped_by(const idist__segment *seg, int rank) {
+    return __atomic_load_n(&idist__segment_mapped(seg, rank)[seg->me], __ATOMIC_ACQUIRE);
 }
 
 // Finds a buffer of ours in our window: its offset in the file, and the number of its extent. 0: it
 // lies in none. Under the lock of the world.
-static uint64_t idist__view_offset(const idist__segment *m, const void *p, size_t nbytes,
+static uint64_t idist__view_offset(const idist__segment *seg, const void *p, size_t nbytes,
                                    uint32_t *extent) {
-    const idist__view *view = &m->views[m->me];
+    const idist__view *view = &seg->views[seg->me];
     uint32_t i;
 
     for (i = 0; i < view->extent_count; i++) {
@@ -683,7 +683,7 @@ static uint64_t idist__view_offset(const idist__segment *m, const void *p, size_
         if ((const char *)p < map || at >= view->extents[i].nbytes) continue;
         if (nbytes > view->extents[i].nbytes - at) return 0;
         *extent = i;
-        return m->window->at + view->extents[i].at + at;
+        return seg->window->at + view->extents[i].at + at;
     }
 
     return 0;
@@ -691,17 +691,17 @@ static uint64_t idist__view_offset(const idist__segment *m, const void *p, size_
 
 // Returns the address here of an offset that another rank gave; NULL: it lies in no extent that is
 // mapped here.
-static char *idist__view_pointer(const idist__segment *m, uint64_t offset, size_t nbytes) {
+static char *idist__view_pointer(const idist__segment *seg, uint64_t offset, size_t nbytes) {
     const idist__view *view;
     uint64_t rank, at;
     uint32_t i;
 
-    if (offset < m->window_at || !m->window) return NULL;
-    rank = (offset - m->window_at) / m->window_nbytes;
-    at = (offset - m->window_at) % m->window_nbytes;
-    if (rank >= (uint64_t)m->n) return NULL;
+    if (offset < seg->window_at || !seg->window) return NULL;
+    rank = (offset - seg->window_at) / seg->window_nbytes;
+    at = (offset - seg->window_at) % seg->window_nbytes;
+    if (rank >= (uint64_t)seg->n) return NULL;
 
-    view = &m->views[rank];
+    view = &seg->views[rank];
     for (i = 0; i < view->extent_count; i++) {
         uint64_t begin = view->extents[i].at, size = view->extents[i].nbytes;
         if (at >= begin && at - begin < size)
@@ -712,14 +712,14 @@ static char *idist__view_pointer(const idist__segment *m, uint64_t offset, size_
 }
 
 // Unmaps the windows of the other ranks, and closes ours.
-static void idist__view_unmap_all(idist__segment *m) {
+static void idist__view_unmap_all(idist__segment *seg) {
     uint32_t k;
     int i;
 
-    for (i = 0; i < m->n && m->views; i++)
-        for (k = 0; k < m->views[i].extent_count && i != m->me; k++)
-            idist__os_memory_unmap(m->views[i].extents[k].map, m->views[i].extents[k].nbytes);
-    if (m->window) idist__window_close(m->window);
+    for (i = 0; i < seg->n && seg->views; i++)
+        for (k = 0; k < seg->views[i].extent_count && i != seg->me; k++)
+            idist__os_memory_unmap(seg->views[i].extents[k].map, seg->views[i].extents[k].nbytes);
+    if (seg->window) idist__window_close(seg->window);
 }
 
 // ---- ring/shm/doorbell.h -------------------------------------------------------------------------
@@ -750,73 +750,75 @@ typedef enum idist__sleep_place {
 
 // Wakes a rank if it sleeps or is about to. The caller has called idist__doorbell_any_asleep since
 // it wrote.
-static void idist__doorbell_wake(const idist__segment *m, int rank) {
-    idist__doorbell *bell = idist__segment_doorbell(m, rank);
+static void idist__doorbell_wake(const idist__segment *seg, int rank) {
+    idist__doorbell *bell = idist__segment_doorbell(seg, rank);
     uint32_t place = __atomic_load_n(&bell->asleep, __ATOMIC_RELAXED);
 
     if (place) place = __atomic_exchange_n(&bell->asleep, IDIST__AWAKE, __ATOMIC_ACQ_REL);
     if (place == IDIST__ASLEEP_ON_WORD) idist__os_wake_word(&bell->asleep);
-    if (place == IDIST__ASLEEP_IN_POLL) idist__os_beacon_wake(m->observer, &m->ports[rank].beacon);
+    if (place == IDIST__ASLEEP_IN_POLL)
+        idist__os_beacon_wake(seg->observer, &seg->ports[rank].beacon);
 }
 
 // The same after a step in a collective, which concerns a rank only if it waits for our steps.
-static void idist__doorbell_wake_for_step(const idist__segment *m, int rank) {
-    const idist__doorbell *bell = idist__segment_doorbell(m, rank);
+static void idist__doorbell_wake_for_step(const idist__segment *seg, int rank) {
+    const idist__doorbell *bell = idist__segment_doorbell(seg, rank);
     uint32_t awaited = __atomic_load_n(&bell->awaited, __ATOMIC_RELAXED);
 
-    if (!awaited || awaited == 1 + (uint32_t)m->me) idist__doorbell_wake(m, rank);
+    if (!awaited || awaited == 1 + (uint32_t)seg->me) idist__doorbell_wake(seg, rank);
 }
 
 // Whether any rank sleeps, after something was written.
-static bool idist__doorbell_any_asleep(const idist__segment *m) {
-    if (m->fenced) __atomic_thread_fence(__ATOMIC_SEQ_CST);
+static bool idist__doorbell_any_asleep(const idist__segment *seg) {
+    if (seg->fenced) __atomic_thread_fence(__ATOMIC_SEQ_CST);
     else __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    return __atomic_load_n(&idist__segment_header_of(m)->sleeper_count, __ATOMIC_RELAXED) != 0;
+    return __atomic_load_n(&idist__segment_header_of(seg)->sleeper_count, __ATOMIC_RELAXED) != 0;
 }
 
 // Says that we are about to sleep, and of which rank of this host we await a step (-1: of any). The
 // caller looks for what was written, sleeps if there is nothing, and calls idist__doorbell_disarm.
-static void idist__doorbell_arm(const idist__segment *m, uint32_t place, int awaited) {
-    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+static void idist__doorbell_arm(const idist__segment *seg, uint32_t place, int awaited) {
+    idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
-    __atomic_fetch_add(&idist__segment_header_of(m)->sleeper_count, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&idist__segment_header_of(seg)->sleeper_count, 1u, __ATOMIC_RELAXED);
     __atomic_store_n(&bell->awaited, (uint32_t)(awaited + 1), __ATOMIC_RELAXED);
     __atomic_store_n(&bell->asleep, place, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (!m->fenced) idist__os_cpu_fence_others(false);
+    if (!seg->fenced) idist__os_cpu_fence_others(false);
 }
 
 // Another thread of this process is about to begin a call: the one that sleeps must be woken by any
 // rank's step from now on.
-static void idist__doorbell_widen(const idist__segment *m) {
-    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+static void idist__doorbell_widen(const idist__segment *seg) {
+    idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
     if (!__atomic_load_n(&bell->asleep, __ATOMIC_RELAXED)) return;
     __atomic_store_n(&bell->awaited, 0u, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (!m->fenced) idist__os_cpu_fence_others(false);
+    if (!seg->fenced) idist__os_cpu_fence_others(false);
 }
 
 // Whether another rank has woken us since idist__doorbell_arm.
-static bool idist__doorbell_was_rung(const idist__segment *m) {
-    return __atomic_load_n(&idist__segment_doorbell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
+static bool idist__doorbell_was_rung(const idist__segment *seg) {
+    return __atomic_load_n(&idist__segment_doorbell(seg, seg->me)->asleep, __ATOMIC_RELAXED) ==
            IDIST__AWAKE;
 }
 
-static void idist__doorbell_disarm(const idist__segment *m) {
-    __atomic_store_n(&idist__segment_doorbell(m, m->me)->asleep, IDIST__AWAKE, __ATOMIC_RELAXED);
-    __atomic_fetch_sub(&idist__segment_header_of(m)->sleeper_count, 1u, __ATOMIC_RELAXED);
+static void idist__doorbell_disarm(const idist__segment *seg) {
+    __atomic_store_n(&idist__segment_doorbell(seg, seg->me)->asleep, IDIST__AWAKE,
+                     __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&idist__segment_header_of(seg)->sleeper_count, 1u, __ATOMIC_RELAXED);
 }
 
 // This rank begins or ends to wait in calls.
-static void idist__doorbell_attend(const idist__segment *m, bool waits) {
-    __atomic_store_n(&idist__segment_doorbell(m, m->me)->attends, waits ? 1u : 0u,
+static void idist__doorbell_attend(const idist__segment *seg, bool waits) {
+    __atomic_store_n(&idist__segment_doorbell(seg, seg->me)->attends, waits ? 1u : 0u,
                      __ATOMIC_RELAXED);
 }
 
 // Whether a rank waits in a call, and does not sleep.
-static bool idist__doorbell_attends(const idist__segment *m, int rank) {
-    const idist__doorbell *bell = idist__segment_doorbell(m, rank);
+static bool idist__doorbell_attends(const idist__segment *seg, int rank) {
+    const idist__doorbell *bell = idist__segment_doorbell(seg, rank);
 
     return __atomic_load_n(&bell->attends, __ATOMIC_RELAXED) &&
            !__atomic_load_n(&bell->asleep, __ATOMIC_RELAXED);
@@ -846,88 +848,89 @@ typedef enum idist__ended_how {
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
 
 // Makes all others look at their pipes.
-static void idist__liveness_wake_all(const idist__segment *m) {
+static void idist__liveness_wake_all(const idist__segment *seg) {
     int i;
 
-    __atomic_fetch_add(&idist__segment_header_of(m)->ended_count, 1u, __ATOMIC_RELEASE);
-    if (!idist__doorbell_any_asleep(m)) return;
-    for (i = 0; i < m->n; i++)
-        if (i != m->me) idist__doorbell_wake(m, i);
+    __atomic_fetch_add(&idist__segment_header_of(seg)->ended_count, 1u, __ATOMIC_RELEASE);
+    if (!idist__doorbell_any_asleep(seg)) return;
+    for (i = 0; i < seg->n; i++)
+        if (i != seg->me) idist__doorbell_wake(seg, i);
 }
 
 // The process of a rank has ended in this way. The first report wins.
-static void idist__liveness_tell(const idist__segment *m, int rank, idist__ended_how how) {
-    uint32_t *ended = &idist__segment_doorbell(m, rank)->ended, not_yet = IDIST__ENDED_NOT;
+static void idist__liveness_tell(const idist__segment *seg, int rank, idist__ended_how how) {
+    uint32_t *ended = &idist__segment_doorbell(seg, rank)->ended, not_yet = IDIST__ENDED_NOT;
 
     if (__atomic_compare_exchange_n(ended, &not_yet, (uint32_t)how, false, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE))
-        idist__liveness_wake_all(m);
+        idist__liveness_wake_all(seg);
 }
 
-static idist__ended_how idist__liveness_get(const idist__segment *m, int rank) {
-    return (idist__ended_how)__atomic_load_n(&idist__segment_doorbell(m, rank)->ended,
+static idist__ended_how idist__liveness_get(const idist__segment *seg, int rank) {
+    return (idist__ended_how)__atomic_load_n(&idist__segment_doorbell(seg, rank)->ended,
                                              __ATOMIC_ACQUIRE);
 }
 
 // Looks at the beacon of a rank, and tells all if it has gone out. Returns whether the process has
 // ended.
-static bool idist__liveness_look_at(idist__segment *m, int rank) {
+static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     int error;
 
-    if (rank == m->me) return false;
-    if (idist__liveness_get(m, rank) != IDIST__ENDED_NOT) return true;
-    error = idist__os_beacon_look(m->observer, &m->ports[rank].beacon);
-    if (error && error != ECONNREFUSED) m->blind_error = error;
+    if (rank == seg->me) return false;
+    if (idist__liveness_get(seg, rank) != IDIST__ENDED_NOT) return true;
+    error = idist__os_beacon_look(seg->observer, &seg->ports[rank].beacon);
+    if (error && error != ECONNREFUSED) seg->blind_error = error;
     if (error != ECONNREFUSED) return false;
 
-    idist__liveness_tell(m, rank, IDIST__ENDED_DIED);
+    idist__liveness_tell(seg, rank, IDIST__ENDED_DIED);
 
     return true;
 }
 
 // Ranks of this host that sleep, ourselves included.
-static int idist__liveness_sleepers(const idist__segment *m) {
-    uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->sleeper_count, __ATOMIC_RELAXED);
-    if (count > (uint32_t)m->n) count = (uint32_t)m->n;
+static int idist__liveness_sleepers(const idist__segment *seg) {
+    uint32_t count =
+        __atomic_load_n(&idist__segment_header_of(seg)->sleeper_count, __ATOMIC_RELAXED);
+    if (count > (uint32_t)seg->n) count = (uint32_t)seg->n;
     return count ? (int)count : 1;
 }
 
 // How many times longer than alone a rank sleeps between two looks.
-static int idist__liveness_patience(const idist__segment *m) {
-    int sleepers = idist__liveness_sleepers(m);
+static int idist__liveness_patience(const idist__segment *seg) {
+    int sleepers = idist__liveness_sleepers(seg);
     return sleepers > IDIST__ENDED_SHARERS ? sleepers / IDIST__ENDED_SHARERS : 1;
 }
 
 // At how many beacons a rank that sleeps looks at a time. Alone it looks at all; with others that
 // sleep, all of them together do, in about the same time.
-static int idist__liveness_share(const idist__segment *m) {
-    int sleepers = idist__liveness_sleepers(m), share;
+static int idist__liveness_share(const idist__segment *seg) {
+    int sleepers = idist__liveness_sleepers(seg), share;
 
     if (sleepers > IDIST__ENDED_SHARERS) sleepers = IDIST__ENDED_SHARERS;
-    share = m->n / sleepers;
+    share = seg->n / sleepers;
 
     return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
 }
 
 // Looks at the next beacons, about 1 us each. The rank that noticed an end may itself have been
 // killed before it told the others, so we read the pipe of a rank that has ended in any case.
-static void idist__liveness_look(idist__segment *m, int looks) {
+static void idist__liveness_look(idist__segment *seg, int looks) {
     int i;
 
-    for (i = 0; i < looks && i < m->n; i++) {
-        if (idist__liveness_look_at(m, m->next_look)) m->ports[m->next_look].look = true;
-        m->next_look = (m->next_look + 1) % m->n;
+    for (i = 0; i < looks && i < seg->n; i++) {
+        if (idist__liveness_look_at(seg, seg->next_look)) seg->ports[seg->next_look].look = true;
+        seg->next_look = (seg->next_look + 1) % seg->n;
     }
 }
 
 // Whether any process or pipe has ended since the last call; then reading will find out which one.
-static bool idist__liveness_any(idist__segment *m) {
-    uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->ended_count, __ATOMIC_ACQUIRE);
+static bool idist__liveness_any(idist__segment *seg) {
+    uint32_t count = __atomic_load_n(&idist__segment_header_of(seg)->ended_count, __ATOMIC_ACQUIRE);
     int i;
 
-    if (count == m->ended_seen) return false;
-    m->ended_seen = count;
-    for (i = 0; i < m->n; i++) m->ports[i].look = true;
+    if (count == seg->ended_seen) return false;
+    seg->ended_seen = count;
+    for (i = 0; i < seg->n; i++) seg->ports[i].look = true;
 
     return true;
 }
@@ -1148,11 +1151,11 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
 }
 
 static bool idist__pipe_exposes_memory(void *port, uint8_t *withdrawn) {
-    const idist__segment *m = ((const idist__pipe_port *)port)->shm;
+    const idist__segment *seg = ((const idist__pipe_port *)port)->shm;
 
-    if (m->reads_remote && withdrawn)
-        *withdrawn = (uint8_t)idist__segment_doorbell(m, m->me)->withdrawn;
-    return m->reads_remote;
+    if (seg->reads_remote && withdrawn)
+        *withdrawn = (uint8_t)idist__segment_doorbell(seg, seg->me)->withdrawn;
+    return seg->reads_remote;
 }
 
 static bool idist__pipe_reads_slowly(void *port) {
@@ -1861,55 +1864,55 @@ static char *idist__op_buffer(const void *buffer) {
 
 // Fills in what a collective works on, as its call says.
 static void idist__op_prepare(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
+    idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
 
-    o->n = t->group->size;
-    o->rank = t->group->rank;
-    o->root = c->root;
-    o->user = NULL;
+    op->n = t->group->size;
+    op->rank = t->group->rank;
+    op->root = call->root;
+    op->user = NULL;
 
-    if (idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op)) {
-        o->user_op = *idist__world_user_op(t->group, c);
-        o->user = &o->user_op;
+    if (idist__kind_reduces(call->kind) && idist__reduce_op_is_user(call->op)) {
+        op->user_op = *idist__world_user_op(t->group, call);
+        op->user = &op->user_op;
     }
 
-    o->size = idist_dtype_size(c->dtype);
-    o->count = c->count;
-    o->nbytes = o->count * o->size;
-    o->in = idist__op_buffer(c->send);
-    o->out = idist__op_buffer(c->recv);
+    op->size = idist_dtype_size(call->dtype);
+    op->count = call->count;
+    op->nbytes = op->count * op->size;
+    op->in = idist__op_buffer(call->send);
+    op->out = idist__op_buffer(call->recv);
 }
 
 // What the messages of a collective carry. In all_to_allv each pair of ranks compares its dtype.
 static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
-    idist__fingerprint p = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
+    idist__fingerprint print = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
 
     if (t->call.kind == IDIST__ALL_TO_ALLV) {
-        p.dtype = (uint8_t)t->call.dtype;
-        p.check = idist__fingerprint_tagged(t->group->w, &t->call, 0);
+        print.dtype = (uint8_t)t->call.dtype;
+        print.check = idist__fingerprint_tagged(t->group->w, &t->call, 0);
     }
 
-    return p;
+    return print;
 }
 
 static void idist__op_done(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
     if (t->done || idist__ring_of(t->group->w)->failed == t->group) return;
-    if (o->finish) o->finish(t);
-    idist__mem_free(&t->group->w->cfg.mem, o->memory);
-    o->memory = NULL;
+    if (op->finish) op->finish(t);
+    idist__mem_free(&t->group->w->cfg.mem, op->memory);
+    op->memory = NULL;
     idist__task_complete(t, IDIST_OK, "");
 }
 
 static void idist__op_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
-    if (o->running || t->done) return;
-    o->running = true; // a transfer that completes at once must not call the algorithm recursively
-    o->run(t);
-    o->running = false;
+    if (op->running || t->done) return;
+    op->running = true; // a transfer that completes at once must not call the algorithm recursively
+    op->run(t);
+    op->running = false;
 }
 
 // ---- ring/msg/transfer.h -------------------------------------------------------------------------
@@ -1967,9 +1970,9 @@ static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_
                            ((uint64_t)p2p << 32) | tag_or_seq);
 }
 
-static uint64_t idist__index_frame_key(int peer, const idist__frame *f) {
-    bool p2p = f->fingerprint.kind == IDIST__SEND;
-    return idist__index_key(f->ctx, peer, p2p, p2p ? f->tag : f->fingerprint.seq);
+static uint64_t idist__index_frame_key(int peer, const idist__frame *frame) {
+    bool p2p = frame->fingerprint.kind == IDIST__SEND;
+    return idist__index_key(frame->ctx, peer, p2p, p2p ? frame->tag : frame->fingerprint.seq);
 }
 
 static uint64_t idist__index_id_key(uint64_t id) { return idist__hash_mix(id, 0); }
@@ -1979,45 +1982,45 @@ static uint64_t idist__index_id_key(uint64_t id) { return idist__hash_mix(id, 0)
 //------------------------------------------------------------------------------
 
 static idist__transfer *idist__transfer_new(idist__ring *ring) {
-    idist__transfer *v = ring->idle;
+    idist__transfer *xfer = ring->idle;
 
-    if (v) {
-        ring->idle = v->next;
-        idist__mem_clear(v, sizeof *v);
+    if (xfer) {
+        ring->idle = xfer->next;
+        idist__mem_clear(xfer, sizeof *xfer);
     } else {
-        v = (idist__transfer *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *v);
+        xfer = (idist__transfer *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *xfer);
     }
 
-    if (v) {
-        v->slot = -1;
-        v->stamp = ++ring->stamp;
+    if (xfer) {
+        xfer->slot = -1;
+        xfer->stamp = ++ring->stamp;
     }
 
-    return v;
+    return xfer;
 }
 
-static void idist__transfer_append(idist__transfer_list *list, idist__transfer *v) {
-    v->next = NULL;
-    v->at = list->first ? list->end : &list->first;
-    v->list = list;
-    *v->at = v;
-    list->end = &v->next;
+static void idist__transfer_append(idist__transfer_list *list, idist__transfer *xfer) {
+    xfer->next = NULL;
+    xfer->at = list->first ? list->end : &list->first;
+    xfer->list = list;
+    *xfer->at = xfer;
+    list->end = &xfer->next;
 }
 
 // The same for one that frames ask for.
-static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list, idist__transfer *v,
-                                uint64_t key) {
-    idist__transfer_append(list, v);
-    idist__index_insert(&v->hook, ring->transfers, key);
+static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list,
+                                idist__transfer *xfer, uint64_t key) {
+    idist__transfer_append(list, xfer);
+    idist__index_insert(&xfer->hook, ring->transfers, key);
 }
 
 // Takes it out of its list and of the index.
-static void idist__transfer_take(idist__transfer *v) {
-    *v->at = v->next;
-    if (v->next) v->next->at = v->at;
-    else v->list->end = v->at; // NOLINT(clang-analyzer-core.NullDereference): it is in one
-    v->list = NULL;
-    if (v->hook.bucket) idist__index_remove(&v->hook);
+static void idist__transfer_take(idist__transfer *xfer) {
+    *xfer->at = xfer->next;
+    if (xfer->next) xfer->next->at = xfer->at;
+    else xfer->list->end = xfer->at; // NOLINT(clang-analyzer-core.NullDereference): it is in one
+    xfer->list = NULL;
+    if (xfer->hook.bucket) idist__index_remove(&xfer->hook);
 }
 
 // The transfer with this number, among those that wait for CTS, PULLED or DATA.
@@ -2026,28 +2029,29 @@ static idist__transfer *idist__transfer_find(idist__ring *ring, const idist__tra
     idist__index_node *hook = ring->transfers[idist__index_id_key(id) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
-        idist__transfer *v = idist__index_transfer(hook);
-        if (v->list == list && v->id == id) return v;
+        idist__transfer *xfer = idist__index_transfer(hook);
+        if (xfer->list == list && xfer->id == id) return xfer;
     }
 
     return NULL;
 }
 
-static void idist__transfer_free(idist__ring *ring, idist__transfer *v) {
-    idist__mem_free(&ring->w->cfg.mem, v->owned);
-    if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
-    v->next = ring->idle;
-    ring->idle = v;
+static void idist__transfer_free(idist__ring *ring, idist__transfer *xfer) {
+    idist__mem_free(&ring->w->cfg.mem, xfer->owned);
+    if (xfer->task && idist__kind_is_p2p(xfer->task->call.kind))
+        idist__op_of(xfer->task)->transfer = NULL;
+    xfer->next = ring->idle;
+    ring->idle = xfer;
 }
 
 // A transfer is complete: completes its task, or resumes the algorithm.
-static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
-    idist__task *t = v->task;
-    bool send = v->send;
-    int slot = v->slot;
-    idist__op *o;
+static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
+    idist__task *t = xfer->task;
+    bool send = xfer->send;
+    int slot = xfer->slot;
+    idist__op *op;
 
-    idist__transfer_free(ring, v);
+    idist__transfer_free(ring, xfer);
     if (!t || t->done) return;
     ring->w->moved_count++;
 
@@ -2056,25 +2060,25 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
         return;
     }
 
-    o = idist__op_of(t);
-    if (send) o->sends_pending--;
-    else o->recvs_pending--;
-    if (slot >= 0) o->slots_pending &= ~(1u << slot);
+    op = idist__op_of(t);
+    if (send) op->sends_pending--;
+    else op->recvs_pending--;
+    if (slot >= 0) op->slots_pending &= ~(1u << slot);
     idist__op_run(t);
 }
 
 // A receive is complete, of recv or of a collective.
-static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int peer) {
-    idist__task *t = v->task;
-    int tag = (int)v->frame.tag;
-    size_t count = (size_t)idist__fingerprint_count(&v->frame.fingerprint);
+static void idist__transfer_received(idist__ring *ring, idist__transfer *xfer, int peer) {
+    idist__task *t = xfer->task;
+    int tag = (int)xfer->frame.tag;
+    size_t count = (size_t)idist__fingerprint_count(&xfer->frame.fingerprint);
 
     if (!t || t->call.kind != IDIST__RECV) {
-        idist__transfer_done(ring, v);
+        idist__transfer_done(ring, xfer);
         return;
     }
 
-    idist__transfer_free(ring, v);
+    idist__transfer_free(ring, xfer);
     idist__matching_received(t, idist__ring_group_of(t->group)->rank_of[peer], tag, count);
 }
 
@@ -2087,12 +2091,12 @@ enum { IDIST__OP_PIECE = 4096 };
 // Calls the op of a program. False: the op has thrown an exception, and the group has failed.
 IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const void *in,
                                                    void *inout, size_t count, idist_dtype dtype) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__world *w = t->group->w;
     uint32_t mode = idist__mode_enter();
     char cause[400];
 
-    IDIST__CALLBACK(o->user->fn(in, inout, count, dtype, o->user->arg));
+    IDIST__CALLBACK(op->user->fn(in, inout, count, dtype, op->user->arg));
     idist__mode_leave(mode);
     if (!idist__me.thrown[0]) return true;
 
@@ -2109,13 +2113,13 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
 // group fails, and nothing more is sent for it.
 static void idist__combine(const idist__task *t, char *acc, const char *lo, const char *hi,
                            size_t count, idist_dtype dtype) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     uint64_t some[IDIST__OP_PIECE / sizeof(uint64_t)];
-    char *piece = o->element ? o->element : (char *)some;
-    size_t at, k, most = o->element ? 1 : sizeof some / o->size;
+    char *piece = op->element ? op->element : (char *)some;
+    size_t at, k, most = op->element ? 1 : sizeof some / op->size;
 
-    if (!o->user || !o->user->fn) {
-        idist__reduce_by(o->reduce, acc, lo, hi, count);
+    if (!op->user || !op->user->fn) {
+        idist__reduce_by(op->reduce, acc, lo, hi, count);
         return;
     }
 
@@ -2126,9 +2130,9 @@ static void idist__combine(const idist__task *t, char *acc, const char *lo, cons
 
     for (at = 0; at < count; at += k) {
         k = count - at < most ? count - at : most;
-        memcpy(piece, hi + at * o->size, k * o->size);
-        if (!idist__combine_by_user(t, lo + at * o->size, piece, k, dtype)) return;
-        memcpy(acc + at * o->size, piece, k * o->size);
+        memcpy(piece, hi + at * op->size, k * op->size);
+        if (!idist__combine_by_user(t, lo + at * op->size, piece, k, dtype)) return;
+        memcpy(acc + at * op->size, piece, k * op->size);
     }
 }
 
@@ -2261,11 +2265,11 @@ static void idist__link_want(idist__ring *ring, idist__link *l) {
     ring->wanted = l;
 }
 
-static void idist__link_push(idist__link *l, idist__transfer *v) {
-    v->next = NULL;
-    v->frame_moved = v->piece_moved = 0;
-    *l->out_end = v;
-    l->out_end = &v->next;
+static void idist__link_push(idist__link *l, idist__transfer *xfer) {
+    xfer->next = NULL;
+    xfer->frame_moved = xfer->piece_moved = 0;
+    *l->out_end = xfer;
+    l->out_end = &xfer->next;
 }
 
 static void idist__link_pop(idist__link *l) {
@@ -2281,64 +2285,64 @@ static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     l->write_dead = true;
 
     while (*at) {
-        idist__transfer *v = *at;
+        idist__transfer *xfer = *at;
 
-        if (v->task) {
-            at = &v->next;
+        if (xfer->task) {
+            at = &xfer->next;
             continue;
         }
 
-        *at = v->next;
-        idist__transfer_free(ring, v);
+        *at = xfer->next;
+        idist__transfer_free(ring, xfer);
     }
 
     l->out_end = at;
 }
 
 // A frame and its payload have gone out.
-static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *v) {
+static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t left;
 
     idist__link_pop(l);
 
-    if (v->frame.type == IDIST__RTS && v->id) { // it asks for an answer
-        idist__transfer_put(ring, &l->waiting, v, idist__index_id_key(v->id));
+    if (xfer->frame.type == IDIST__RTS && xfer->id) { // it asks for an answer
+        idist__transfer_put(ring, &l->waiting, xfer, idist__index_id_key(xfer->id));
         return;
     }
 
-    if (v->frame.type == IDIST__DATA) v->moved += v->piece;
+    if (xfer->frame.type == IDIST__DATA) xfer->moved += xfer->piece;
 
-    if (v->frame.type != IDIST__DATA || v->moved >= v->nbytes) {
-        idist__transfer_done(ring, v);
+    if (xfer->frame.type != IDIST__DATA || xfer->moved >= xfer->nbytes) {
+        idist__transfer_done(ring, xfer);
         return;
     }
 
-    left = v->nbytes - v->moved;
-    v->piece = left < IDIST__PIECE_BYTES ? left : IDIST__PIECE_BYTES;
-    v->frame.nbytes = v->piece;
-    idist__link_push(l, v); // behind the others: a large message does not hold up small ones
+    left = xfer->nbytes - xfer->moved;
+    xfer->piece = left < IDIST__PIECE_BYTES ? left : IDIST__PIECE_BYTES;
+    xfer->frame.nbytes = xfer->piece;
+    idist__link_push(l, xfer); // behind the others: a large message does not hold up small ones
 }
 
-static bool idist__link_is_out(const idist__transfer *v) {
-    return v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece;
+static bool idist__link_is_out(const idist__transfer *xfer) {
+    return xfer->frame_moved == IDIST__FRAME_BYTES && xfer->piece_moved == xfer->piece;
 }
 
 // Collects frames and payloads that go out next. Returns how many parts there are.
 static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
-    idist__transfer *v;
+    idist__transfer *xfer;
     int n = 0;
 
-    for (v = l->out; v && n + 2 <= IDIST__PARTS; v = v->next) {
-        size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved;
+    for (xfer = l->out; xfer && n + 2 <= IDIST__PARTS; xfer = xfer->next) {
+        size_t frame_left = IDIST__FRAME_BYTES - xfer->frame_moved;
 
         if (frame_left) {
-            parts[n].data = (char *)&v->frame + v->frame_moved;
+            parts[n].data = (char *)&xfer->frame + xfer->frame_moved;
             parts[n++].nbytes = frame_left;
         }
 
-        if (v->piece_moved < v->piece) {
-            parts[n].data = v->data + v->moved + v->piece_moved;
-            parts[n++].nbytes = v->piece - v->piece_moved;
+        if (xfer->piece_moved < xfer->piece) {
+            parts[n].data = xfer->data + xfer->moved + xfer->piece_moved;
+            parts[n++].nbytes = xfer->piece - xfer->piece_moved;
         }
     }
 
@@ -2347,17 +2351,17 @@ static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
 
 // n bytes of what idist__link_gather has collected have gone out.
 static void idist__link_account(const idist__link *l, size_t n) {
-    idist__transfer *v;
+    idist__transfer *xfer;
 
-    for (v = l->out; n; v = v->next) {
-        size_t left = IDIST__FRAME_BYTES - v->frame_moved, k = n < left ? n : left;
+    for (xfer = l->out; n; xfer = xfer->next) {
+        size_t left = IDIST__FRAME_BYTES - xfer->frame_moved, k = n < left ? n : left;
 
-        v->started = true;
-        v->frame_moved += k;
+        xfer->started = true;
+        xfer->frame_moved += k;
         n -= k;
-        left = v->piece - v->piece_moved;
+        left = xfer->piece - xfer->piece_moved;
         k = n < left ? n : left;
-        v->piece_moved += k;
+        xfer->piece_moved += k;
         n -= k;
     }
 }
@@ -2407,82 +2411,82 @@ static void idist__link_cork(idist__ring *ring, idist__link *l, size_t nbytes) {
 }
 
 // The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
-static void idist__link_add_text(idist__ring *ring, idist__transfer *v, const char *text) {
+static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const char *text) {
     size_t nbytes = strlen(text);
 
-    v->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, nbytes + 1);
+    xfer->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, nbytes + 1);
 
-    if (v->owned) {
-        memcpy(v->owned, text, nbytes);
-        v->data = v->owned;
-        v->nbytes = v->piece = nbytes;
+    if (xfer->owned) {
+        memcpy(xfer->owned, text, nbytes);
+        xfer->data = xfer->owned;
+        xfer->nbytes = xfer->piece = nbytes;
     }
 
-    v->frame.nbytes = v->nbytes;
+    xfer->frame.nbytes = xfer->nbytes;
 }
 
 // Queues a control frame, for which no task waits. `text`, if not NULL, follows it. Without a
 // connection, RTS and CTS are kept until there is one. All other frames are dropped;
 // idist__announce_late tells a new peer what it has missed.
-static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f,
+static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *frame,
                                 const char *text) {
-    bool waits = f->type == IDIST__RTS || f->type == IDIST__CTS;
-    idist__transfer *v;
+    bool waits = frame->type == IDIST__RTS || frame->type == IDIST__CTS;
+    idist__transfer *xfer;
 
     if (!l->open || l->write_dead || !(waits || idist__link_is_connected(l))) return;
-    v = idist__transfer_new(ring);
+    xfer = idist__transfer_new(ring);
 
-    if (!v) { // the peer would wait for what the frame says
-        idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    if (!xfer) { // the peer would wait for what the frame says
+        idist_group *g = idist__world_find_group(ring->w, frame->ctx);
         idist__ring_fail_memory(ring, g ? g : &ring->w->group);
         return;
     }
 
-    v->send = true;
-    v->frame = *f;
-    if (text) idist__link_add_text(ring, v, text);
+    xfer->send = true;
+    xfer->frame = *frame;
+    if (text) idist__link_add_text(ring, xfer, text);
 
-    idist__link_push(l, v);
+    idist__link_push(l, xfer);
     idist__link_flush(ring, l);
 }
 
 // Tells a rank that this one leaves the world, and how the world failed if it did.
 static void idist__link_bye(idist__ring *ring, idist__link *l) {
     bool failed = ring->bye_status != IDIST_OK;
-    idist__frame f;
+    idist__frame frame;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__BYE;
-    f.aux = (uint64_t)(int64_t)ring->bye_status;
-    idist__link_control(ring, l, &f, failed ? ring->w->group.cause : NULL);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__BYE;
+    frame.aux = (uint64_t)(int64_t)ring->bye_status;
+    idist__link_control(ring, l, &frame, failed ? ring->w->group.cause : NULL);
 }
 
 // Tells a rank that a group has failed.
 static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, idist_status status,
                               const char *cause) {
-    idist__frame f;
+    idist__frame frame;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__ABORT;
-    f.ctx = ctx;
-    f.aux = (uint64_t)(int64_t)status;
-    idist__link_control(ring, l, &f, cause);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__ABORT;
+    frame.ctx = ctx;
+    frame.aux = (uint64_t)(int64_t)status;
+    idist__link_control(ring, l, &frame, cause);
 }
 
 // Eager bytes have been consumed. The sender gets them back as credit once they amount to half of
 // its window.
 static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
-    idist__frame f;
+    idist__frame frame;
 
     l->owed += nbytes + IDIST__FRAME_BYTES;
     if (l->owed < IDIST__WINDOW_BYTES / 2) return;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__CREDIT;
-    f.nbytes = l->owed;
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__CREDIT;
+    frame.nbytes = l->owed;
     l->their_window += l->owed;
     l->owed = 0;
-    idist__link_control(ring, l, &f, NULL);
+    idist__link_control(ring, l, &frame, NULL);
 }
 
 // Whether the peer may read messages in our memory by itself. `withdrawn` (may be NULL) gets the
@@ -2509,25 +2513,25 @@ static bool idist__link_grants(const idist__link *l, size_t nbytes) {
 }
 
 // A receive has been posted whose message the peer may send at once.
-static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *v) {
-    idist__frame cts = v->frame;
+static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
+    idist__frame cts = xfer->frame;
 
-    v->granted = true;
-    v->id = ++ring->next_id;
+    xfer->granted = true;
+    xfer->id = ++ring->next_id;
     cts.type = IDIST__CTS;
-    cts.aux = v->id;
+    cts.aux = xfer->id;
     idist__link_control(ring, l, &cts, NULL);
 }
 
 // The peer has a place for a message, under this number.
-static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *v,
+static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *xfer,
                                   uint64_t id) {
-    v->frame.type = IDIST__DATA;
-    v->frame.id = id;
-    v->frame.aux = v->nbytes;
-    v->piece = v->nbytes < IDIST__PIECE_BYTES ? v->nbytes : IDIST__PIECE_BYTES;
-    v->frame.nbytes = v->piece;
-    idist__link_push(l, v);
+    xfer->frame.type = IDIST__DATA;
+    xfer->frame.id = id;
+    xfer->frame.aux = xfer->nbytes;
+    xfer->piece = xfer->nbytes < IDIST__PIECE_BYTES ? xfer->nbytes : IDIST__PIECE_BYTES;
+    xfer->frame.nbytes = xfer->piece;
+    idist__link_push(l, xfer);
     idist__link_flush(ring, l);
 }
 
@@ -2547,29 +2551,30 @@ static bool idist__link_any_waits(const idist__ring *ring) {
 // must have no announced send of its own. A receive with a time-out of its own is excluded: DATA
 // arrives only while the sender, or its thread, keeps running.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
-                                   const idist__transfer *receive, const idist__frame *f) {
-    if (f->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
+                                   const idist__transfer *receive, const idist__frame *frame) {
+    if (frame->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
     if (!l->transport->attends || !l->transport->attends(l->port)) return false;
     if (idist__link_reads_slowly(l)) return true;
-    return f->nbytes <= IDIST__COPIED_BYTES && !idist__link_any_waits(ring);
+    return frame->nbytes <= IDIST__COPIED_BYTES && !idist__link_any_waits(ring);
 }
 
 // Reads an announced message in the memory of its sender. False: that is not possible, or the
 // sender may have given up meanwhile and reused the memory.
-static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
-                             const idist__frame *f) {
+static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *xfer,
+                             const idist__frame *frame) {
     idist__frame pulled;
 
-    if (!f->aux || !l->transport->pull) return false;
-    if (!l->transport->pull(l->port, f->aux, f->flags, v->data, (size_t)f->nbytes)) return false;
+    if (!frame->aux || !l->transport->pull) return false;
+    if (!l->transport->pull(l->port, frame->aux, frame->flags, xfer->data, (size_t)frame->nbytes))
+        return false;
 
     memset(&pulled, 0, sizeof pulled);
     pulled.type = IDIST__PULLED;
-    pulled.ctx = f->ctx;
-    pulled.id = f->id;
-    v->frame = *f;
+    pulled.ctx = frame->ctx;
+    pulled.id = frame->id;
+    xfer->frame = *frame;
     idist__link_control(ring, l, &pulled, NULL);
-    idist__transfer_received(ring, v, peer);
+    idist__transfer_received(ring, xfer, peer);
 
     return true;
 }
@@ -2577,29 +2582,31 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
 // Answers an RTS that has found its receive, which is in no list: reads the message from the
 // sender's memory, or sends CTS. A granted receive has sent its CTS already and goes back to
 // `posted`.
-static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
-                                   const idist__frame *f) {
+static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer,
+                                   idist__transfer *xfer, const idist__frame *frame) {
     idist__frame cts;
 
-    if (v->granted) {
-        idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
+    if (xfer->granted) {
+        idist__transfer_put(ring, &l->posted, xfer, idist__index_frame_key(peer, frame));
         return;
     }
 
-    if (!idist__link_wants_data(ring, l, v, f) && idist__link_pull(ring, l, peer, v, f)) return;
+    if (!idist__link_wants_data(ring, l, xfer, frame) &&
+        idist__link_pull(ring, l, peer, xfer, frame))
+        return;
 
-    v->id = ++ring->next_id;
-    v->nbytes = (size_t)f->nbytes;
-    v->moved = 0;
-    v->frame = *f;
-    v->started = true;
-    idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
+    xfer->id = ++ring->next_id;
+    xfer->nbytes = (size_t)frame->nbytes;
+    xfer->moved = 0;
+    xfer->frame = *frame;
+    xfer->started = true;
+    idist__transfer_put(ring, &l->receiving, xfer, idist__index_id_key(xfer->id));
 
     memset(&cts, 0, sizeof cts);
     cts.type = IDIST__CTS;
-    cts.ctx = f->ctx;
-    cts.id = f->id;
-    cts.aux = v->id;
+    cts.ctx = frame->ctx;
+    cts.id = frame->id;
+    cts.aux = xfer->id;
     idist__link_control(ring, l, &cts, NULL);
 }
 
@@ -2607,34 +2614,34 @@ static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer, 
 
 // ring/msg/message.h: messages that nobody has asked for yet
 
-static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
-    *m->at = m->next;
-    if (m->next) m->next->at = m->at;
-    else l->early_end = m->at;
-    idist__index_remove(&m->hook);
+static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *msg) {
+    *msg->at = msg->next;
+    if (msg->next) msg->next->at = msg->at;
+    else l->early_end = msg->at;
+    idist__index_remove(&msg->hook);
 
-    if (l->in_message == m) {
+    if (l->in_message == msg) {
         l->in_message = NULL;
         l->target = NULL;
     }
 
-    if (m->unknown) l->unknown_count--;
-    idist__mem_free(&ring->w->cfg.mem, m);
+    if (msg->unknown) l->unknown_count--;
+    idist__mem_free(&ring->w->cfg.mem, msg);
 }
 
 // Drops the oldest message of a rank for groups that do not exist here. Correct programs leave some
 // behind, for groups that were freed before all had arrived; so too many of them are no error.
 static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
-    idist__message *m = l->early;
+    idist__message *msg = l->early;
     bool complete;
     size_t nbytes;
 
-    while (m && (!m->unknown || m == l->in_message)) m = m->next;
-    if (!m) return;
+    while (msg && (!msg->unknown || msg == l->in_message)) msg = msg->next;
+    if (!msg) return;
 
-    complete = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
-    nbytes = (size_t)m->frame.nbytes;
-    idist__message_free(ring, l, m);
+    complete = msg->frame.type == IDIST__EAGER && msg->moved == msg->frame.nbytes;
+    nbytes = (size_t)msg->frame.nbytes;
+    idist__message_free(ring, l, msg);
     if (complete) idist__link_consumed(ring, l, nbytes);
 }
 
@@ -2650,59 +2657,61 @@ static const idist__closed *idist__message_find_closed(const idist__ring *ring, 
 
 // Allocates a message that begins with this frame, with a buffer of `payload` bytes. NULL: out of
 // memory.
-static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f,
-                                          size_t payload) {
-    idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
+static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
+                                          const idist__frame *frame, size_t payload) {
+    idist__message *msg =
+        (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *msg + payload);
 
-    if (!m) return NULL;
-    idist__mem_clear(m, sizeof *m);
-    m->frame = *f;
-    m->data = (char *)(m + 1);
-    m->stamp = ++ring->stamp;
-    m->peer = idist__link_rank(ring, l);
+    if (!msg) return NULL;
+    idist__mem_clear(msg, sizeof *msg);
+    msg->frame = *frame;
+    msg->data = (char *)(msg + 1);
+    msg->stamp = ++ring->stamp;
+    msg->peer = idist__link_rank(ring, l);
 
-    m->unknown = !idist__world_find_group(ring->w, f->ctx);
-    if (m->unknown && ++l->unknown_count > IDIST__UNKNOWN_MAX) idist__message_drop_unknown(ring, l);
+    msg->unknown = !idist__world_find_group(ring->w, frame->ctx);
+    if (msg->unknown && ++l->unknown_count > IDIST__UNKNOWN_MAX)
+        idist__message_drop_unknown(ring, l);
 
-    m->at = l->early_end;
-    *l->early_end = m;
-    l->early_end = &m->next;
-    idist__index_insert(&m->hook, ring->messages, idist__index_frame_key(m->peer, f));
+    msg->at = l->early_end;
+    *l->early_end = msg;
+    l->early_end = &msg->next;
+    idist__index_insert(&msg->hook, ring->messages, idist__index_frame_key(msg->peer, frame));
 
-    return m;
+    return msg;
 }
 
 // No receive has taken a message. If a matched probe has found it, its tag is new, and so is its
 // key.
-static void idist__message_rekey(idist__ring *ring, idist__message *m, uint32_t old_tag) {
-    if (m->frame.tag == old_tag) return;
-    idist__index_remove(&m->hook);
-    idist__index_insert(&m->hook, ring->messages, idist__index_frame_key(m->peer, &m->frame));
+static void idist__message_rekey(idist__ring *ring, idist__message *msg, uint32_t old_tag) {
+    if (msg->frame.tag == old_tag) return;
+    idist__index_remove(&msg->hook);
+    idist__index_insert(&msg->hook, ring->messages, idist__index_frame_key(msg->peer, &msg->frame));
 }
 
 // Gives a message to a receive. The payload of an eager one may still be arriving.
-static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *m,
-                                idist__transfer *v) {
-    v->frame = m->frame;
+static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *msg,
+                                idist__transfer *xfer) {
+    xfer->frame = msg->frame;
 
-    if (m->self_send) {
-        idist__transfer *sender = m->self_send;
-        idist__block_copy(v->data, sender->data, sender->nbytes);
-        idist__message_free(ring, l, m);
+    if (msg->self_send) {
+        idist__transfer *sender = msg->self_send;
+        idist__block_copy(xfer->data, sender->data, sender->nbytes);
+        idist__message_free(ring, l, msg);
         idist__transfer_done(ring, sender);
-        idist__transfer_received(ring, v, peer);
-    } else if (m->frame.type == IDIST__RTS) {
-        idist__frame f = m->frame;
-        idist__message_free(ring, l, m);
-        idist__link_answer_rts(ring, l, peer, v, &f);
-    } else if (m->moved < m->frame.nbytes) {
-        m->claim = v;
+        idist__transfer_received(ring, xfer, peer);
+    } else if (msg->frame.type == IDIST__RTS) {
+        idist__frame frame = msg->frame;
+        idist__message_free(ring, l, msg);
+        idist__link_answer_rts(ring, l, peer, xfer, &frame);
+    } else if (msg->moved < msg->frame.nbytes) {
+        msg->claim = xfer;
     } else {
-        size_t nbytes = (size_t)m->frame.nbytes;
-        idist__block_copy(v->data, m->data, nbytes);
-        idist__message_free(ring, l, m);
+        size_t nbytes = (size_t)msg->frame.nbytes;
+        idist__block_copy(xfer->data, msg->data, nbytes);
+        idist__message_free(ring, l, msg);
         if (peer != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
-        idist__transfer_received(ring, v, peer);
+        idist__transfer_received(ring, xfer, peer);
     }
 }
 
@@ -2751,11 +2760,11 @@ static void idist__history_append(idist__ring_group *rg, const idist__fingerprin
 }
 
 // A call begins: adds it to the history.
-static void idist__history_add(idist__task *t, idist__op *o, idist__algorithm algorithm) {
+static void idist__history_add(idist__task *t, idist__op *op, idist__algorithm algorithm) {
     idist__fingerprint fingerprint = idist__fingerprint_of_task(t, algorithm);
 
-    o->past = idist__history_past(t);
-    idist__history_append(idist__ring_group_of(t->group), &fingerprint, o->past);
+    op->past = idist__history_past(t);
+    idist__history_append(idist__ring_group_of(t->group), &fingerprint, op->past);
 }
 
 // What this rank called before the call with this fingerprint, on the group that the user knows.
@@ -2773,16 +2782,16 @@ static const idist__fingerprint *idist__history_before(const idist_group *g,
 
 // Writes the digest to a frame. id and aux are free in EAGER: there they tell the previous call, if
 // it is still known, for the error text of the receiver.
-static void idist__history_tell_past(const idist__task *t, idist__frame *f) {
+static void idist__history_tell_past(const idist__task *t, idist__frame *frame) {
     const idist__fingerprint *before;
 
-    f->past = idist__op_of(t)->past;
-    if (f->type != IDIST__EAGER) return;
-    before = idist__history_before(t->group, &f->fingerprint);
+    frame->past = idist__op_of(t)->past;
+    if (frame->type != IDIST__EAGER) return;
+    before = idist__history_before(t->group, &frame->fingerprint);
     if (!before) return;
 
-    memcpy(&f->id, before, sizeof f->id);
-    f->aux = before->check;
+    memcpy(&frame->id, before, sizeof frame->id);
+    frame->aux = before->check;
 }
 
 // Two ranks are in the same call, and made different calls before. `theirs` is the peer's previous
@@ -2804,52 +2813,53 @@ static void idist__history_differs_before(idist__ring *ring, idist_group *g, int
 
 // The same, found out from a frame. See idist__history_tell_past.
 static void idist__history_past_differs(idist__ring *ring, idist_group *g, int peer,
-                                        const idist__frame *f) {
-    const idist__fingerprint *before = idist__history_before(g, &f->fingerprint);
+                                        const idist__frame *frame) {
+    const idist__fingerprint *before = idist__history_before(g, &frame->fingerprint);
     idist__fingerprint theirs;
 
     memset(&theirs, 0, sizeof theirs);
 
-    if (before && f->type == IDIST__EAGER) {
+    if (before && frame->type == IDIST__EAGER) {
         theirs = *before; // for its sequence number
-        memcpy(&theirs, &f->id, sizeof f->id);
-        theirs.check = f->aux;
+        memcpy(&theirs, &frame->id, sizeof frame->id);
+        theirs.check = frame->aux;
     }
 
-    idist__history_differs_before(ring, g, peer, &f->fingerprint, &theirs);
+    idist__history_differs_before(ring, g, peer, &frame->fingerprint, &theirs);
 }
 
 // Compares a frame of a collective with our call of the same number, running or finished. False: a
 // mismatch. A frame for a call that we have not entered tells nothing yet.
 static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
-                                  const idist__frame *f) {
+                                  const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
-    const idist__fingerprint *ours = &rg->history[f->fingerprint.seq % IDIST__HISTORY];
+    const idist__fingerprint *ours = &rg->history[frame->fingerprint.seq % IDIST__HISTORY];
     const idist__task *t = ring->w->tasks;
-    bool is_message = f->type <= IDIST__RTS || f->type == IDIST__DATA;
+    bool is_message = frame->type <= IDIST__RTS || frame->type == IDIST__DATA;
     const char *field;
 
-    if ((int32_t)(f->fingerprint.seq - seen->seq) >= 0) {
-        seen->seq = f->fingerprint.seq;
-        seen->fingerprint = f->fingerprint;
+    if ((int32_t)(frame->fingerprint.seq - seen->seq) >= 0) {
+        seen->seq = frame->fingerprint.seq;
+        seen->fingerprint = frame->fingerprint;
     }
 
-    if ((int32_t)(f->fingerprint.seq - g->seq) > 0 || ours->seq != f->fingerprint.seq) return true;
+    if ((int32_t)(frame->fingerprint.seq - g->seq) > 0 || ours->seq != frame->fingerprint.seq)
+        return true;
 
     // A message is left over from a finished call that looked the same: the calls were not the same
     // after all.
-    field = idist__fingerprint_difference(&f->fingerprint, ours);
-    while (t && (t->group != g || t->seq != f->fingerprint.seq)) t = t->next;
+    field = idist__fingerprint_difference(&frame->fingerprint, ours);
+    while (t && (t->group != g || t->seq != frame->fingerprint.seq)) t = t->next;
     if (!field && is_message && !t) field = "sequence";
 
     if (field) {
-        idist__history_mismatch(ring, g, peer, &f->fingerprint, ours, field);
+        idist__history_mismatch(ring, g, peer, &frame->fingerprint, ours, field);
         return false;
     }
 
-    if (is_message && f->past != rg->past[ours->seq % IDIST__HISTORY]) {
-        idist__history_past_differs(ring, g, peer, f);
+    if (is_message && frame->past != rg->past[ours->seq % IDIST__HISTORY]) {
+        idist__history_past_differs(ring, g, peer, frame);
         return false;
     }
 
@@ -2865,20 +2875,21 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
 
 // The oldest receive of recv that wants this message, or NULL.
 static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group *g, int peer,
-                                            const idist__frame *f) {
+                                            const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__transfer *wild = rg->wild.first, *exact = NULL;
     idist__index_node *hook = NULL;
 
     if (rg->recvs.first)
-        hook = ring->transfers[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+        hook = ring->transfers[idist__index_frame_key(peer, frame) % IDIST__BUCKETS].first;
 
     for (; hook && !exact; hook = hook->next) {
-        idist__transfer *v = idist__index_transfer(hook);
-        if (v->list == &rg->recvs && idist__matching_matches(v->task, peer, (int)f->tag)) exact = v;
+        idist__transfer *xfer = idist__index_transfer(hook);
+        if (xfer->list == &rg->recvs && idist__matching_matches(xfer->task, peer, (int)frame->tag))
+            exact = xfer;
     }
 
-    while (wild && !idist__matching_matches(wild->task, peer, (int)f->tag)) wild = wild->next;
+    while (wild && !idist__matching_matches(wild->task, peer, (int)frame->tag)) wild = wild->next;
 
     return !exact || (wild && wild->stamp < exact->stamp) ? wild : exact;
 }
@@ -2886,27 +2897,28 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group
 // Takes the receive that gets this message out of its list. Receives for which the message is too
 // large, or of another dtype, fail; the message stays, perhaps with a new tag.
 static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
-                                          idist__frame *f) {
-    idist__transfer *v;
+                                          idist__frame *frame) {
+    idist__transfer *xfer;
 
-    while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
-        int from = idist__ring_group_of(g)->rank_of[peer], tag = (int)f->tag;
+    while ((xfer = idist__match_oldest(ring, g, peer, frame)) != NULL) {
+        int from = idist__ring_group_of(g)->rank_of[peer], tag = (int)frame->tag;
         idist_status status;
         char text[256];
 
-        idist__transfer_take(v);
+        idist__transfer_take(xfer);
 
-        if (idist__matching_fits(v->task, &f->fingerprint, from, &tag, &status, text,
+        if (idist__matching_fits(xfer->task, &frame->fingerprint, from, &tag, &status, text,
                                  sizeof text)) {
-            if (f->nbytes <= v->nbytes) return v;
+            if (frame->nbytes <= xfer->nbytes) return xfer;
             status = IDIST_ERR_MISMATCH; // two dtypes of the program whose tags happen to be equal
-            if (v->task->call.u.message) v->task->call.u.message->group = g; // it keeps the message
+            if (xfer->task->call.u.message)
+                xfer->task->call.u.message->group = g; // it keeps the message
             snprintf(text, sizeof text, "rank %d has defined the dtype differently", from);
         }
 
-        f->tag = (uint32_t)tag;
-        idist__task_complete(v->task, status, text);
-        idist__transfer_free(ring, v);
+        frame->tag = (uint32_t)tag;
+        idist__task_complete(xfer->task, status, text);
+        idist__transfer_free(ring, xfer);
     }
 
     return NULL;
@@ -2914,16 +2926,17 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
 
 // Takes the send or receive of a collective that this frame is for out of a list of its link.
 static idist__transfer *idist__match_step(idist__ring *ring, const idist__transfer_list *list,
-                                          int peer, const idist__frame *f) {
+                                          int peer, const idist__frame *frame) {
     idist__index_node *hook =
-        ring->transfers[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+        ring->transfers[idist__index_frame_key(peer, frame) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
-        idist__transfer *v = idist__index_transfer(hook);
-        if (v->list != list || v->frame.ctx != f->ctx) continue;
-        if (v->frame.fingerprint.seq != f->fingerprint.seq || v->frame.tag != f->tag) continue;
-        idist__transfer_take(v);
-        return v;
+        idist__transfer *xfer = idist__index_transfer(hook);
+        if (xfer->list != list || xfer->frame.ctx != frame->ctx) continue;
+        if (xfer->frame.fingerprint.seq != frame->fingerprint.seq || xfer->frame.tag != frame->tag)
+            continue;
+        idist__transfer_take(xfer);
+        return xfer;
     }
 
     return NULL;
@@ -2931,49 +2944,49 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
 
 // Whether a receive of a collective expects what a frame brings. In all_to_allv every pair of ranks
 // may have a dtype of its own.
-static bool idist__match_agrees(const idist__transfer *v, const idist__frame *f) {
-    bool same_dtype = v->frame.fingerprint.dtype == f->fingerprint.dtype &&
-                      v->frame.fingerprint.check == f->fingerprint.check;
-    return v->nbytes == f->nbytes && (same_dtype || !v->nbytes);
+static bool idist__match_agrees(const idist__transfer *xfer, const idist__frame *frame) {
+    bool same_dtype = xfer->frame.fingerprint.dtype == frame->fingerprint.dtype &&
+                      xfer->frame.fingerprint.check == frame->fingerprint.check;
+    return xfer->nbytes == frame->nbytes && (same_dtype || !xfer->nbytes);
 }
 
-static void idist__match_explain(const idist__transfer *v, int peer, const idist__frame *f,
+static void idist__match_explain(const idist__transfer *xfer, int peer, const idist__frame *frame,
                                  char *cause, size_t cap) {
-    const idist__task *t = v->task;
+    const idist__task *t = xfer->task;
     const idist__world *w = t->group->w;
-    bool same_number = v->frame.fingerprint.dtype == f->fingerprint.dtype;
-    bool same_definition = v->frame.fingerprint.check == f->fingerprint.check;
+    bool same_number = xfer->frame.fingerprint.dtype == frame->fingerprint.dtype;
+    bool same_definition = xfer->frame.fingerprint.check == frame->fingerprint.check;
     idist__call theirs = t->call;
     int me = w->group.rank, from = idist__ring_group_of(t->group)->rank_of[peer];
     size_t size;
 
-    theirs.dtype = idist__world_dtype(w, f->fingerprint.dtype);
+    theirs.dtype = idist__world_dtype(w, frame->fingerprint.dtype);
     size = idist_dtype_size(theirs.dtype);
 
     if (t->call.kind == IDIST__ALL_TO_ALLV && size && (same_definition || !same_number))
-        idist__explain_pair(peer, idist__fingerprint_pair(w, &theirs, f->nbytes / size), me,
+        idist__explain_pair(peer, idist__fingerprint_pair(w, &theirs, frame->nbytes / size), me,
                             idist__extent_pair(t->group, &t->call, from, false), t, cause, cap);
     else
-        idist__explain_sizes(same_definition ? "count" : "definition of the dtype", peer, f->nbytes,
-                             me, v->nbytes, t, cause, cap);
+        idist__explain_sizes(same_definition ? "count" : "definition of the dtype", peer,
+                             frame->nbytes, me, xfer->nbytes, t, cause, cap);
 }
 
 // The receive for a frame that begins a message. NULL: none is posted yet, or the group has failed.
 static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
-                                           idist__frame *f) {
-    idist_group *g = idist__world_find_group(ring->w, f->ctx);
-    idist__transfer *v;
+                                           idist__frame *frame) {
+    idist_group *g = idist__world_find_group(ring->w, frame->ctx);
+    idist__transfer *xfer;
     char cause[400];
 
     if (!g || g->status != IDIST_OK) return NULL;
-    if (f->fingerprint.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
-    if (!idist__history_agrees(ring, g, peer, f)) return NULL;
+    if (frame->fingerprint.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, frame);
+    if (!idist__history_agrees(ring, g, peer, frame)) return NULL;
 
-    v = idist__match_step(ring, &l->posted, peer, f);
-    if (!v || idist__match_agrees(v, f)) return v;
+    xfer = idist__match_step(ring, &l->posted, peer, frame);
+    if (!xfer || idist__match_agrees(xfer, frame)) return xfer;
 
-    idist__match_explain(v, peer, f, cause, sizeof cause);
-    idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
+    idist__match_explain(xfer, peer, frame, cause, sizeof cause);
+    idist__transfer_put(ring, &l->posted, xfer, idist__index_frame_key(peer, frame));
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 
     return NULL;
@@ -2982,16 +2995,16 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
 // The receive for the first DATA of a message; the caller checks that it granted this number. NULL:
 // none, or the group has failed.
 static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, int peer,
-                                             const idist__frame *f) {
-    idist__frame whole = *f;
-    idist__transfer *v;
+                                             const idist__frame *frame) {
+    idist__frame whole = *frame;
+    idist__transfer *xfer;
 
-    if (f->fingerprint.kind == IDIST__SEND) return NULL; // its receive was cancelled
-    whole.nbytes = f->aux;
-    v = idist__match_frame(ring, l, peer, &whole);
-    if (v) idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
+    if (frame->fingerprint.kind == IDIST__SEND) return NULL; // its receive was cancelled
+    whole.nbytes = frame->aux;
+    xfer = idist__match_frame(ring, l, peer, &whole);
+    if (xfer) idist__transfer_put(ring, &l->receiving, xfer, idist__index_id_key(xfer->id));
 
-    return v;
+    return xfer;
 }
 
 // ---- ring/msg/send.h -----------------------------------------------------------------------------
@@ -2999,56 +3012,59 @@ static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, 
 // ring/msg/send.h: posting sends
 
 // The CTS for a message of a collective that came before its send was posted, or NULL.
-static idist__message *idist__send_find_grant(idist__ring *ring, int peer, const idist__frame *f) {
+static idist__message *idist__send_find_grant(idist__ring *ring, int peer,
+                                              const idist__frame *frame) {
     idist__index_node *hook =
-        ring->messages[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+        ring->messages[idist__index_frame_key(peer, frame) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
-        idist__message *m = idist__index_message(hook);
+        idist__message *msg = idist__index_message(hook);
 
-        if (m->frame.type != IDIST__CTS || m->peer != peer || m->frame.ctx != f->ctx) continue;
-        if (m->frame.fingerprint.seq == f->fingerprint.seq && m->frame.tag == f->tag) return m;
+        if (msg->frame.type != IDIST__CTS || msg->peer != peer || msg->frame.ctx != frame->ctx)
+            continue;
+        if (msg->frame.fingerprint.seq == frame->fingerprint.seq && msg->frame.tag == frame->tag)
+            return msg;
     }
 
     return NULL;
 }
 
 // Sends a large message of a collective once the receiver has granted it.
-static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *v) {
+static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *xfer) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__link *l = &ring->links[peer];
-    idist__message *grant = idist__send_find_grant(ring, peer, &v->frame);
+    idist__message *grant = idist__send_find_grant(ring, peer, &xfer->frame);
     const idist__transfer *oldest = l->waiting.first;
-    idist__frame rts = v->frame;
+    idist__frame rts = xfer->frame;
 
     if (grant) {
         uint64_t id = grant->frame.aux;
         idist__message_free(ring, l, grant);
-        idist__link_send_data(ring, l, v, id);
+        idist__link_send_data(ring, l, xfer, id);
         return;
     }
 
-    idist__transfer_put(ring, &l->waiting, v, idist__index_frame_key(peer, &v->frame));
+    idist__transfer_put(ring, &l->waiting, xfer, idist__index_frame_key(peer, &xfer->frame));
     if (oldest && oldest->task == t) return; // whose RTS has told the peer of this call
     rts.type = IDIST__RTS;
     idist__link_control(ring, l, &rts, NULL);
 }
 
 // How a message goes: at once, once it is granted, or once it is asked for.
-static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *v) {
-    size_t nbytes = v->nbytes;
+static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
+    size_t nbytes = xfer->nbytes;
 
-    if (v->frame.fingerprint.kind != IDIST__SEND && idist__link_grants(l, nbytes)) {
-        v->frame.type = IDIST__DATA;
+    if (xfer->frame.fingerprint.kind != IDIST__SEND && idist__link_grants(l, nbytes)) {
+        xfer->frame.type = IDIST__DATA;
     } else if (idist__link_is_eager(l, nbytes) && l->window >= nbytes + IDIST__FRAME_BYTES) {
-        v->frame.type = IDIST__EAGER;
-        v->piece = nbytes;
+        xfer->frame.type = IDIST__EAGER;
+        xfer->piece = nbytes;
         l->window -= nbytes + IDIST__FRAME_BYTES;
     } else {
-        v->frame.type = IDIST__RTS;
-        v->id = v->frame.id = ++ring->next_id;
-        if (idist__link_exposes_memory(l, &v->frame.flags))
-            v->frame.aux = (uint64_t)(uintptr_t)v->data;
+        xfer->frame.type = IDIST__RTS;
+        xfer->id = xfer->frame.id = ++ring->next_id;
+        if (idist__link_exposes_memory(l, &xfer->frame.flags))
+            xfer->frame.aux = (uint64_t)(uintptr_t)xfer->data;
     }
 }
 
@@ -3056,50 +3072,50 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
                              size_t nbytes, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__link *l = &ring->links[world_rank];
-    idist__transfer *v;
+    idist__transfer *xfer;
 
     if (ring->failed == t->group) return; // what there is to send may be wrong
 
-    v = idist__transfer_new(ring);
+    xfer = idist__transfer_new(ring);
 
-    if (!v) {
+    if (!xfer) {
         idist__ring_fail_memory(ring, t->group);
         return;
     }
 
-    v->task = t;
-    v->send = true;
-    v->data = (char *)(uintptr_t)data;
-    v->nbytes = nbytes;
-    v->frame.ctx = t->group->ctx;
-    v->frame.tag = tag;
-    v->frame.fingerprint = *fingerprint;
-    v->frame.nbytes = nbytes;
+    xfer->task = t;
+    xfer->send = true;
+    xfer->data = (char *)(uintptr_t)data;
+    xfer->nbytes = nbytes;
+    xfer->frame.ctx = t->group->ctx;
+    xfer->frame.tag = tag;
+    xfer->frame.fingerprint = *fingerprint;
+    xfer->frame.nbytes = nbytes;
 
     if (fingerprint->kind == IDIST__SEND) {
         l->p2p_sent++;
-        idist__op_of(t)->transfer = v;
+        idist__op_of(t)->transfer = xfer;
     }
 
-    idist__send_choose(ring, l, v);
-    if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &v->frame);
+    idist__send_choose(ring, l, xfer);
+    if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &xfer->frame);
 
     if (!l->open || l->write_dead) {
-        idist__link_push(l, v); // its task ends with its group: that rank was lost, or has left
+        idist__link_push(l, xfer); // its task ends with its group: that rank was lost, or has left
         return;
     }
 
     idist__link_want(ring, l);
 
-    if (v->frame.type == IDIST__DATA) {
-        idist__send_by_grant(t, world_rank, v);
+    if (xfer->frame.type == IDIST__DATA) {
+        idist__send_by_grant(t, world_rank, xfer);
         return;
     }
 
-    idist__link_push(l, v);
+    idist__link_push(l, xfer);
 
     if (fingerprint->kind == IDIST__SEND) {
-        bool may_wait = v->frame.type == IDIST__EAGER && idist__link_may_cork(l, t, nbytes);
+        bool may_wait = xfer->frame.type == IDIST__EAGER && idist__link_may_cork(l, t, nbytes);
 
         l->sent_ns = t->started_ns;
 
@@ -3115,10 +3131,10 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
 // A step of a collective: nbytes go to a rank of the group.
 static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
                              size_t nbytes) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__fingerprint fingerprint = idist__op_fingerprint(t);
 
-    o->sends_pending++;
+    op->sends_pending++;
     idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
 }
 
@@ -3131,65 +3147,65 @@ static void idist__send_to_self(idist__task *t, const idist__fingerprint *finger
     size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
     bool eager = nbytes <= IDIST__EAGER_BYTES;
     idist__transfer *sender = eager ? NULL : idist__transfer_new(ring), *v;
-    idist__message *m;
-    idist__frame f;
+    idist__message *msg;
+    idist__frame frame;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__EAGER;
-    f.ctx = t->group->ctx;
-    f.tag = (uint32_t)t->call.tag;
-    f.fingerprint = *fingerprint;
-    f.nbytes = nbytes;
-    m = idist__message_new(ring, l, &f, eager ? nbytes : 0);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__EAGER;
+    frame.ctx = t->group->ctx;
+    frame.tag = (uint32_t)t->call.tag;
+    frame.fingerprint = *fingerprint;
+    frame.nbytes = nbytes;
+    msg = idist__message_new(ring, l, &frame, eager ? nbytes : 0);
 
-    if (!m || (!eager && !sender)) {
-        if (m) idist__message_free(ring, l, m);
+    if (!msg || (!eager && !sender)) {
+        if (msg) idist__message_free(ring, l, msg);
         if (sender) idist__transfer_free(ring, sender);
         idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
 
-    m->moved = nbytes;
+    msg->moved = nbytes;
 
     if (eager) {
-        idist__block_copy(m->data, t->call.send, nbytes);
+        idist__block_copy(msg->data, t->call.send, nbytes);
         idist__task_complete(t, IDIST_OK, "");
     } else {
         sender->task = t;
         sender->send = true;
         sender->data = (char *)(uintptr_t)t->call.send;
         sender->nbytes = nbytes;
-        m->self_send = sender;
+        msg->self_send = sender;
     }
 
-    v = idist__match_recv(ring, t->group, me, &m->frame);
-    if (v) idist__message_give(ring, l, me, m, v);
-    else idist__message_rekey(ring, m, f.tag);
+    v = idist__match_recv(ring, t->group, me, &msg->frame);
+    if (v) idist__message_give(ring, l, me, msg, v);
+    else idist__message_rekey(ring, msg, frame.tag);
 }
 
-static idist__fingerprint idist__send_fingerprint(const idist_group *g, const idist__call *c) {
+static idist__fingerprint idist__send_fingerprint(const idist_group *g, const idist__call *call) {
     idist__fingerprint fingerprint;
 
     memset(&fingerprint, 0, sizeof fingerprint);
     fingerprint.kind = IDIST__SEND;
-    fingerprint.dtype = (uint8_t)c->dtype;
-    fingerprint.check = idist__fingerprint_tagged(g->w, c, c->count);
+    fingerprint.dtype = (uint8_t)call->dtype;
+    fingerprint.check = idist__fingerprint_tagged(g->w, call, call->count);
     fingerprint.root = g->rank;
 
     return fingerprint;
 }
 
 static void idist__send_start(idist__task *t) {
-    const idist__call *c = &t->call;
-    idist__fingerprint fingerprint = idist__send_fingerprint(t->group, c);
+    const idist__call *call = &t->call;
+    idist__fingerprint fingerprint = idist__send_fingerprint(t->group, call);
 
-    if (c->root == t->group->rank) {
+    if (call->root == t->group->rank) {
         idist__send_to_self(t, &fingerprint);
         return;
     }
 
-    idist__send_post(t, idist__group_world_rank(t->group, c->root), (uint32_t)c->tag, c->send,
-                     c->count * idist_dtype_size(c->dtype), &fingerprint);
+    idist__send_post(t, idist__group_world_rank(t->group, call->root), (uint32_t)call->tag,
+                     call->send, call->count * idist_dtype_size(call->dtype), &fingerprint);
 }
 
 // Waits a moment for another rank, in a call that needs nothing but that rank. False: it has waited
@@ -3208,27 +3224,28 @@ static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
 
 // A send goes out at once if the transport takes all of it, and no earlier one waits for space.
 // Needs no task, transfer or clock.
-static bool idist__send_quick(idist_group *g, const idist__call *c) {
+static bool idist__send_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
-    idist__link *l = &ring->links[idist__group_world_rank(g, c->root)];
-    idist__frame f;
+    idist__link *l = &ring->links[idist__group_world_rank(g, call->root)];
+    idist__frame frame;
 
     if (!l->open || !l->transport->write_message || l->out || l->write_dead) return false;
-    if (ring->failed || c->count > IDIST__EAGER_BYTES) return false;
+    if (ring->failed || call->count > IDIST__EAGER_BYTES) return false;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__EAGER;
-    f.ctx = g->ctx;
-    f.tag = (uint32_t)c->tag;
-    f.fingerprint = idist__send_fingerprint(g, c);
-    f.nbytes = c->count * idist_dtype_size(c->dtype);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__EAGER;
+    frame.ctx = g->ctx;
+    frame.tag = (uint32_t)call->tag;
+    frame.fingerprint = idist__send_fingerprint(g, call);
+    frame.nbytes = call->count * idist_dtype_size(call->dtype);
 
-    if (!idist__link_is_eager(l, (size_t)f.nbytes)) return false;
-    if (l->window < f.nbytes + sizeof f) return false;
+    if (!idist__link_is_eager(l, (size_t)frame.nbytes)) return false;
+    if (l->window < frame.nbytes + sizeof frame) return false;
 
-    if (!l->transport->write_message(l->port, &f, c->send, (size_t)f.nbytes)) return false;
+    if (!l->transport->write_message(l->port, &frame, call->send, (size_t)frame.nbytes))
+        return false;
 
-    l->window -= (size_t)f.nbytes + sizeof f;
+    l->window -= (size_t)frame.nbytes + sizeof frame;
     l->p2p_sent++;
 
     return true;
@@ -3242,50 +3259,50 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
 // counted).
 static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
                              size_t nbytes) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__ring *ring = idist__ring_of(t->group->w);
     int peer = idist__group_world_rank(t->group, from);
     idist__link *l = &ring->links[peer];
-    idist__transfer *v = idist__transfer_new(ring);
+    idist__transfer *xfer = idist__transfer_new(ring);
     idist__index_node *hook;
     uint64_t key;
 
-    o->recvs_pending++;
-    if (slot >= 0) o->slots_pending |= 1u << slot;
+    op->recvs_pending++;
+    if (slot >= 0) op->slots_pending |= 1u << slot;
 
-    if (!v) {
+    if (!xfer) {
         idist__ring_fail_memory(ring, t->group);
         return;
     }
 
-    v->task = t;
-    v->slot = slot;
-    v->data = (char *)data;
-    v->nbytes = nbytes;
-    v->frame.ctx = t->group->ctx;
-    v->frame.tag = step;
-    v->frame.fingerprint = idist__op_fingerprint(t);
-    key = idist__index_key(v->frame.ctx, peer, false, t->seq);
-    idist__transfer_put(ring, &l->posted, v, key);
+    xfer->task = t;
+    xfer->slot = slot;
+    xfer->data = (char *)data;
+    xfer->nbytes = nbytes;
+    xfer->frame.ctx = t->group->ctx;
+    xfer->frame.tag = step;
+    xfer->frame.fingerprint = idist__op_fingerprint(t);
+    key = idist__index_key(xfer->frame.ctx, peer, false, t->seq);
+    idist__transfer_put(ring, &l->posted, xfer, key);
     idist__link_want(ring, l);
-    if (idist__link_grants(l, nbytes)) idist__link_grant(ring, l, v);
+    if (idist__link_grants(l, nbytes)) idist__link_grant(ring, l, xfer);
 
     for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
-        idist__message *m = idist__index_message(hook);
+        idist__message *msg = idist__index_message(hook);
 
-        if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx) continue;
-        if (m->frame.fingerprint.kind == IDIST__SEND || m->frame.type > IDIST__RTS) continue;
-        if (m->frame.fingerprint.seq != t->seq || m->frame.tag != step) continue;
-        v = idist__match_frame(ring, l, peer, &m->frame);
-        if (v) idist__message_give(ring, l, peer, m, v);
+        if (msg->peer != peer || msg->claim || msg->frame.ctx != xfer->frame.ctx) continue;
+        if (msg->frame.fingerprint.kind == IDIST__SEND || msg->frame.type > IDIST__RTS) continue;
+        if (msg->frame.fingerprint.seq != t->seq || msg->frame.tag != step) continue;
+        xfer = idist__match_frame(ring, l, peer, &msg->frame);
+        if (xfer) idist__message_give(ring, l, peer, msg, xfer);
         return;
     }
 }
 
 // The link from which a receive may take the next message itself. NULL: there is none.
-static idist__link *idist__recv_link(const idist_group *g, const idist__call *c) {
+static idist__link *idist__recv_link(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
-    idist__link *l = c->root >= 0 ? &ring->links[idist__group_world_rank(g, c->root)] : NULL;
+    idist__link *l = call->root >= 0 ? &ring->links[idist__group_world_rank(g, call->root)] : NULL;
 
     if (!l || !l->open || !l->transport->peek_header) return NULL;
 
@@ -3294,69 +3311,73 @@ static idist__link *idist__recv_link(const idist_group *g, const idist__call *c)
 
 // Whether a receive takes the message that begins with this frame, as it is. Otherwise it has to go
 // on as a task.
-static bool idist__recv_wants(const idist_group *g, const idist__call *c, const idist__link *l,
-                              const idist__frame *f) {
-    if (f->type != IDIST__EAGER || f->ctx != g->ctx || f->fingerprint.kind != IDIST__SEND)
+static bool idist__recv_wants(const idist_group *g, const idist__call *call, const idist__link *l,
+                              const idist__frame *frame) {
+    if (frame->type != IDIST__EAGER || frame->ctx != g->ctx ||
+        frame->fingerprint.kind != IDIST__SEND)
         return false;
-    if (f->fingerprint.dtype != (int)c->dtype || f->fingerprint.check > c->count) return false;
-    if (!idist__matching_has_tag(c, (int)f->tag)) return false;
-    if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + sizeof *f > l->their_window) return false;
+    if (frame->fingerprint.dtype != (int)call->dtype || frame->fingerprint.check > call->count)
+        return false;
+    if (!idist__matching_has_tag(call, (int)frame->tag)) return false;
+    if (frame->nbytes > IDIST__EAGER_BYTES || frame->nbytes + sizeof *frame > l->their_window)
+        return false;
 
-    return f->nbytes == f->fingerprint.check * idist_dtype_size(c->dtype);
+    return frame->nbytes == frame->fingerprint.check * idist_dtype_size(call->dtype);
 }
 
 // Accounts for a message that a receive has taken.
-static void idist__recv_taken(idist__ring *ring, const idist__call *c, idist__link *l,
-                              const idist__frame *f) {
+static void idist__recv_taken(idist__ring *ring, const idist__call *call, idist__link *l,
+                              const idist__frame *frame) {
     l->p2p_received++;
     l->peer_waits.type = 0;
-    l->their_window -= (size_t)f->nbytes + sizeof *f;
-    idist__link_consumed(ring, l, (size_t)f->nbytes);
-    idist__matching_describe(c, c->root, (int)f->tag, c->dtype, (size_t)f->fingerprint.check);
+    l->their_window -= (size_t)frame->nbytes + sizeof *frame;
+    idist__link_consumed(ring, l, (size_t)frame->nbytes);
+    idist__matching_describe(call, call->root, (int)frame->tag, call->dtype,
+                             (size_t)frame->fingerprint.check);
 }
 
 // Takes the message with this header out of the link, if the receive wants it and it is there
 // completely.
-static bool idist__recv_take(const idist_group *g, const idist__call *c, idist__link *l,
-                             const idist__frame *f) {
-    if (!idist__recv_wants(g, c, l, f)) return false;
-    if (!l->transport->read_message(l->port, c->recv, (size_t)f->nbytes)) return false;
-    idist__recv_taken(idist__ring_of(g->w), c, l, f);
+static bool idist__recv_take(const idist_group *g, const idist__call *call, idist__link *l,
+                             const idist__frame *frame) {
+    if (!idist__recv_wants(g, call, l, frame)) return false;
+    if (!l->transport->read_message(l->port, call->recv, (size_t)frame->nbytes)) return false;
+    idist__recv_taken(idist__ring_of(g->w), call, l, frame);
 
     return true;
 }
 
 // A blocking receive while nothing else is under way: waits a moment for its message, and takes it
 // if it is the next one and there completely.
-static bool idist__recv_quick(const idist_group *g, const idist__call *c) {
+static bool idist__recv_quick(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
-    idist__link *l = idist__recv_link(g, c);
-    idist__frame f;
+    idist__link *l = idist__recv_link(g, call);
+    idist__frame frame;
     int turns;
 
     if (!l) return false;
-    for (turns = 0; !l->transport->peek_header(l->port, &f); turns++)
+    for (turns = 0; !l->transport->peek_header(l->port, &frame); turns++)
         if (!idist__send_quick_wait(ring, turns)) return false;
 
-    return idist__recv_take(g, c, l, &f);
+    return idist__recv_take(g, call, l, &frame);
 }
 
 // Whether a receive of recv wants this message, as one from world rank `from`.
-static bool idist__recv_takes(const idist__task *t, const idist__message *m, int from) {
-    if (m->peer != from || m->claim || m->frame.type > IDIST__RTS) return false;
-    if (m->frame.fingerprint.kind != IDIST__SEND || m->frame.ctx != t->group->ctx) return false;
-    return idist__matching_matches(t, from, (int)m->frame.tag);
+static bool idist__recv_takes(const idist__task *t, const idist__message *msg, int from) {
+    if (msg->peer != from || msg->claim || msg->frame.type > IDIST__RTS) return false;
+    if (msg->frame.fingerprint.kind != IDIST__SEND || msg->frame.ctx != t->group->ctx) return false;
+    return idist__matching_matches(t, from, (int)msg->frame.tag);
 }
 
 // The first message of a rank that a receive wants: messages of one rank keep their order.
 static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
-    idist__message *m = ring->links[from].early;
+    idist__message *msg = ring->links[from].early;
     idist__index_node *hook;
     uint64_t key = idist__index_key(t->group->ctx, from, true, (uint32_t)t->call.tag);
 
-    if (!m || t->call.tag == IDIST_ANY_TAG) {
-        while (m && !idist__recv_takes(t, m, from)) m = m->next;
-        return m;
+    if (!msg || t->call.tag == IDIST_ANY_TAG) {
+        while (msg && !idist__recv_takes(t, msg, from)) msg = msg->next;
+        return msg;
     }
 
     hook = ring->messages[key % IDIST__BUCKETS].first;
@@ -3366,7 +3387,7 @@ static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t
 }
 
 // Puts a receive of recv into the list for its kind.
-static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer *v) {
+static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer *xfer) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int root = t->call.root;
     uint64_t key;
@@ -3374,33 +3395,33 @@ static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer 
     if (root >= 0) idist__link_want(ring, &ring->links[t->group->ranks[root]]);
 
     if (root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG) {
-        idist__transfer_append(&rg->wild, v);
+        idist__transfer_append(&rg->wild, xfer);
         return;
     }
 
     key = idist__index_key(t->group->ctx, t->group->ranks[root], true, (uint32_t)t->call.tag);
-    idist__transfer_put(ring, &rg->recvs, v, key);
+    idist__transfer_put(ring, &rg->recvs, xfer, key);
 }
 
 // Posts a receive of recv, and gives it the earliest message that it wants, over all links that one
 // may come from.
 static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
-    idist__transfer *v = idist__transfer_new(ring);
-    idist__message *m, *earliest = NULL;
+    idist__transfer *xfer = idist__transfer_new(ring);
+    idist__message *msg, *earliest = NULL;
     int from = t->call.root, end = from + 1;
     uint32_t tag;
 
-    if (!v) {
+    if (!xfer) {
         idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
 
-    v->task = t;
-    v->data = (char *)t->call.recv;
-    v->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
-    idist__op_of(t)->transfer = v;
-    idist__recv_post(ring, t, v);
+    xfer->task = t;
+    xfer->data = (char *)t->call.recv;
+    xfer->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
+    idist__op_of(t)->transfer = xfer;
+    idist__recv_post(ring, t, xfer);
 
     if (from == IDIST_ANY_SOURCE) {
         from = 0;
@@ -3408,15 +3429,16 @@ static void idist__recv_start(idist__task *t) {
     }
 
     for (; from < end; from++) {
-        m = idist__recv_first(ring, t, t->group->ranks[from]);
-        if (m && (!earliest || m->stamp < earliest->stamp)) earliest = m;
+        msg = idist__recv_first(ring, t, t->group->ranks[from]);
+        if (msg && (!earliest || msg->stamp < earliest->stamp)) earliest = msg;
     }
 
     if (!earliest) return;
     // Older receives did not want it, so it goes to this one, or this one fails.
     tag = earliest->frame.tag;
-    v = idist__match_recv(ring, t->group, earliest->peer, &earliest->frame);
-    if (v) idist__message_give(ring, &ring->links[earliest->peer], earliest->peer, earliest, v);
+    xfer = idist__match_recv(ring, t->group, earliest->peer, &earliest->frame);
+    if (xfer)
+        idist__message_give(ring, &ring->links[earliest->peer], earliest->peer, earliest, xfer);
     else idist__message_rekey(ring, earliest, tag);
 }
 
@@ -3597,37 +3619,37 @@ static bool idist__flow_is_per_rank(idist__kind kind) {
            kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV || kind == IDIST__REDUCE_SCATTERV;
 }
 
-static bool idist__flow_contributes(const idist__op *o, idist__kind kind, int rank) {
+static bool idist__flow_contributes(const idist__op *op, idist__kind kind, int rank) {
     if (kind == IDIST__BROADCAST || kind == IDIST__SCATTER || kind == IDIST__SCATTERV)
-        return rank == o->root;
+        return rank == op->root;
     return kind != IDIST__BARRIER;
 }
 
 // Whether this rank reads, or waits for, what another one contributes.
 static bool idist__flow_reads(const idist__task *t, int rank) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
     switch (t->call.kind) {
     case IDIST__BROADCAST:
     case IDIST__SCATTER:
-    case IDIST__SCATTERV: return rank == o->root;
+    case IDIST__SCATTERV: return rank == op->root;
     case IDIST__GATHER:
-    case IDIST__GATHERV: return o->rank == o->root;
-    case IDIST__REDUCE: return o->rank == o->root || o->algorithm == IDIST__ALGO_CHUNKED;
+    case IDIST__GATHERV: return op->rank == op->root;
+    case IDIST__REDUCE: return op->rank == op->root || op->algorithm == IDIST__ALGO_CHUNKED;
     case IDIST__SCAN:
-    case IDIST__EXSCAN: return rank < o->rank;
+    case IDIST__EXSCAN: return rank < op->rank;
     default: return true;
     }
 }
 
 // Whether each rank reduces one block for all.
-static bool idist__flow_is_split(const idist__op *o, idist__kind kind) {
+static bool idist__flow_is_split(const idist__op *op, idist__kind kind) {
     return kind == IDIST__REDUCE ||
-           (kind == IDIST__ALL_REDUCE && (size_t)(o->n * o->n) * o->nbytes > IDIST__SPLIT_BYTES);
+           (kind == IDIST__ALL_REDUCE && (size_t)(op->n * op->n) * op->nbytes > IDIST__SPLIT_BYTES);
 }
 
 // Whether contributions are multiplied by a factor before the sum (idist_op_create_premul_sum).
-static bool idist__flow_is_scaled(const idist__op *o) { return o->user && !o->user->fn; }
+static bool idist__flow_is_scaled(const idist__op *op) { return op->user && !op->user->fn; }
 
 // Block `to` of our contribution.
 static size_t idist__flow_send_count(const idist__task *t, int to) {
@@ -3635,12 +3657,12 @@ static size_t idist__flow_send_count(const idist__task *t, int to) {
 }
 
 static const char *idist__flow_send_at(const idist__task *t, int to) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
-    if (!idist__flow_is_per_rank(t->call.kind)) return o->in;
+    if (!idist__flow_is_per_rank(t->call.kind)) return op->in;
     if (t->call.sendcounts)
-        return o->in + idist__extent_displ(t->call.sendcounts, t->call.senddispls, to) * o->size;
-    return o->in + (size_t)to * o->nbytes;
+        return op->in + idist__extent_displ(t->call.sendcounts, t->call.senddispls, to) * op->size;
+    return op->in + (size_t)to * op->nbytes;
 }
 
 static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
@@ -3683,8 +3705,8 @@ static char *idist__flow_place(const idist__task *t, char *base, size_t at, size
 }
 
 static size_t idist__flow_send_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    return (idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
+    const idist__op *op = idist__op_of(t);
+    return (idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
 }
 
 // What comes from a rank in calls that do not reduce.
@@ -3693,19 +3715,20 @@ static size_t idist__flow_recv_count(const idist__task *t, int from) {
 }
 
 static char *idist__flow_recv_at(const idist__task *t, int from) {
-    const idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
+    const idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
 
-    if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV)
-        return o->out;
-    if (c->recvcounts)
-        return o->out + idist__extent_displ(c->recvcounts, c->recvdispls, from) * o->size;
-    return o->out + (size_t)from * o->nbytes;
+    if (call->kind == IDIST__BROADCAST || call->kind == IDIST__SCATTER ||
+        call->kind == IDIST__SCATTERV)
+        return op->out;
+    if (call->recvcounts)
+        return op->out + idist__extent_displ(call->recvcounts, call->recvdispls, from) * op->size;
+    return op->out + (size_t)from * op->nbytes;
 }
 
 // Elements of a block of `count` in the chunk that begins at element `at`.
-static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t at) {
-    return at < count ? idist__flow_min(count - at, o->u.shared.chunk_count) : 0;
+static size_t idist__flow_chunk_count(const idist__op *op, size_t count, size_t at) {
+    return at < count ? idist__flow_min(count - at, op->u.shared.chunk_count) : 0;
 }
 
 // ---- ring/share/slot.h ---------------------------------------------------------------------------
@@ -3833,9 +3856,9 @@ static bool idist__slot_may_enter(idist__task *t) {
 // Maps the windows of other ranks as far as they have grown.
 static void idist__slot_look_at_windows(const idist__task *t) {
     idist__world *w = t->group->w;
-    idist__segment *m = idist__region_share(t)->shm;
+    idist__segment *seg = idist__region_share(t)->shm;
 
-    if (!m->window || !idist__view_is_news(m) || idist__view_look(m)) return;
+    if (!seg->window || !idist__view_is_news(seg) || idist__view_look(seg)) return;
     idist__log_print(
         &w->log, IDIST_LOG_INFO,
         "memory that another rank has from idist_alloc cannot be mapped: buffers in it "
@@ -3844,13 +3867,13 @@ static void idist__slot_look_at_windows(const idist__task *t) {
 
 // Counts the extents of our window that all members of the group on this host have mapped.
 static uint32_t idist__slot_count_open(const idist__task *t) {
-    const idist__segment *m = idist__region_share(t)->shm;
+    const idist__segment *seg = idist__region_share(t)->shm;
     uint32_t open = IDIST__EXTENTS;
     int i;
 
     for (i = 0; i < t->group->size; i++) {
-        int rank = m->local[t->group->ranks[i]];
-        uint32_t count = rank == m->me ? open : idist__view_mapped_by(m, rank);
+        int rank = seg->local[t->group->ranks[i]];
+        uint32_t count = rank == seg->me ? open : idist__view_mapped_by(seg, rank);
         if (count < open) open = count;
     }
 
@@ -3873,66 +3896,66 @@ static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, s
 
 // Whether contributions are read across memories. The same on all ranks.
 static bool idist__slot_is_remote(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    const idist__segment *m = idist__region_share(t)->shm;
+    const idist__op *op = idist__op_of(t);
+    const idist__segment *seg = idist__region_share(t)->shm;
     idist__kind kind = t->call.kind;
     int setting = t->group->w->cfg.algorithm;
 
-    if (!m->reads_remote || setting == IDIST__ALGO_CHUNKED) return false;
-    if (!m->reads_fast && setting != IDIST__ALGO_REMOTE) return false;
+    if (!seg->reads_remote || setting == IDIST__ALGO_CHUNKED) return false;
+    if (!seg->reads_fast && setting != IDIST__ALGO_REMOTE) return false;
     if (idist__kind_reduces(kind))
-        return !m->oversubscribed && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
+        return !seg->oversubscribed && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
     if (kind == IDIST__BROADCAST)
-        return !m->oversubscribed && o->nbytes >= IDIST__REMOTE_BYTES &&
-               o->nbytes < IDIST__REMOTE_BROADCAST_MAX;
-    if (kind == IDIST__ALL_GATHER && m->oversubscribed && o->n > 4) return false;
+        return !seg->oversubscribed && op->nbytes >= IDIST__REMOTE_BYTES &&
+               op->nbytes < IDIST__REMOTE_BROADCAST_MAX;
+    if (kind == IDIST__ALL_GATHER && seg->oversubscribed && op->n > 4) return false;
 
-    return o->nbytes >= (m->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
+    return op->nbytes >= (seg->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
 }
 
 // Notes where the buffers of a rank are in a CHUNKED call.
 static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot *slot) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     idist__location *location = &share->locations[rank];
 
-    if (o->algorithm == IDIST__ALGO_FLAT) return;
+    if (op->algorithm == IDIST__ALGO_FLAT) return;
     location->send =
         idist__view_pointer(share->shm, slot->u.buffers.send_at, idist__flow_send_nbytes(t));
-    location->recv = idist__view_pointer(share->shm, slot->u.buffers.recv_at, o->nbytes);
+    location->recv = idist__view_pointer(share->shm, slot->u.buffers.recv_at, op->nbytes);
     location->remote_send = location->send ? 0 : slot->u.buffers.remote_send;
     location->remote_recv = slot->u.buffers.remote_recv;
 }
 
 // FLAT: the contribution of a rank.
 static char *idist__slot_payload(const idist__task *t, int rank) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__call_slot *slot =
-        idist__region_slot(idist__region_share(t), rank, o->u.shared.call_number);
+        idist__region_slot(idist__region_share(t), rank, op->u.shared.call_number);
 
     return idist__flow_send_nbytes(t) <= sizeof slot->u.bytes ? slot->u.bytes : (char *)(slot + 1);
 }
 
 static void idist__slot_scale(const idist__task *t, char *buf, size_t count) {
-    const idist__op *o = idist__op_of(t);
-    if (idist__flow_is_scaled(o)) idist__reduce_scale(buf, count, t->call.dtype, o->user->factor);
+    const idist__op *op = idist__op_of(t);
+    if (idist__flow_is_scaled(op)) idist__reduce_scale(buf, count, t->call.dtype, op->user->factor);
 }
 
 // all_to_all in place would overwrite what others read: contributes a copy instead. (It cannot use
 // buffers instead, because all ranks must go the same way.) False: the group has failed.
 static bool idist__slot_copy_contribution(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
 
-    o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, nbytes);
+    op->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, nbytes);
 
-    if (!o->memory) {
+    if (!op->memory) {
         idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
         return false;
     }
 
-    memcpy(o->memory, o->in, nbytes);
-    o->in = o->memory;
+    memcpy(op->memory, op->in, nbytes);
+    op->in = op->memory;
 
     return true;
 }
@@ -3941,19 +3964,19 @@ static bool idist__slot_copy_contribution(idist__task *t) {
 // these. Otherwise a contribution to a reduction goes through shared memory, and another one is
 // copied. False: the group has failed.
 static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
-    bool is_open = slot->u.buffers.send_at || idist__os_process_memory_is_open(o->in, nbytes);
+    bool is_open = slot->u.buffers.send_at || idist__os_process_memory_is_open(op->in, nbytes);
 
     if (!is_open && !idist__kind_reduces(t->call.kind)) {
-        if (!o->memory && !idist__slot_copy_contribution(t)) return false;
+        if (!op->memory && !idist__slot_copy_contribution(t)) return false;
         is_open = true; // a copy is
     }
 
     if (!is_open) return true;
-    slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
-    if (t->call.kind == IDIST__ALL_REDUCE && idist__os_process_memory_is_open(o->out, o->nbytes))
-        slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
+    slot->u.buffers.remote_send = (uint64_t)(uintptr_t)op->in;
+    if (t->call.kind == IDIST__ALL_REDUCE && idist__os_process_memory_is_open(op->out, op->nbytes))
+        slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)op->out;
 
     return true;
 }
@@ -3961,32 +3984,33 @@ static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
 // Writes to the slot where our buffers are, so that the others read them in place, unless we would
 // overwrite what they read. False: the group has failed.
 static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    const idist__call *c = &t->call;
-    bool scaled = idist__flow_is_scaled(o), all = c->kind == IDIST__ALL_REDUCE;
-    bool overwrites = c->send == c->recv &&
-                      (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN ||
-                       c->kind == IDIST__EXSCAN || (all && !idist__flow_is_split(o, c->kind)));
+    const idist__call *call = &t->call;
+    bool scaled = idist__flow_is_scaled(op), all = call->kind == IDIST__ALL_REDUCE;
+    bool overwrites =
+        call->send == call->recv &&
+        (call->kind == IDIST__ALL_TO_ALL || call->kind == IDIST__SCAN ||
+         call->kind == IDIST__EXSCAN || (all && !idist__flow_is_split(op, call->kind)));
 
     idist__slot_look_at_windows(t);
     memset(&slot->u, 0, sizeof slot->u);
-    memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
-    o->u.shared.remote = !scaled && idist__slot_is_remote(t);
+    memset(share->locations, 0, sizeof *share->locations * (size_t)op->n);
+    op->u.shared.remote = !scaled && idist__slot_is_remote(t);
 
-    if (o->u.shared.remote && overwrites && c->kind == IDIST__ALL_TO_ALL) {
+    if (op->u.shared.remote && overwrites && call->kind == IDIST__ALL_TO_ALL) {
         if (!idist__slot_copy_contribution(t)) return false;
         overwrites = false;
     }
 
-    if (!idist__flow_contributes(o, c->kind, o->rank) || scaled || overwrites) return true;
-    if (c->part_count) return true;
+    if (!idist__flow_contributes(op, call->kind, op->rank) || scaled || overwrites) return true;
+    if (call->part_count) return true;
 
-    slot->u.buffers.send_at = idist__slot_window_offset(t, o->in, idist__flow_send_nbytes(t));
-    if (all) slot->u.buffers.recv_at = idist__slot_window_offset(t, o->out, o->nbytes);
-    if (o->u.shared.remote && !idist__slot_offer_remote(t, slot)) return false;
-    idist__slot_locate(t, o->rank, slot);
-    o->u.shared.in_place = slot->u.buffers.send_at || slot->u.buffers.remote_send;
+    slot->u.buffers.send_at = idist__slot_window_offset(t, op->in, idist__flow_send_nbytes(t));
+    if (all) slot->u.buffers.recv_at = idist__slot_window_offset(t, op->out, op->nbytes);
+    if (op->u.shared.remote && !idist__slot_offer_remote(t, slot)) return false;
+    idist__slot_locate(t, op->rank, slot);
+    op->u.shared.in_place = slot->u.buffers.send_at || slot->u.buffers.remote_send;
 
     return true;
 }
@@ -3994,57 +4018,57 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
 // What two ranks of a v-form compare. An all_to_allv counts bytes here, because each pair of ranks
 // may have a dtype of its own (idist__share_count_bytes).
 static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
-    const idist__call *c = &t->call;
-    size_t size = c->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(c->dtype) : 1;
+    const idist__call *call = &t->call;
+    size_t size = call->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(call->dtype) : 1;
 
     if (!count || !size) return 0;
-    return idist__fingerprint_pair(t->group->w, c, count / size);
+    return idist__fingerprint_pair(t->group->w, call, count / size);
 }
 
 // Writes to the slot the counts of a v-form, which the others compare with what they expect.
 static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    const idist__call *c = &t->call;
+    const idist__call *call = &t->call;
     uint64_t *counts = (uint64_t *)(void *)(slot + 1);
-    size_t largest = c->count;
+    size_t largest = call->count;
     int i;
 
-    memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
+    memset(share->locations, 0, sizeof *share->locations * (size_t)op->n);
 
-    for (i = 0; i < o->n; i++) {
+    for (i = 0; i < op->n; i++) {
         size_t count = idist__flow_send_count(t, i);
 
         counts[i] = idist__slot_pair(t, count);
         if (count > largest) largest = count;
-        if (c->recvcounts && c->recvcounts[i] > largest) largest = c->recvcounts[i];
+        if (call->recvcounts && call->recvcounts[i] > largest) largest = call->recvcounts[i];
     }
 
-    o->u.shared.largest_count = largest;
+    op->u.shared.largest_count = largest;
     slot->u.parts.largest = largest;
 }
 
 // Writes a small contribution to the slot.
 static void idist__slot_write_payload(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    char *payload = idist__slot_payload(t, o->rank);
+    const idist__op *op = idist__op_of(t);
+    char *payload = idist__slot_payload(t, op->rank);
     size_t nbytes = idist__flow_send_nbytes(t);
-    size_t count = nbytes / (o->size ? o->size : 1); // NOLINT(clang-analyzer-core.DivideZero)
+    size_t count = nbytes / (op->size ? op->size : 1); // NOLINT(clang-analyzer-core.DivideZero)
 
-    idist__region_write(idist__region_share(t), payload, o->in, nbytes);
+    idist__region_write(idist__region_share(t), payload, op->in, nbytes);
     idist__slot_scale(t, payload, count);
 }
 
 // Prefetches the lines of our next slot for writing while there is nothing to do but wait. Its size
 // is likely to be that of one of the last two.
 static void idist__slot_prefetch_next(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    char *next = (char *)idist__region_slot(share, o->rank, o->u.shared.call_number + 1);
+    char *next = (char *)idist__region_slot(share, op->rank, op->u.shared.call_number + 1);
     size_t *recent = share->recent_nbytes, nbytes, at;
 
-    recent[o->u.shared.call_number % 2] =
-        o->algorithm == IDIST__ALGO_FLAT ? idist__flow_send_nbytes(t) : 0;
+    recent[op->u.shared.call_number % 2] =
+        op->algorithm == IDIST__ALGO_FLAT ? idist__flow_send_nbytes(t) : 0;
     nbytes = recent[0] > recent[1] ? recent[0] : recent[1];
     if (nbytes <= sizeof(idist__call_slot) - offsetof(idist__call_slot, u)) nbytes = 0;
     nbytes = idist__flow_min(nbytes, IDIST__PREFETCH_BYTES) + IDIST__LINE;
@@ -4054,76 +4078,77 @@ static void idist__slot_prefetch_next(const idist__task *t) {
 // Writes the call before this one to the slot, for the error text of a rank that made another call
 // before.
 static void idist__slot_tell_previous(const idist__task *t, const idist__fingerprint *fingerprint) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
 
     if (before && (before->algorithm & ~IDIST__ON_DEVICE) <= IDIST__ALGO_BANDWIDTH)
-        *idist__region_previous_call(idist__region_share(t), o->rank, o->u.shared.call_number) =
+        *idist__region_previous_call(idist__region_share(t), op->rank, op->u.shared.call_number) =
             *before;
 }
 
 // Enters the call: fills our slot and publishes it. False: it could not, and the group has failed.
 static bool idist__slot_enter(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     idist__call_slot *slot;
     idist__fingerprint fingerprint;
     uint32_t number = ++share->calls_entered;
 
-    o->u.shared.call_number = number;
-    slot = idist__region_slot(share, o->rank, number);
+    op->u.shared.call_number = number;
+    slot = idist__region_slot(share, op->rank, number);
 
-    if (o->algorithm == IDIST__ALGO_CHUNKED) {
+    if (op->algorithm == IDIST__ALGO_CHUNKED) {
         if (idist__kind_is_v(t->call.kind)) idist__slot_offer_counts(t, slot);
         else if (!idist__slot_offer_buffers(t, slot)) return false;
-    } else if (idist__flow_contributes(o, t->call.kind, o->rank)) {
+    } else if (idist__flow_contributes(op, t->call.kind, op->rank)) {
         idist__slot_write_payload(t);
     }
 
-    fingerprint = idist__fingerprint_of_task(t, o->algorithm);
+    fingerprint = idist__fingerprint_of_task(t, op->algorithm);
     idist__slot_tell_previous(t, &fingerprint);
     share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
-    share->pasts[number % IDIST__REGION_SLOTS] = o->past;
+    share->pasts[number % IDIST__REGION_SLOTS] = op->past;
 
     // The first line comes last, in one go: the others poll it, and would take it from our cache
     // between two writes.
     slot->fingerprint = fingerprint;
-    slot->past = o->past;
+    slot->past = op->past;
     idist__os_thread_handover();
     __atomic_store_n(&slot->call_number, number, __ATOMIC_RELEASE);
     idist__region_wake_members(share, t->group);
 
     idist__slot_prefetch_next(t);
-    o->u.shared.entered = true;
-    o->u.shared.next_rank = 0;
+    op->u.shared.entered = true;
+    op->u.shared.next_rank = 0;
 
     return true;
 }
 
 // Compares the call of a rank with ours. In v-forms also the count that only the two of us know.
 static bool idist__slot_agree(idist__task *t, int rank) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__call_slot *slot =
-        idist__region_slot(idist__region_share(t), rank, o->u.shared.call_number);
+        idist__region_slot(idist__region_share(t), rank, op->u.shared.call_number);
     uint64_t given, expected;
     char cause[400];
 
-    if (!idist__slot_compare(t, rank, o->u.shared.call_number)) return false;
+    if (!idist__slot_compare(t, rank, op->u.shared.call_number)) return false;
 
     if (!idist__kind_is_v(t->call.kind)) {
         idist__slot_locate(t, rank, slot);
         return true;
     }
 
-    if (slot->u.parts.largest > o->u.shared.largest_count)
-        o->u.shared.largest_count = (size_t)slot->u.parts.largest;
-    if (!idist__flow_contributes(o, t->call.kind, rank) || !idist__flow_reads(t, rank)) return true;
+    if (slot->u.parts.largest > op->u.shared.largest_count)
+        op->u.shared.largest_count = (size_t)slot->u.parts.largest;
+    if (!idist__flow_contributes(op, t->call.kind, rank) || !idist__flow_reads(t, rank))
+        return true;
 
-    given = ((const uint64_t *)(const void *)(slot + 1))[o->rank];
+    given = ((const uint64_t *)(const void *)(slot + 1))[op->rank];
     expected = idist__slot_pair(t, idist__flow_recv_count(t, rank));
     if (given == expected) return true;
 
-    idist__explain_pair(t->group->ranks[rank], given, t->group->ranks[o->rank], expected, t, cause,
+    idist__explain_pair(t->group->ranks[rank], given, t->group->ranks[op->rank], expected, t, cause,
                         sizeof cause);
     idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_MISMATCH, cause);
 
@@ -4132,34 +4157,34 @@ static bool idist__slot_agree(idist__task *t, int rank) {
 
 // Whether the ranks that we read from, or all, have entered this call as well.
 static bool idist__slot_all_entered(idist__task *t, bool all) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     bool compared_all = true;
     int i;
 
-    for (; o->u.shared.next_rank < o->n; o->u.shared.next_rank++) {
-        int rank = o->u.shared.next_rank;
-        if (rank == o->rank) continue;
+    for (; op->u.shared.next_rank < op->n; op->u.shared.next_rank++) {
+        int rank = op->u.shared.next_rank;
+        if (rank == op->rank) continue;
         if (!all && !idist__flow_reads(t, rank)) continue;
-        o->u.shared.awaited = rank;
-        if (!idist__slot_has_entered(share, rank, o->u.shared.call_number)) return false;
+        op->u.shared.awaited = rank;
+        if (!idist__slot_has_entered(share, rank, op->u.shared.call_number)) return false;
         if (!idist__slot_agree(t, rank)) return false;
     }
 
-    o->u.shared.next_rank = 0;
-    for (i = 0; i < o->n && compared_all; i++)
-        compared_all = all || i == o->rank || idist__flow_reads(t, i);
-    if (compared_all) share->compared_calls = o->u.shared.call_number;
+    op->u.shared.next_rank = 0;
+    for (i = 0; i < op->n && compared_all; i++)
+        compared_all = all || i == op->rank || idist__flow_reads(t, i);
+    if (compared_all) share->compared_calls = op->u.shared.call_number;
 
     return true;
 }
 
 // The call is complete: the group's next shared call is first in line.
 static void idist__slot_leave(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
 
-    share->first = o->u.shared.next;
+    share->first = op->u.shared.next;
     if (!share->first) share->last = NULL;
     idist__op_done(t);
 }
@@ -4170,21 +4195,21 @@ static void idist__slot_leave(idist__task *t) {
 
 // Where block `to` of what a rank contributes can be read, from element `at` on.
 static const char *idist__fetch_source(const idist__task *t, int rank, int to, size_t at) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     bool per_rank = idist__flow_is_per_rank(t->call.kind);
     size_t block = per_rank ? (size_t)to : 0, within;
 
-    if (rank == o->rank && t->call.part_count) return idist__flow_place(t, NULL, at, 1, &within);
-    if (rank == o->rank && !idist__flow_is_scaled(o))
-        return idist__flow_send_at(t, to) + at * o->size;
-    if (o->algorithm == IDIST__ALGO_FLAT) return idist__slot_payload(t, rank) + block * o->nbytes;
+    if (rank == op->rank && t->call.part_count) return idist__flow_place(t, NULL, at, 1, &within);
+    if (rank == op->rank && !idist__flow_is_scaled(op))
+        return idist__flow_send_at(t, to) + at * op->size;
+    if (op->algorithm == IDIST__ALGO_FLAT) return idist__slot_payload(t, rank) + block * op->nbytes;
     if (share->locations[rank].send)
-        return share->locations[rank].send + block * o->nbytes + at * o->size;
+        return share->locations[rank].send + block * op->nbytes + at * op->size;
 
-    within = at - o->u.shared.chunk * o->u.shared.chunk_count;
-    return idist__region_buffer(share, rank, o->u.shared.first_chunk + o->u.shared.chunk) +
-           (block * o->u.shared.chunk_count + within) * o->size;
+    within = at - op->u.shared.chunk * op->u.shared.chunk_count;
+    return idist__region_buffer(share, rank, op->u.shared.first_chunk + op->u.shared.chunk) +
+           (block * op->u.shared.chunk_count + within) * op->size;
 }
 
 // out = in[0] (op) ... (op) in[n - 1] with the user's function; out may be one of them. The
@@ -4192,19 +4217,19 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
 // False: the function has thrown an exception, and the group has failed.
 static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void *const *in, int n,
                                      size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     uint64_t piece[IDIST__OP_PIECE / sizeof(uint64_t)];
-    size_t at, k, most = sizeof piece / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    size_t at, k, most = sizeof piece / op->size; // NOLINT(clang-analyzer-core.DivideZero)
     int i;
 
     for (at = 0; at < count; at += k) {
         k = idist__flow_min(count - at, most);
-        memcpy(piece, (const char *)in[n - 1] + at * o->size, k * o->size);
+        memcpy(piece, (const char *)in[n - 1] + at * op->size, k * op->size);
         for (i = n - 2; i >= 0; i--)
-            if (!idist__combine_by_user(t, (const char *)in[i] + at * o->size, piece, k,
+            if (!idist__combine_by_user(t, (const char *)in[i] + at * op->size, piece, k,
                                         t->call.dtype))
                 return false;
-        memcpy((char *)out + at * o->size, piece, k * o->size);
+        memcpy((char *)out + at * op->size, piece, k * op->size);
     }
 
     return true;
@@ -4213,12 +4238,12 @@ static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void
 // False: the group has failed.
 static bool idist__fetch_reduce(const idist__task *t, void *out, const void *const *in, int n,
                                 size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
-    if (o->user && o->user->fn) return idist__fetch_reduce_user(t, out, in, n, count);
+    if (op->user && op->user->fn) return idist__fetch_reduce_user(t, out, in, n, count);
 
-    idist__reduce_many(out, in, n, count, t->call.dtype, o->user ? IDIST_SUM : t->call.op,
-                       t->call.op == IDIST_AVG ? o->n : 0);
+    idist__reduce_many(out, in, n, count, t->call.dtype, op->user ? IDIST_SUM : t->call.op,
+                       t->call.op == IDIST_AVG ? op->n : 0);
     return true;
 }
 
@@ -4226,7 +4251,7 @@ static bool idist__fetch_reduce(const idist__task *t, void *out, const void *con
 // left the call, and the reason is on its way.
 static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char *buf,
                                 size_t nbytes) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int world_rank = t->group->ranks[rank];
     int err =
@@ -4235,7 +4260,7 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
 
     if (!err) return true;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (!idist__slot_is_current(share, rank, o->u.shared.call_number)) return false;
+    if (!idist__slot_is_current(share, rank, op->u.shared.call_number)) return false;
 
     snprintf(cause, sizeof cause,
              err == ESRCH ? "rank %d on %s was lost: its process ended"
@@ -4250,27 +4275,27 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
 // The address, in its own memory, of block `to` of what a rank contributes, from element `at` on; 0
 // if it is not to be read there.
 static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int to, size_t at) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     uint64_t address;
 
-    if (!o->u.shared.remote || rank == o->rank) return 0;
+    if (!op->u.shared.remote || rank == op->rank) return 0;
     address = idist__region_share(t)->locations[rank].remote_send;
     if (!address) return 0;
 
-    return address + (idist__flow_is_per_rank(t->call.kind) ? (size_t)to * o->nbytes : 0) +
-           at * o->size;
+    return address + (idist__flow_is_per_rank(t->call.kind) ? (size_t)to * op->nbytes : 0) +
+           at * op->size;
 }
 
 // Reduces `count` elements, from element `at` of block `to` on, over the contributions of ranks
 // 0 .. n - 1. What is in other memories is copied here first, in pieces.
 static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at, size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     size_t done, k, most = count;
     int i;
 
-    if (o->u.shared.remote)
-        most = IDIST__REMOTE_PIECE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    if (op->u.shared.remote)
+        most = IDIST__REMOTE_PIECE / op->size; // NOLINT(clang-analyzer-core.DivideZero)
 
     for (done = 0; done < count; done += k) {
         k = idist__flow_min(count - done, most);
@@ -4279,11 +4304,11 @@ static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at
             char *piece = share->shm->remote_pieces + (size_t)i * IDIST__REMOTE_PIECE;
             uint64_t address = idist__fetch_remote_source(t, i, to, at + done);
 
-            if (address && !idist__fetch_remote(t, i, address, piece, k * o->size)) return false;
+            if (address && !idist__fetch_remote(t, i, address, piece, k * op->size)) return false;
             share->operands[i] = address ? piece : idist__fetch_source(t, i, to, at + done);
         }
 
-        if (!idist__fetch_reduce(t, out + done * o->size, share->operands, n, k)) return false;
+        if (!idist__fetch_reduce(t, out + done * op->size, share->operands, n, k)) return false;
     }
 
     return true;
@@ -4291,50 +4316,50 @@ static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at
 
 // FLAT: the same, over the contributions in the slots.
 static bool idist__fetch_sum_flat(const idist__task *t, int n) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     size_t given = idist__flow_send_nbytes(t);
     size_t at = given <= IDIST__INLINE_BYTES ? offsetof(idist__call_slot, u) : IDIST__LINE;
     int i;
 
-    if (given > o->nbytes) at += (size_t)o->rank * o->nbytes; // our block of theirs
+    if (given > op->nbytes) at += (size_t)op->rank * op->nbytes; // our block of theirs
     for (i = 0; i < n; i++)
         share->operands[i] =
-            (const char *)idist__region_slot(share, i, o->u.shared.call_number) + at;
-    if (o->rank < n && !idist__flow_is_scaled(o))
-        share->operands[o->rank] = idist__flow_send_at(t, o->rank);
-    return idist__fetch_reduce(t, o->out, share->operands, n, o->count);
+            (const char *)idist__region_slot(share, i, op->u.shared.call_number) + at;
+    if (op->rank < n && !idist__flow_is_scaled(op))
+        share->operands[op->rank] = idist__flow_send_at(t, op->rank);
+    return idist__fetch_reduce(t, op->out, share->operands, n, op->count);
 }
 
 // Ranks 0 .. n - 1 are reduced into the result of this rank.
 static int idist__fetch_operand_count(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
-    if (t->call.kind == IDIST__SCAN) return o->rank + 1;
-    if (t->call.kind == IDIST__EXSCAN) return o->rank;
-    return o->n;
+    if (t->call.kind == IDIST__SCAN) return op->rank + 1;
+    if (t->call.kind == IDIST__EXSCAN) return op->rank;
+    return op->n;
 }
 
 // Copies our block of what each rank contributes, from element `at` on.
 static bool idist__fetch_blocks(idist__task *t, size_t at) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     int i;
 
-    for (i = 0; i < o->n; i++) {
-        int from = idist__block_wrap(o->rank + i, o->n); // each rank begins with another one
+    for (i = 0; i < op->n; i++) {
+        int from = idist__block_wrap(op->rank + i, op->n); // each rank begins with another one
         uint64_t address;
         size_t count;
         char *to;
 
         if (!idist__flow_reads(t, from)) continue;
-        count = idist__flow_chunk_count(o, idist__flow_recv_count(t, from), at);
+        count = idist__flow_chunk_count(op, idist__flow_recv_count(t, from), at);
         if (!count) continue;
 
-        to = idist__flow_recv_at(t, from) + at * o->size;
-        address = idist__fetch_remote_source(t, from, o->rank, at);
-        if (address && !idist__fetch_remote(t, from, address, to, count * o->size)) return false;
+        to = idist__flow_recv_at(t, from) + at * op->size;
+        address = idist__fetch_remote_source(t, from, op->rank, at);
+        if (address && !idist__fetch_remote(t, from, address, to, count * op->size)) return false;
         if (!address)
-            idist__block_copy(to, idist__fetch_source(t, from, o->rank, at), count * o->size);
+            idist__block_copy(to, idist__fetch_source(t, from, op->rank, at), count * op->size);
     }
 
     return true;
@@ -4343,17 +4368,17 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
 // All that this rank needs of the chunk at element `at` (FLAT: of the call), in calls that are not
 // split.
 static bool idist__fetch_chunk(idist__task *t, size_t at) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     int n = idist__fetch_operand_count(t);
     size_t count;
 
     if (t->call.kind == IDIST__BARRIER) return true;
     if (!idist__kind_reduces(t->call.kind)) return idist__fetch_blocks(t, at);
 
-    count = idist__flow_chunk_count(o, o->count, at); // of a reduce_scatterv, our own block
-    if ((t->call.kind == IDIST__REDUCE && o->rank != o->root) || !n || !count) return true;
-    if (o->algorithm != IDIST__ALGO_FLAT)
-        return idist__fetch_sum(t, o->out + at * o->size, n, o->rank, at, count);
+    count = idist__flow_chunk_count(op, op->count, at); // of a reduce_scatterv, our own block
+    if ((t->call.kind == IDIST__REDUCE && op->rank != op->root) || !n || !count) return true;
+    if (op->algorithm != IDIST__ALGO_FLAT)
+        return idist__fetch_sum(t, op->out + at * op->size, n, op->rank, at, count);
 
     return idist__fetch_sum_flat(t, n);
 }
@@ -4362,15 +4387,15 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
 // with an error may reuse its buffers, but withdraws its slots first. In that case the reason is on
 // its way.
 static bool idist__fetch_was_valid(idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int i;
 
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
 
-    for (i = 0; i < o->n; i++) {
-        if (i == o->rank || !idist__flow_reads(t, i)) continue;
-        if (!idist__slot_is_current(share, i, o->u.shared.call_number)) return false;
+    for (i = 0; i < op->n; i++) {
+        if (i == op->rank || !idist__flow_reads(t, i)) continue;
+        if (!idist__slot_is_current(share, i, op->u.shared.call_number)) return false;
     }
 
     return true;
@@ -4392,18 +4417,18 @@ static bool idist__fetch_was_valid(idist__task *t) {
 //------------------------------------------------------------------------------
 
 static void idist__flat_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
 
-    if (!o->u.shared.entered) {
-        IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    if (!op->u.shared.entered) {
+        IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
         idist__slot_enter(t);
     }
 
-    IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+    IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));
     if (idist__fetch_chunk(t, 0)) idist__slot_leave(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 //------------------------------------------------------------------------------
@@ -4422,18 +4447,18 @@ static void idist__flat_run(idist__task *t) {
 // number `chunks`.
 static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone, uint64_t chunks,
                                      bool only_sources) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
 
-    for (; o->u.shared.next_rank < o->n; o->u.shared.next_rank++) {
-        int rank = o->u.shared.next_rank;
-        if (rank == o->rank || (only_sources && !idist__flow_reads(t, rank))) continue;
-        o->u.shared.awaited = rank;
+    for (; op->u.shared.next_rank < op->n; op->u.shared.next_rank++) {
+        int rank = op->u.shared.next_rank;
+        if (rank == op->rank || (only_sources && !idist__flow_reads(t, rank))) continue;
+        op->u.shared.awaited = rank;
         if (idist__region_reached(share, rank, milestone) < chunks) return false;
     }
 
     idist__os_thread_handover();
-    o->u.shared.next_rank = 0;
+    op->u.shared.next_rank = 0;
 
     return true;
 }
@@ -4447,58 +4472,58 @@ static bool idist__chunk_sources(idist__task *t, idist__milestone milestone, uin
 }
 
 // The elements of a cache line, or one element that is larger.
-static size_t idist__chunk_line(const idist__op *o) {
-    return o->size < IDIST__LINE ? IDIST__LINE / o->size
-                                 : 1; // NOLINT(clang-analyzer-core.DivideZero)
+static size_t idist__chunk_line(const idist__op *op) {
+    return op->size < IDIST__LINE ? IDIST__LINE / op->size
+                                  : 1; // NOLINT(clang-analyzer-core.DivideZero)
 }
 
 // Where block `b` of a chunk of `count` elements begins. Blocks are whole lines, so that no two
 // ranks write to the same one.
-static size_t idist__chunk_block_at(const idist__op *o, size_t count, int b) {
-    size_t line = idist__chunk_line(o);
+static size_t idist__chunk_block_at(const idist__op *op, size_t count, int b) {
+    size_t line = idist__chunk_line(op);
     size_t nlines = (count + line - 1) / line;
 
-    return idist__flow_min(idist__block_at(nlines, o->n, b) * line, count);
+    return idist__flow_min(idist__block_at(nlines, op->n, b) * line, count);
 }
 
 // Copies elements of ours to a buffer.
 static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     size_t run;
 
     for (; count; at += run, count -= run) {
-        const char *from = idist__flow_place(t, (char *)o->in, at, count, &run);
-        idist__region_write(idist__region_share(t), to, from, run * o->size);
-        to += run * o->size;
+        const char *from = idist__flow_place(t, (char *)op->in, at, count, &run);
+        idist__region_write(idist__region_share(t), to, from, run * op->size);
+        to += run * op->size;
     }
 }
 
 // Copies our part of a chunk to a buffer; in a split reduction all but the block that we reduce
 // ourselves.
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    char *buffer = idist__region_buffer(share, o->rank, o->u.shared.first_chunk + chunk);
-    bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(o);
-    size_t at = chunk * o->u.shared.chunk_count;
+    char *buffer = idist__region_buffer(share, op->rank, op->u.shared.first_chunk + chunk);
+    bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(op);
+    size_t at = chunk * op->u.shared.chunk_count;
     int to;
 
-    if (idist__flow_is_split(o, t->call.kind) && !scaled) {
-        size_t count = idist__flow_chunk_count(o, o->count, at);
-        size_t begin = idist__chunk_block_at(o, count, o->rank),
-               end = idist__chunk_block_at(o, count, o->rank + 1);
+    if (idist__flow_is_split(op, t->call.kind) && !scaled) {
+        size_t count = idist__flow_chunk_count(op, op->count, at);
+        size_t begin = idist__chunk_block_at(op, count, op->rank),
+               end = idist__chunk_block_at(op, count, op->rank + 1);
         idist__chunk_write(t, buffer, at, begin);
-        idist__chunk_write(t, buffer + end * o->size, at + end, count - end);
+        idist__chunk_write(t, buffer + end * op->size, at + end, count - end);
         return;
     }
 
-    for (to = 0; to < (per_rank ? o->n : 1); to++) {
-        size_t count = idist__flow_chunk_count(o, idist__flow_send_count(t, to), at);
-        char *block = buffer + (size_t)to * o->u.shared.chunk_count * o->size;
+    for (to = 0; to < (per_rank ? op->n : 1); to++) {
+        size_t count = idist__flow_chunk_count(op, idist__flow_send_count(t, to), at);
+        char *block = buffer + (size_t)to * op->u.shared.chunk_count * op->size;
 
-        if (per_rank && to == o->rank && !scaled) continue;
-        idist__region_write(share, block, idist__flow_send_at(t, to) + at * o->size,
-                            count * o->size);
+        if (per_rank && to == op->rank && !scaled) continue;
+        idist__region_write(share, block, idist__flow_send_at(t, to) + at * op->size,
+                            count * op->size);
         idist__slot_scale(t, block, count);
     }
 }
@@ -4506,9 +4531,9 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
 // Exposes the current chunk and, if a buffer is free, the next one. Returns whether the current one
 // is exposed.
 static bool idist__chunk_expose(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__shared_op *shared = &o->u.shared;
-    bool copies = idist__flow_contributes(o, t->call.kind, o->rank) && !shared->in_place;
+    idist__op *op = idist__op_of(t);
+    idist__shared_op *shared = &op->u.shared;
+    bool copies = idist__flow_contributes(op, t->call.kind, op->rank) && !shared->in_place;
 
     while (shared->exposed < shared->nchunks && shared->exposed < shared->chunk + 2) {
         uint64_t number = shared->first_chunk + shared->exposed;
@@ -4539,58 +4564,59 @@ static bool idist__chunk_takes(const idist_group *g, const idist__share *share, 
 
 // Determines the chunks of a call.
 static void idist__chunk_plan(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1;
-    size_t count = idist__kind_is_v(t->call.kind) ? o->u.shared.largest_count : o->count;
-    size_t line = idist__chunk_line(o);
+    size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1;
+    size_t count = idist__kind_is_v(t->call.kind) ? op->u.shared.largest_count : op->count;
+    size_t line = idist__chunk_line(op);
     size_t nbytes = idist__chunk_nbytes(share), chunk_count;
 
-    chunk_count = nbytes / nblocks / o->size;
+    chunk_count = nbytes / nblocks / op->size;
     if (chunk_count > line) chunk_count -= chunk_count % line;
-    if (o->u.shared.remote && !idist__kind_reduces(t->call.kind)) chunk_count = count; // no buffers
+    if (op->u.shared.remote && !idist__kind_reduces(t->call.kind))
+        chunk_count = count; // no buffers
 
-    o->u.shared.chunk_count = chunk_count;
-    o->u.shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
-    o->u.shared.first_chunk = share->chunks_done;
-    o->u.shared.next_rank = 0;
+    op->u.shared.chunk_count = chunk_count;
+    op->u.shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
+    op->u.shared.first_chunk = share->chunks_done;
+    op->u.shared.next_rank = 0;
 }
 
 static void idist__chunk_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__shared_op *shared = &o->u.shared;
+    idist__op *op = idist__op_of(t);
+    idist__shared_op *shared = &op->u.shared;
 
-    IDIST__CO_BEGIN(o)
-    IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    IDIST__CO_BEGIN(op)
+    IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
     if (!idist__slot_enter(t)) return;
 
     if (idist__kind_is_v(t->call.kind)) {
-        IDIST__CO_AWAIT(o, idist__slot_all_entered(t, true));
+        IDIST__CO_AWAIT(op, idist__slot_all_entered(t, true));
         idist__chunk_plan(t);
     } else {
         idist__chunk_plan(t);
         idist__chunk_expose(t);
         shared->next_rank = 0;
-        IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+        IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));
     }
 
     for (shared->chunk = 0; shared->chunk < shared->nchunks; shared->chunk++) {
-        IDIST__CO_AWAIT(o, idist__chunk_expose(t));
+        IDIST__CO_AWAIT(op, idist__chunk_expose(t));
         shared->next_rank = 0;
-        IDIST__CO_AWAIT(o, idist__chunk_sources(t, IDIST__EXPOSED,
-                                                shared->first_chunk + shared->chunk + 1));
+        IDIST__CO_AWAIT(op, idist__chunk_sources(t, IDIST__EXPOSED,
+                                                 shared->first_chunk + shared->chunk + 1));
         if (!idist__fetch_chunk(t, shared->chunk * shared->chunk_count)) return;
         if (!idist__fetch_was_valid(t)) return;
         idist__region_publish(t, IDIST__FREED, shared->first_chunk + shared->chunk + 1);
     }
 
     if (shared->in_place) // the caller may change its buffer when we return
-        IDIST__CO_AWAIT(o,
+        IDIST__CO_AWAIT(op,
                         idist__chunk_all(t, IDIST__FREED, shared->first_chunk + shared->nchunks));
 
     idist__region_share(t)->chunks_done = shared->first_chunk + shared->nchunks;
     idist__slot_leave(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // ---- ring/share/split_reduce.h -------------------------------------------------------------------
@@ -4609,27 +4635,27 @@ static void idist__chunk_run(idist__task *t) {
 #define IDIST__DIRECT_PIECE ((size_t)16384) // stays in the first-level cache
 
 static bool idist__split_reduce_sum_block(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
-           chunk_count = idist__flow_chunk_count(o, o->count, at),
-           begin = idist__chunk_block_at(o, chunk_count, o->rank),
-           count = idist__chunk_block_at(o, chunk_count, o->rank + 1) - begin;
+    size_t at = op->u.shared.chunk * op->u.shared.chunk_count,
+           chunk_count = idist__flow_chunk_count(op, op->count, at),
+           begin = idist__chunk_block_at(op, chunk_count, op->rank),
+           count = idist__chunk_block_at(op, chunk_count, op->rank + 1) - begin;
     char *buffer =
-        idist__region_buffer(share, o->rank, o->u.shared.first_chunk + o->u.shared.chunk);
-    char *sum = buffer + begin * o->size, *out = o->out + (at + begin) * o->size;
+        idist__region_buffer(share, op->rank, op->u.shared.first_chunk + op->u.shared.chunk);
+    char *sum = buffer + begin * op->size, *out = op->out + (at + begin) * op->size;
     size_t run;
 
     if (!count) return true;
 
     if (t->call.kind == IDIST__REDUCE) // only the root wants it
-        return idist__fetch_sum(t, o->rank == o->root ? out : sum, o->n, 0, at + begin, count);
+        return idist__fetch_sum(t, op->rank == op->root ? out : sum, op->n, 0, at + begin, count);
 
     for (at += begin; count; at += run, count -= run) {
-        out = idist__flow_place(t, o->out, at, count, &run);
-        if (!idist__fetch_sum(t, out, o->n, 0, at, run)) return false;
-        idist__region_write(share, sum, out, run * o->size);
-        sum += run * o->size;
+        out = idist__flow_place(t, op->out, at, count, &run);
+        if (!idist__fetch_sum(t, out, op->n, 0, at, run)) return false;
+        idist__region_write(share, sum, out, run * op->size);
+        sum += run * op->size;
     }
 
     return true;
@@ -4638,44 +4664,44 @@ static bool idist__split_reduce_sum_block(idist__task *t) {
 // Copies elements from a buffer to our result.
 static void idist__split_reduce_take(const idist__task *t, const char *from, size_t at,
                                      size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     size_t run;
 
     for (; count; at += run, count -= run) {
-        char *to = idist__flow_place(t, o->out, at, count, &run);
-        idist__block_copy(to, from, run * o->size);
-        from += run * o->size;
+        char *to = idist__flow_place(t, op->out, at, count, &run);
+        idist__block_copy(to, from, run * op->size);
+        from += run * op->size;
     }
 }
 
 // Copies the blocks of a chunk that the others have reduced.
 static void idist__split_reduce_take_blocks(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
-           count = idist__flow_chunk_count(o, o->count, at);
+    size_t at = op->u.shared.chunk * op->u.shared.chunk_count,
+           count = idist__flow_chunk_count(op, op->count, at);
     int i;
 
-    if (t->call.kind == IDIST__REDUCE && o->rank != o->root) return;
+    if (t->call.kind == IDIST__REDUCE && op->rank != op->root) return;
 
-    for (i = 0; i < o->n; i++) {
-        size_t begin = idist__chunk_block_at(o, count, i),
-               end = idist__chunk_block_at(o, count, i + 1);
+    for (i = 0; i < op->n; i++) {
+        size_t begin = idist__chunk_block_at(op, count, i),
+               end = idist__chunk_block_at(op, count, i + 1);
         const char *buffer =
-            idist__region_buffer(share, i, o->u.shared.first_chunk + o->u.shared.chunk);
+            idist__region_buffer(share, i, op->u.shared.first_chunk + op->u.shared.chunk);
 
-        if (i == o->rank) continue;
-        idist__split_reduce_take(t, buffer + begin * o->size, at + begin, end - begin);
+        if (i == op->rank) continue;
+        idist__split_reduce_take(t, buffer + begin * op->size, at + begin, end - begin);
     }
 }
 
 // Whether all buffers are in windows.
 static bool idist__split_reduce_is_direct(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int i;
 
-    for (i = 0; i < o->n; i++)
+    for (i = 0; i < op->n; i++)
         if (!share->locations[i].send || !share->locations[i].recv) return false;
     return true;
 }
@@ -4683,22 +4709,22 @@ static bool idist__split_reduce_is_direct(const idist__task *t) {
 // Reduces our block of all contributions into the results of all ranks. Checks before each piece
 // that all ranks are still in the call, because a rank that has left it may reuse its buffer.
 static bool idist__split_reduce_sum_direct(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t at = idist__chunk_block_at(o, o->count, o->rank),
-           end = idist__chunk_block_at(o, o->count, o->rank + 1), k;
+    size_t at = idist__chunk_block_at(op, op->count, op->rank),
+           end = idist__chunk_block_at(op, op->count, op->rank + 1), k;
     int i;
 
     for (; at < end; at += k) {
-        char *out = o->out + at * o->size;
+        char *out = op->out + at * op->size;
 
-        k = idist__flow_min(end - at, IDIST__DIRECT_PIECE / o->size);
-        if (!idist__fetch_sum(t, out, o->n, 0, at, k)) return false;
+        k = idist__flow_min(end - at, IDIST__DIRECT_PIECE / op->size);
+        if (!idist__fetch_sum(t, out, op->n, 0, at, k)) return false;
         if (!idist__fetch_was_valid(t)) return false;
-        for (i = 0; i < o->n; i++)
-            if (i != o->rank)
-                idist__pace_copy(&share->shm->window_pace, share->locations[i].recv + at * o->size,
-                                 out, k * o->size);
+        for (i = 0; i < op->n; i++)
+            if (i != op->rank)
+                idist__pace_copy(&share->shm->window_pace, share->locations[i].recv + at * op->size,
+                                 out, k * op->size);
     }
 
     return true;
@@ -4706,26 +4732,26 @@ static bool idist__split_reduce_sum_direct(idist__task *t) {
 
 // Reduces our block of all contributions into our own result.
 static bool idist__split_reduce_sum_remote(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    size_t at = idist__chunk_block_at(o, o->count, o->rank),
-           end = idist__chunk_block_at(o, o->count, o->rank + 1);
+    idist__op *op = idist__op_of(t);
+    size_t at = idist__chunk_block_at(op, op->count, op->rank),
+           end = idist__chunk_block_at(op, op->count, op->rank + 1);
 
-    return idist__fetch_sum(t, o->out + at * o->size, o->n, 0, at, end - at);
+    return idist__fetch_sum(t, op->out + at * op->size, op->n, 0, at, end - at);
 }
 
 // Reads the blocks that the others have reduced, out of their results.
 static bool idist__split_reduce_take_remote(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int i;
 
-    for (i = 1; i < o->n; i++) {
-        int from = idist__block_wrap(o->rank + i, o->n);
-        size_t at = idist__chunk_block_at(o, o->count, from) * o->size,
-               end = idist__chunk_block_at(o, o->count, from + 1) * o->size;
+    for (i = 1; i < op->n; i++) {
+        int from = idist__block_wrap(op->rank + i, op->n);
+        size_t at = idist__chunk_block_at(op, op->count, from) * op->size,
+               end = idist__chunk_block_at(op, op->count, from + 1) * op->size;
 
         if (end > at && !idist__fetch_remote(t, from, share->locations[from].remote_recv + at,
-                                             o->out + at, end - at))
+                                             op->out + at, end - at))
             return false;
     }
 
@@ -4768,49 +4794,49 @@ static bool idist__split_reduce_skips_buffers(idist__task *t) {
 }
 
 static void idist__split_reduce_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__shared_op *shared = &o->u.shared;
+    idist__op *op = idist__op_of(t);
+    idist__shared_op *shared = &op->u.shared;
     uint64_t next = shared->first_chunk + shared->chunk + 1; // of the chunk under way
 
-    IDIST__CO_BEGIN(o)
-    IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    IDIST__CO_BEGIN(op)
+    IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
     if (!idist__slot_enter(t)) return;
     idist__chunk_plan(t);
     if (!shared->in_place) idist__chunk_expose(t); // whatever the others do, the buffer is ours
     shared->next_rank = 0;
-    IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+    IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));
 
     if (idist__split_reduce_skips_buffers(t)) {
         if (!idist__split_reduce_sum_in_place(t)) return;
         idist__region_publish(t, IDIST__REDUCED, shared->first_chunk + 1);
-        IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, shared->first_chunk + 1));
+        IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__REDUCED, shared->first_chunk + 1));
         if (shared->remote && !idist__split_reduce_take_remote(t)) return;
         if (shared->remote && !idist__fetch_was_valid(t)) return;
         idist__region_publish(t, IDIST__FREED, shared->first_chunk + 1);
         if (shared->remote)
-            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__FREED, shared->first_chunk + 1));
+            IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__FREED, shared->first_chunk + 1));
     } else {
         for (shared->chunk = 0; shared->chunk < shared->nchunks; shared->chunk++) {
-            IDIST__CO_AWAIT(o, idist__chunk_expose(t));
+            IDIST__CO_AWAIT(op, idist__chunk_expose(t));
             shared->next_rank = 0;
             next = shared->first_chunk + shared->chunk + 1;
-            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__EXPOSED, next));
+            IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__EXPOSED, next));
             if (!idist__split_reduce_sum_block(t) || !idist__fetch_was_valid(t)) return;
             idist__region_publish(t, IDIST__REDUCED, next);
-            if (t->call.kind == IDIST__ALL_REDUCE || o->rank == o->root)
-                IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, next));
+            if (t->call.kind == IDIST__ALL_REDUCE || op->rank == op->root)
+                IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__REDUCED, next));
             idist__split_reduce_take_blocks(t);
             idist__region_publish(t, IDIST__FREED, next);
         }
 
         if (shared->in_place)
-            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED,
-                                                shared->first_chunk + shared->nchunks));
+            IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__REDUCED,
+                                                 shared->first_chunk + shared->nchunks));
     }
 
     idist__region_share(t)->chunks_done = shared->first_chunk + shared->nchunks;
     idist__slot_leave(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // ---- ring/share/share.h --------------------------------------------------------------------------
@@ -4860,65 +4886,67 @@ static bool idist__share_serves(idist__algorithm algorithm) {
 }
 
 // FLAT, CHUNKED, or AUTO if the call does not go through shared memory. The same on all members.
-static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *c) {
+static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *call) {
     const idist__share *share = idist__ring_group_of(g)->share;
     int setting = g->w->cfg.algorithm;
     size_t nbytes;
-    bool scaled = idist__reduce_op_is_user(c->op) && idist__kind_reduces(c->kind) &&
-                  !idist__world_user_op(g, c)->fn;
+    bool scaled = idist__reduce_op_is_user(call->op) && idist__kind_reduces(call->kind) &&
+                  !idist__world_user_op(g, call)->fn;
 
     if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH)
         return IDIST__ALGO_AUTO;
-    if (scaled && idist__dtype_is_narrow(c->dtype)) return IDIST__ALGO_AUTO;
-    if (c->kind != IDIST__ALL_TO_ALLV && c->kind != IDIST__BARRIER &&
-        !idist__chunk_takes(g, share, idist_dtype_size(c->dtype)))
+    if (scaled && idist__dtype_is_narrow(call->dtype)) return IDIST__ALGO_AUTO;
+    if (call->kind != IDIST__ALL_TO_ALLV && call->kind != IDIST__BARRIER &&
+        !idist__chunk_takes(g, share, idist_dtype_size(call->dtype)))
         return IDIST__ALGO_AUTO;
-    if (idist__kind_is_v(c->kind))
+    if (idist__kind_is_v(call->kind))
         return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__ALGO_CHUNKED
                                                                        : IDIST__ALGO_AUTO;
 
-    if (setting == IDIST__ALGO_CHUNKED && c->count) return IDIST__ALGO_CHUNKED;
-    if (!c->count) return IDIST__ALGO_FLAT;
-    if (c->count > IDIST__FLAT_BYTES) return IDIST__ALGO_CHUNKED; // before the product can overflow
-    nbytes = c->count * idist_dtype_size(c->dtype);
-    if (idist__flow_is_per_rank(c->kind)) nbytes *= (size_t)g->size;
+    if (setting == IDIST__ALGO_CHUNKED && call->count) return IDIST__ALGO_CHUNKED;
+    if (!call->count) return IDIST__ALGO_FLAT;
+    if (call->count > IDIST__FLAT_BYTES)
+        return IDIST__ALGO_CHUNKED; // before the product can overflow
+    nbytes = call->count * idist_dtype_size(call->dtype);
+    if (idist__flow_is_per_rank(call->kind)) nbytes *= (size_t)g->size;
 
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }
 
 // Whether a call of ours may have its buffer in parts: if it goes through buffers, block by block.
-static bool idist__share_takes_parts(const idist_group *g, const idist__call *c) {
-    size_t n = (size_t)g->size, nbytes = c->count * idist_dtype_size(c->dtype);
+static bool idist__share_takes_parts(const idist_group *g, const idist__call *call) {
+    size_t n = (size_t)g->size, nbytes = call->count * idist_dtype_size(call->dtype);
 
-    if (c->kind != IDIST__ALL_REDUCE || idist__reduce_op_is_user(c->op)) return false;
+    if (call->kind != IDIST__ALL_REDUCE || idist__reduce_op_is_user(call->op)) return false;
     if (n * n * nbytes <= IDIST__SPLIT_BYTES || nbytes >= IDIST__REMOTE_REDUCTION) return false;
 
-    return idist__share_choose(g, c) == IDIST__ALGO_CHUNKED;
+    return idist__share_choose(g, call) == IDIST__ALGO_CHUNKED;
 }
 
 // An all_to_allv counts bytes, because each pair of ranks may have a dtype of its own. False: no
 // memory for the counts.
 static bool idist__share_count_bytes(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__call *c = &t->call;
-    size_t n = (size_t)o->n, *counts, i;
+    idist__op *op = idist__op_of(t);
+    idist__call *call = &t->call;
+    size_t n = (size_t)op->n, *counts, i;
 
     counts = (size_t *)idist__mem_raw(&t->group->w->cfg.mem, 4 * n * sizeof *counts);
     if (!counts) return false;
 
     for (i = 0; i < n; i++) {
-        counts[i] = c->sendcounts[i] * o->size;
-        counts[n + i] = idist__extent_displ(c->sendcounts, c->senddispls, (int)i) * o->size;
-        counts[2 * n + i] = c->recvcounts[i] * o->size;
-        counts[3 * n + i] = idist__extent_displ(c->recvcounts, c->recvdispls, (int)i) * o->size;
+        counts[i] = call->sendcounts[i] * op->size;
+        counts[n + i] = idist__extent_displ(call->sendcounts, call->senddispls, (int)i) * op->size;
+        counts[2 * n + i] = call->recvcounts[i] * op->size;
+        counts[3 * n + i] =
+            idist__extent_displ(call->recvcounts, call->recvdispls, (int)i) * op->size;
     }
 
-    o->memory = (char *)counts;
-    o->size = 1;
-    c->sendcounts = counts;
-    c->senddispls = counts + n;
-    c->recvcounts = counts + 2 * n;
-    c->recvdispls = counts + 3 * n;
+    op->memory = (char *)counts;
+    op->size = 1;
+    call->sendcounts = counts;
+    call->senddispls = counts + n;
+    call->recvcounts = counts + 2 * n;
+    call->recvdispls = counts + 3 * n;
 
     return true;
 }
@@ -4926,15 +4954,15 @@ static bool idist__share_count_bytes(idist__task *t) {
 // Sets up what a shared call works on. Unlike the algorithms over messages, it takes narrow floats
 // as they are. False: no memory.
 static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__kind kind = t->call.kind;
 
     idist__op_prepare(t);
-    o->algorithm = algorithm;
-    o->u.shared.chunk_count = o->count;
-    if (kind == IDIST__BROADCAST) o->in = o->out;
+    op->algorithm = algorithm;
+    op->u.shared.chunk_count = op->count;
+    if (kind == IDIST__BROADCAST) op->in = op->out;
 
-    if ((kind == IDIST__GATHERV || kind == IDIST__SCATTERV) && o->rank != o->root) {
+    if ((kind == IDIST__GATHERV || kind == IDIST__SCATTERV) && op->rank != op->root) {
         // Only the root's are valid.
         t->call.sendcounts = t->call.senddispls = NULL;
         t->call.recvcounts = t->call.recvdispls = NULL;
@@ -4945,16 +4973,16 @@ static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
 
 // Queues a call behind the group's other shared calls; starts it if it is the first one.
 static void idist__share_start(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
 
-    if (o->algorithm == IDIST__ALGO_FLAT) o->run = idist__flat_run;
-    else if (idist__flow_is_split(o, t->call.kind)) o->run = idist__split_reduce_run;
-    else o->run = idist__chunk_run;
+    if (op->algorithm == IDIST__ALGO_FLAT) op->run = idist__flat_run;
+    else if (idist__flow_is_split(op, t->call.kind)) op->run = idist__split_reduce_run;
+    else op->run = idist__chunk_run;
 
     if (share->entered_early) {
-        o->u.shared.call_number = share->calls_entered;
-        o->u.shared.entered = true;
+        op->u.shared.call_number = share->calls_entered;
+        op->u.shared.entered = true;
         share->entered_early = false;
     }
 
@@ -4975,7 +5003,7 @@ static void idist__share_reconsider(idist__ring *ring) {
 
 // A small blocking collective while nothing else is under way: needs no task and no clock. False:
 // the call has to be started as usual. It may have been entered by then.
-static bool idist__share_quick(idist_group *g, const idist__call *c) {
+static bool idist__share_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *share = idist__ring_group_of(g)->share;
     idist__task *t;
@@ -4983,12 +5011,12 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     int turns;
 
     if (!share || share->first || ring->failed) return false;
-    if (idist__share_choose(g, c) != IDIST__ALGO_FLAT) return false;
-    if (idist__reduce_op_is_user(c->op) && idist__kind_reduces(c->kind))
+    if (idist__share_choose(g, call) != IDIST__ALGO_FLAT) return false;
+    if (idist__reduce_op_is_user(call->op) && idist__kind_reduces(call->kind))
         return false; // it may throw
 
     t = share->quick_task;
-    t->call = *c;
+    t->call = *call;
     t->seq = g->seq + 1;
     (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // only a v-form needs memory
     idist__op_of(t)->past = idist__history_past(t);
@@ -5060,13 +5088,13 @@ static void idist__share_withdraw(idist_group *g) {
 
 // Whether a member may still write to our result. It checks our slot before every piece that it
 // writes.
-static bool idist__share_may_write(const idist_group *g, const idist__op *o, int rank) {
+static bool idist__share_may_write(const idist_group *g, const idist__op *op, int rank) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
 
     return rank != g->rank && ring->links[g->ranks[rank]].open &&
-           idist__region_reached(share, rank, IDIST__REDUCED) <= o->u.shared.first_chunk &&
-           idist__slot_is_current(share, rank, o->u.shared.call_number);
+           idist__region_reached(share, rank, IDIST__REDUCED) <= op->u.shared.first_chunk &&
+           idist__slot_is_current(share, rank, op->u.shared.call_number);
 }
 
 // A call in which the others write to our result (direct) ends early: waits until each of them has
@@ -5076,16 +5104,16 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *o, int
 static void idist__share_await_writers(const idist_group *g) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
-    const idist__op *o = share && share->first ? idist__op_of(share->first) : NULL;
+    const idist__op *op = share && share->first ? idist__op_of(share->first) : NULL;
     int64_t until_ns = idist__os_clock_deadline(IDIST__WRITERS_MS);
     int i;
 
-    if (!o || !o->u.shared.direct) return;
+    if (!op || !op->u.shared.direct) return;
 
     for (i = 0; i < g->size; i++) {
         const idist__pipe_port *port = &ring->shm->ports[ring->shm->local[g->ranks[i]]];
 
-        while (idist__share_may_write(g, o, i) && !idist__pipe_peer_gone(port) &&
+        while (idist__share_may_write(g, op, i) && !idist__pipe_peer_gone(port) &&
                idist__os_clock_now_ns() < until_ns)
             idist__os_thread_yield();
     }
@@ -5104,8 +5132,8 @@ static void idist__share_cancel(idist__task *t) {
 
 // Whether a call cannot complete before this rank of the group enters it, or an earlier one.
 static bool idist__share_needs(const idist__task *t, int rank) {
-    const idist__op *o = idist__op_of(t);
-    const idist__shared_op *shared = &o->u.shared;
+    const idist__op *op = idist__op_of(t);
+    const idist__shared_op *shared = &op->u.shared;
     idist__share *share = idist__region_share(t);
     uint64_t number = shared->first_chunk + shared->exposed; // of the next chunk to expose
 
@@ -5114,8 +5142,8 @@ static bool idist__share_needs(const idist__task *t, int rank) {
         return !idist__slot_has_entered(share, rank, share->calls_entered + 1 - IDIST__SLOTS_AHEAD);
     if (idist__slot_has_entered(share, rank, shared->call_number)) return false;
     if (idist__flow_reads(t, rank)) return true;
-    if (o->algorithm != IDIST__ALGO_CHUNKED) return false;
-    if (!idist__flow_contributes(o, t->call.kind, o->rank)) return false;
+    if (op->algorithm != IDIST__ALGO_CHUNKED) return false;
+    if (!idist__flow_contributes(op, t->call.kind, op->rank)) return false;
 
     // It has to read what we contribute: all of it, if that is read in place; else the chunk whose
     // buffer we need next.
@@ -5158,44 +5186,45 @@ static void idist__share_update_seen(const idist__task *t) {
 // never learnt its number, send LEFT.
 
 // The first region of a rank has larger buffers than the others, and its head is in the front.
-static char *idist__pool_head(const idist__segment *m, int rank, int index) {
-    char *second = idist__segment_part(m, rank) + m->buffers_at;
-    size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
+static char *idist__pool_head(const idist__segment *seg, int rank, int index) {
+    char *second = idist__segment_part(seg, rank) + seg->buffers_at;
+    size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * seg->chunk_nbytes[1];
 
-    if (index == 0) return idist__segment_front(m, rank) + sizeof(idist__doorbell);
-    second += IDIST__BUFFERS * m->chunk_nbytes[0];
+    if (index == 0) return idist__segment_front(seg, rank) + sizeof(idist__doorbell);
+    second += IDIST__BUFFERS * seg->chunk_nbytes[0];
     return second + (size_t)(index - 1) * nbytes;
 }
 
-static char *idist__pool_buffers(const idist__segment *m, int rank, int index) {
-    if (index == 0) return idist__segment_part(m, rank) + m->buffers_at;
-    return idist__pool_head(m, rank, index) + IDIST__REGION_HEAD_BYTES;
+static char *idist__pool_buffers(const idist__segment *seg, int rank, int index) {
+    if (index == 0) return idist__segment_part(seg, rank) + seg->buffers_at;
+    return idist__pool_head(seg, rank, index) + IDIST__REGION_HEAD_BYTES;
 }
 
-static idist__region_progress *idist__pool_progress(const idist__segment *m, int rank, int index) {
+static idist__region_progress *idist__pool_progress(const idist__segment *seg, int rank,
+                                                    int index) {
     size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
-    return (idist__region_progress *)(void *)(idist__pool_head(m, rank, index) + at);
+    return (idist__region_progress *)(void *)(idist__pool_head(seg, rank, index) + at);
 }
 
 // Takes memory for one of our regions, once. 0, or an errno.
-static int idist__pool_reserve(idist__segment *m, int index) {
+static int idist__pool_reserve(idist__segment *seg, int index) {
     int error;
-    const char *head = idist__pool_head(m, m->me, index);
-    const char *buffers = idist__pool_buffers(m, m->me, index);
-    size_t nbytes = IDIST__BUFFERS * m->chunk_nbytes[index > 0];
+    const char *head = idist__pool_head(seg, seg->me, index);
+    const char *buffers = idist__pool_buffers(seg, seg->me, index);
+    size_t nbytes = IDIST__BUFFERS * seg->chunk_nbytes[index > 0];
 
-    if (index < m->reserved_count) return 0;
-    error = idist__os_memory_reserve(m->fd, (size_t)(head - m->base), IDIST__REGION_HEAD_BYTES);
-    if (!error) error = idist__os_memory_reserve(m->fd, (size_t)(buffers - m->base), nbytes);
-    if (!error) m->reserved_count = index + 1;
+    if (index < seg->reserved_count) return 0;
+    error = idist__os_memory_reserve(seg->fd, (size_t)(head - seg->base), IDIST__REGION_HEAD_BYTES);
+    if (!error) error = idist__os_memory_reserve(seg->fd, (size_t)(buffers - seg->base), nbytes);
+    if (!error) seg->reserved_count = index + 1;
 
     return error;
 }
 
 // Forgets the calls of the group that had this region of ours before. Contributions may stay: they
 // are read only in calls that have been entered.
-static void idist__pool_clear(const idist__segment *m, int index) {
-    char *head = idist__pool_head(m, m->me, index);
+static void idist__pool_clear(const idist__segment *seg, int index) {
+    char *head = idist__pool_head(seg, seg->me, index);
     size_t at;
 
     for (at = 0; at < IDIST__REGION_SLOTS * IDIST__SLOT_BYTES; at += IDIST__SLOT_BYTES) {
@@ -5203,31 +5232,31 @@ static void idist__pool_clear(const idist__segment *m, int index) {
         memset(head + at + IDIST__LINE + IDIST__FLAT_BYTES, 0, IDIST__LINE);
     }
 
-    memset(idist__pool_progress(m, m->me, index), 0, sizeof(idist__region_progress));
+    memset(idist__pool_progress(seg, seg->me, index), 0, sizeof(idist__region_progress));
 }
 
 // What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
 static uint64_t idist__pool_offer_region(idist_group *g) {
-    idist__segment *m = idist__ring_of(g->w)->shm;
+    idist__segment *seg = idist__ring_of(g->w)->shm;
     uint32_t nmembers = 0;
     int i;
 
-    for (i = 0; m && i < g->size; i++) nmembers += m->local[g->ranks[i]] >= 0;
+    for (i = 0; seg && i < g->size; i++) nmembers += seg->local[g->ranks[i]] >= 0;
     if (nmembers < 2) return 0;
     if (g->status != IDIST_OK) return 0; // a member that knows of the failure may have left
 
-    for (i = 0; i < m->region_count; i++) {
-        if (m->taken[i]) {
-            const idist__region_progress *progress = idist__pool_progress(m, m->me, i);
+    for (i = 0; i < seg->region_count; i++) {
+        if (seg->taken[i]) {
+            const idist__region_progress *progress = idist__pool_progress(seg, seg->me, i);
             uint32_t done = __atomic_load_n(&progress->members_done, __ATOMIC_ACQUIRE);
-            if (done < m->region_members[i]) continue;
+            if (done < seg->region_members[i]) continue;
         }
 
-        if (idist__pool_reserve(m, i)) return 0;
-        idist__pool_clear(m, i);
-        m->taken[i] = true;
-        m->region_members[i] = nmembers;
-        m->region_groups[i] = g->ctx;
+        if (idist__pool_reserve(seg, i)) return 0;
+        idist__pool_clear(seg, i);
+        seg->taken[i] = true;
+        seg->region_members[i] = nmembers;
+        seg->region_groups[i] = g->ctx;
         return (uint64_t)i + 1;
     }
 
@@ -5246,12 +5275,13 @@ static void idist__pool_discard(const idist_allocator *mem, idist__share *share)
 
 // A member has freed the group for which we offered a region, without having used it.
 static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
-    idist__segment *m = ring->shm;
+    idist__segment *seg = ring->shm;
     int i;
 
-    for (i = 0; m && i < m->region_count; i++) {
-        if (!m->taken[i] || m->region_groups[i] != ctx) continue;
-        __atomic_fetch_add(&idist__pool_progress(m, m->me, i)->members_done, 1u, __ATOMIC_RELEASE);
+    for (i = 0; seg && i < seg->region_count; i++) {
+        if (!seg->taken[i] || seg->region_groups[i] != ctx) continue;
+        __atomic_fetch_add(&idist__pool_progress(seg, seg->me, i)->members_done, 1u,
+                           __ATOMIC_RELEASE);
     }
 }
 
@@ -5316,17 +5346,17 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
 // All members have told which regions they offer. If one offers none, the group's collectives are
 // made of messages.
 static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
-    idist__segment *m = idist__ring_of(g->w)->shm;
+    idist__segment *seg = idist__ring_of(g->w)->shm;
     idist__share *share;
     int i;
 
     for (i = 0; i < g->size; i++) {
-        if (!m || m->local[g->ranks[i]] < 0) break;
-        if (!offers[i] || offers[i] > (uint64_t)m->region_count) break;
+        if (!seg || seg->local[g->ranks[i]] < 0) break;
+        if (!offers[i] || offers[i] > (uint64_t)seg->region_count) break;
     }
 
-    if (i < g->size || (size_t)g->size * IDIST__LINE > m->chunk_nbytes[1]) {
-        if (m && offers[g->rank]) m->region_members[offers[g->rank] - 1] = 0; // free at once
+    if (i < g->size || (size_t)g->size * IDIST__LINE > seg->chunk_nbytes[1]) {
+        if (seg && offers[g->rank]) seg->region_members[offers[g->rank] - 1] = 0; // free at once
         return IDIST_OK;
     }
 
@@ -5334,16 +5364,16 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     if (!share) return IDIST_ERR_NO_MEMORY;
 
     idist__ring_group_of(g)->share = share;
-    share->shm = m;
-    share->chunk_nbytes = m->chunk_nbytes[0];
+    share->shm = seg;
+    share->chunk_nbytes = seg->chunk_nbytes[0];
     share->quick_task->group = g;
     share->quick_task->impl = share->quick_task + 1;
 
     for (i = 0; i < g->size; i++) {
-        share->heads[i] = idist__pool_head(m, m->local[g->ranks[i]], (int)offers[i] - 1);
-        share->buffers[i] = idist__pool_buffers(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        share->heads[i] = idist__pool_head(seg, seg->local[g->ranks[i]], (int)offers[i] - 1);
+        share->buffers[i] = idist__pool_buffers(seg, seg->local[g->ranks[i]], (int)offers[i] - 1);
         // All members cut a call into the same chunks: those of the smallest region.
-        if (offers[i] > 1) share->chunk_nbytes = m->chunk_nbytes[1];
+        if (offers[i] > 1) share->chunk_nbytes = seg->chunk_nbytes[1];
     }
 
     return IDIST_OK;
@@ -5383,66 +5413,66 @@ static size_t idist__stream_slot_count(const idist_group *g) {
     return count < IDIST__SLOTS_MOST ? (size_t)count : IDIST__SLOTS_MOST;
 }
 
-static char *idist__stream_slot(const idist__op *o, size_t index) {
-    const idist__stream_op *stream = &o->u.stream;
-    return stream->slots + (index % o->slot_count) * stream->chunk_count * o->size;
+static char *idist__stream_slot(const idist__op *op, size_t index) {
+    const idist__stream_op *stream = &op->u.stream;
+    return stream->slots + (index % op->slot_count) * stream->chunk_count * op->size;
 }
 
 static void idist__stream_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
 
     for (;;) {
         while (stream->posted < stream->recv_total &&
-               stream->posted < stream->taken + o->slot_count) {
+               stream->posted < stream->taken + op->slot_count) {
             size_t index = stream->posted++;
             idist__item item = stream->recv_at(t, index);
             char *data = item.data;
 
-            if (!data && stream->slots) data = idist__stream_slot(o, index);
-            idist__recv_step(t, (int)(index % o->slot_count), item.peer, (uint32_t)index, data,
+            if (!data && stream->slots) data = idist__stream_slot(op, index);
+            idist__recv_step(t, (int)(index % op->slot_count), item.peer, (uint32_t)index, data,
                              item.nbytes);
         }
 
         while (stream->sent < stream->send_total &&
                (stream->sent < stream->head || stream->sent - stream->head < stream->taken) &&
-               o->sends_pending < (int)o->slot_count) {
+               op->sends_pending < (int)op->slot_count) {
             size_t index = stream->sent++;
             idist__item item = stream->send_at(t, index);
             idist__send_step(t, item.peer, (uint32_t)index, item.data, item.nbytes);
         }
 
         if (stream->taken == stream->posted ||
-            (o->slots_pending & (1u << (stream->taken % o->slot_count))))
+            (op->slots_pending & (1u << (stream->taken % op->slot_count))))
             break;
         if (stream->take) stream->take(t, stream->taken);
         stream->taken++;
     }
 
     if (stream->taken == stream->recv_total && stream->sent == stream->send_total &&
-        !o->sends_pending)
+        !op->sends_pending)
         idist__op_done(t);
 }
 
 // Chunk `index` of a block of `count` elements. Chunks beyond the end of the block are empty.
-static idist__item idist__stream_chunk(const idist__op *o, char *block, size_t count, size_t index,
+static idist__item idist__stream_chunk(const idist__op *op, char *block, size_t count, size_t index,
                                        int peer) {
-    const idist__stream_op *stream = &o->u.stream;
+    const idist__stream_op *stream = &op->u.stream;
     idist__item item;
     size_t first = index * stream->chunk_count < count ? index * stream->chunk_count : count;
     size_t chunk_count = count - first < stream->chunk_count ? count - first : stream->chunk_count;
 
     item.peer = peer;
-    item.data = block ? block + first * o->size : NULL;
-    item.nbytes = chunk_count * o->size;
+    item.data = block ? block + first * op->size : NULL;
+    item.nbytes = chunk_count * op->size;
 
     return item;
 }
 
 // Cuts blocks of at most `count` elements into chunks.
-static void idist__stream_cut(idist__op *o, size_t count) {
-    idist__stream_op *stream = &o->u.stream;
-    size_t chunk_count = IDIST__CHUNK_BYTES / (o->size ? o->size : 1);
+static void idist__stream_cut(idist__op *op, size_t count) {
+    idist__stream_op *stream = &op->u.stream;
+    size_t chunk_count = IDIST__CHUNK_BYTES / (op->size ? op->size : 1);
 
     if (!chunk_count) chunk_count = 1; // an element is larger than a chunk
     stream->chunk_count = chunk_count;
@@ -5451,11 +5481,11 @@ static void idist__stream_cut(idist__op *o, size_t count) {
     if (stream->block_chunks == 1) stream->chunk_count = count ? count : 1;
 }
 
-static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_count, size_t head,
+static void idist__stream_begin(idist__op *op, size_t recv_count, size_t send_count, size_t head,
                                 idist__item (*recv_at)(idist__task *, size_t),
                                 idist__item (*send_at)(idist__task *, size_t),
                                 void (*take)(idist__task *, size_t)) {
-    idist__stream_op *stream = &o->u.stream;
+    idist__stream_op *stream = &op->u.stream;
 
     stream->recv_total = recv_count;
     stream->send_total = send_count;
@@ -5463,7 +5493,7 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
     stream->recv_at = recv_at;
     stream->send_at = send_at;
     stream->take = take;
-    o->run = idist__stream_run;
+    op->run = idist__stream_run;
 }
 
 // ---- ring/algo/ring_algo.h -----------------------------------------------------------------------
@@ -5504,81 +5534,81 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
 // commutes.
 
 // The block that item `index` belongs to, `back` ranks further left.
-static int idist__ring_algo_block(const idist__op *o, size_t index, int back) {
-    return idist__block_wrap(o->rank - (int)(index / o->u.stream.block_chunks) - back, o->n);
+static int idist__ring_algo_block(const idist__op *op, size_t index, int back) {
+    return idist__block_wrap(op->rank - (int)(index / op->u.stream.block_chunks) - back, op->n);
 }
 
-static int idist__ring_algo_left(const idist__op *o) {
-    return idist__block_wrap(o->rank - 1, o->n);
+static int idist__ring_algo_left(const idist__op *op) {
+    return idist__block_wrap(op->rank - 1, op->n);
 }
 
-static int idist__ring_algo_right(const idist__op *o) {
-    return idist__block_wrap(o->rank + 1, o->n);
+static int idist__ring_algo_right(const idist__op *op) {
+    return idist__block_wrap(op->rank + 1, op->n);
 }
 
 // ---- all_reduce ----
 
-static bool idist__ring_algo_in_first_lap(const idist__op *o, size_t index) {
-    return index < (size_t)(o->n - 1) * o->u.stream.block_chunks;
+static bool idist__ring_algo_in_first_lap(const idist__op *op, size_t index) {
+    return index < (size_t)(op->n - 1) * op->u.stream.block_chunks;
 }
 
 // The chunk of item `index` in a block of a buffer; no address when there is no buffer.
-static idist__item idist__ring_algo_all_reduce_item(const idist__op *o, const char *buffer,
+static idist__item idist__ring_algo_all_reduce_item(const idist__op *op, const char *buffer,
                                                     size_t index, int block, int peer) {
-    size_t at = idist__block_at(o->count, o->n, block) * o->size;
+    size_t at = idist__block_at(op->count, op->n, block) * op->size;
     char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
 
-    return idist__stream_chunk(o, data, idist__block_count(o->count, o->n, block),
-                               index % o->u.stream.block_chunks, peer);
+    return idist__stream_chunk(op, data, idist__block_count(op->count, op->n, block),
+                               index % op->u.stream.block_chunks, peer);
 }
 
 static idist__item idist__ring_algo_all_reduce_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const char *to = idist__ring_algo_in_first_lap(o, index) ? NULL : o->out;
-    return idist__ring_algo_all_reduce_item(o, to, index, idist__ring_algo_block(o, index, 1),
-                                            idist__ring_algo_left(o));
+    const idist__op *op = idist__op_of(t);
+    const char *to = idist__ring_algo_in_first_lap(op, index) ? NULL : op->out;
+    return idist__ring_algo_all_reduce_item(op, to, index, idist__ring_algo_block(op, index, 1),
+                                            idist__ring_algo_left(op));
 }
 
 static idist__item idist__ring_algo_all_reduce_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const char *from = index < o->u.stream.block_chunks ? o->in : o->out;
-    return idist__ring_algo_all_reduce_item(o, from, index, idist__ring_algo_block(o, index, 0),
-                                            idist__ring_algo_right(o));
+    const idist__op *op = idist__op_of(t);
+    const char *from = index < op->u.stream.block_chunks ? op->in : op->out;
+    return idist__ring_algo_all_reduce_item(op, from, index, idist__ring_algo_block(op, index, 0),
+                                            idist__ring_algo_right(op));
 }
 
 // Whether the item completes the sum of its chunk: it is in the last step of the first lap.
-static bool idist__ring_algo_completes_sum(const idist__op *o, size_t index) {
-    return index >= (size_t)(o->n - 2) * o->u.stream.block_chunks;
+static bool idist__ring_algo_completes_sum(const idist__op *op, size_t index) {
+    return index >= (size_t)(op->n - 2) * op->u.stream.block_chunks;
 }
 
 // AVG divides a chunk here, once for all ranks and while it is in the cache.
 static void idist__ring_algo_all_reduce_take(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist_dtype dtype = idist__dtype_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
-    int block = idist__ring_algo_block(o, index, 1);
+    int block = idist__ring_algo_block(op, index, 1);
     idist__item own, sum;
     const void *both[2];
     size_t count;
 
-    if (!idist__ring_algo_in_first_lap(o, index)) return; // it was received where it belongs
-    own = idist__ring_algo_all_reduce_item(o, o->in, index, block, 0);
-    sum = idist__ring_algo_all_reduce_item(o, o->out, index, block, 0);
-    count = own.nbytes / o->size;
-    both[0] = idist__stream_slot(o, index);
+    if (!idist__ring_algo_in_first_lap(op, index)) return; // it was received where it belongs
+    own = idist__ring_algo_all_reduce_item(op, op->in, index, block, 0);
+    sum = idist__ring_algo_all_reduce_item(op, op->out, index, block, 0);
+    count = own.nbytes / op->size;
+    both[0] = idist__stream_slot(op, index);
     both[1] = own.data;
 
-    if (t->call.op == IDIST_AVG && idist__ring_algo_completes_sum(o, index))
-        idist__reduce_many(sum.data, both, 2, count, dtype, IDIST_AVG, o->n);
+    if (t->call.op == IDIST_AVG && idist__ring_algo_completes_sum(op, index))
+        idist__reduce_many(sum.data, both, 2, count, dtype, IDIST_AVG, op->n);
     else idist__combine(t, sum.data, (const char *)both[0], own.data, count, t->call.dtype);
 }
 
 static void idist__ring_algo_all_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
-    size_t steps = 2 * (size_t)(o->n - 1);
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
+    size_t steps = 2 * (size_t)(op->n - 1);
 
-    idist__stream_cut(o, idist__block_count(o->count, o->n, 0));
-    idist__stream_begin(o, steps * stream->block_chunks, steps * stream->block_chunks,
+    idist__stream_cut(op, idist__block_count(op->count, op->n, 0));
+    idist__stream_begin(op, steps * stream->block_chunks, steps * stream->block_chunks,
                         stream->block_chunks, idist__ring_algo_all_reduce_recv,
                         idist__ring_algo_all_reduce_send, idist__ring_algo_all_reduce_take);
 }
@@ -5586,110 +5616,114 @@ static void idist__ring_algo_all_reduce(idist__task *t) {
 // ---- reduce_scatter, reduce_scatterv ----
 
 // The elements of the largest block.
-static size_t idist__ring_algo_largest_block(const idist__op *o, const idist__call *c) {
+static size_t idist__ring_algo_largest_block(const idist__op *op, const idist__call *call) {
     size_t largest = 0;
     int i;
 
-    for (i = 0; i < o->n; i++)
-        if (idist__extent_block_count(c, i) > largest) largest = idist__extent_block_count(c, i);
+    for (i = 0; i < op->n; i++)
+        if (idist__extent_block_count(call, i) > largest)
+            largest = idist__extent_block_count(call, i);
     return largest;
 }
 
 // The chunk of item `index` in a block of a buffer of n blocks; no address when there is no buffer.
 static idist__item idist__ring_algo_reduce_scatter_item(const idist__task *t, const char *buffer,
                                                         size_t index, int block, int peer) {
-    const idist__op *o = idist__op_of(t);
-    size_t at = idist__extent_block_at(&t->call, block) * o->size;
+    const idist__op *op = idist__op_of(t);
+    size_t at = idist__extent_block_at(&t->call, block) * op->size;
     char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
 
-    return idist__stream_chunk(o, data, idist__extent_block_count(&t->call, block),
-                               index % o->u.stream.block_chunks, peer);
+    return idist__stream_chunk(op, data, idist__extent_block_count(&t->call, block),
+                               index % op->u.stream.block_chunks, peer);
 }
 
 static idist__item idist__ring_algo_reduce_scatter_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__ring_algo_reduce_scatter_item(t, NULL, index, idist__ring_algo_block(o, index, 2),
-                                                idist__ring_algo_left(o));
+    const idist__op *op = idist__op_of(t);
+    return idist__ring_algo_reduce_scatter_item(t, NULL, index,
+                                                idist__ring_algo_block(op, index, 2),
+                                                idist__ring_algo_left(op));
 }
 
 static idist__item idist__ring_algo_reduce_scatter_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const idist__stream_op *stream = &o->u.stream;
-    const char *from = index < stream->block_chunks ? o->in : o->work;
+    const idist__op *op = idist__op_of(t);
+    const idist__stream_op *stream = &op->u.stream;
+    const char *from = index < stream->block_chunks ? op->in : op->work;
 
-    return idist__ring_algo_reduce_scatter_item(t, from, index, idist__ring_algo_block(o, index, 1),
-                                                idist__ring_algo_right(o));
+    return idist__ring_algo_reduce_scatter_item(t, from, index,
+                                                idist__ring_algo_block(op, index, 1),
+                                                idist__ring_algo_right(op));
 }
 
 static void idist__ring_algo_reduce_scatter_take(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const idist__stream_op *stream = &o->u.stream;
-    int block = idist__ring_algo_block(o, index, 2);
+    const idist__op *op = idist__op_of(t);
+    const idist__stream_op *stream = &op->u.stream;
+    int block = idist__ring_algo_block(op, index, 2);
     idist__item own, sum;
 
-    own = idist__ring_algo_reduce_scatter_item(t, o->in, index, block, 0);
-    if (idist__ring_algo_completes_sum(o, index))
-        sum = idist__stream_chunk(o, o->out, o->count, index % stream->block_chunks, 0);
-    else sum = idist__ring_algo_reduce_scatter_item(t, o->work, index, block, 0);
-    idist__combine(t, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
+    own = idist__ring_algo_reduce_scatter_item(t, op->in, index, block, 0);
+    if (idist__ring_algo_completes_sum(op, index))
+        sum = idist__stream_chunk(op, op->out, op->count, index % stream->block_chunks, 0);
+    else sum = idist__ring_algo_reduce_scatter_item(t, op->work, index, block, 0);
+    idist__combine(t, sum.data, idist__stream_slot(op, index), own.data, own.nbytes / op->size,
                    t->call.dtype);
 }
 
 static void idist__ring_algo_reduce_scatter(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
     size_t items;
 
-    idist__stream_cut(o, idist__ring_algo_largest_block(o, &t->call));
-    items = (size_t)(o->n - 1) * stream->block_chunks;
-    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_reduce_scatter_recv,
-                        idist__ring_algo_reduce_scatter_send, idist__ring_algo_reduce_scatter_take);
+    idist__stream_cut(op, idist__ring_algo_largest_block(op, &t->call));
+    items = (size_t)(op->n - 1) * stream->block_chunks;
+    idist__stream_begin(op, items, items, stream->block_chunks,
+                        idist__ring_algo_reduce_scatter_recv, idist__ring_algo_reduce_scatter_send,
+                        idist__ring_algo_reduce_scatter_take);
 }
 
 // ---- all_gather, all_gatherv ----
 
 static size_t idist__ring_algo_all_gather_at(const idist__task *t, int block) {
-    const idist__call *c = &t->call;
-    if (c->recvcounts) return idist__extent_displ(c->recvcounts, c->recvdispls, block);
+    const idist__call *call = &t->call;
+    if (call->recvcounts) return idist__extent_displ(call->recvcounts, call->recvdispls, block);
     return (size_t)block * idist__op_of(t)->count;
 }
 
 static idist__item idist__ring_algo_all_gather_item(const idist__task *t, size_t index, int block,
                                                     int peer) {
-    const idist__op *o = idist__op_of(t);
-    size_t count = t->call.recvcounts ? t->call.recvcounts[block] : o->count;
-    char *data = o->out + idist__ring_algo_all_gather_at(t, block) * o->size;
-    return idist__stream_chunk(o, data, count, index % o->u.stream.block_chunks, peer);
+    const idist__op *op = idist__op_of(t);
+    size_t count = t->call.recvcounts ? t->call.recvcounts[block] : op->count;
+    char *data = op->out + idist__ring_algo_all_gather_at(t, block) * op->size;
+    return idist__stream_chunk(op, data, count, index % op->u.stream.block_chunks, peer);
 }
 
 static idist__item idist__ring_algo_all_gather_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 1),
-                                            idist__ring_algo_left(o));
+    const idist__op *op = idist__op_of(t);
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(op, index, 1),
+                                            idist__ring_algo_left(op));
 }
 
 static idist__item idist__ring_algo_all_gather_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 0),
-                                            idist__ring_algo_right(o));
+    const idist__op *op = idist__op_of(t);
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(op, index, 0),
+                                            idist__ring_algo_right(op));
 }
 
 static void idist__ring_algo_all_gather(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
     const size_t *counts = t->call.recvcounts;
-    size_t largest = o->count;
+    size_t largest = op->count;
     size_t items;
     int i;
 
-    for (i = 0; counts && i < o->n; i++)
+    for (i = 0; counts && i < op->n; i++)
         if (counts[i] > largest) largest = counts[i];
 
-    idist__block_copy(o->out + idist__ring_algo_all_gather_at(t, o->rank) * o->size, o->in,
-                      o->nbytes);
-    idist__stream_cut(o, largest);
-    items = (size_t)(o->n - 1) * stream->block_chunks;
-    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_all_gather_recv,
+    idist__block_copy(op->out + idist__ring_algo_all_gather_at(t, op->rank) * op->size, op->in,
+                      op->nbytes);
+    idist__stream_cut(op, largest);
+    items = (size_t)(op->n - 1) * stream->block_chunks;
+    idist__stream_begin(op, items, items, stream->block_chunks, idist__ring_algo_all_gather_recv,
                         idist__ring_algo_all_gather_send, NULL);
 }
 
@@ -5714,31 +5748,33 @@ static void idist__ring_algo_all_gather(idist__task *t) {
 //
 // A binomial tree sends B bytes log n times in sequence; it is faster while B is small.
 
-static int idist__chain_relative_rank(const idist__op *o) { // v
-    return idist__block_wrap(o->rank - o->root, o->n);
+static int idist__chain_relative_rank(const idist__op *op) { // v
+    return idist__block_wrap(op->rank - op->root, op->n);
 }
 
 // ---- broadcast ----
 
 static idist__item idist__chain_broadcast_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank - 1, o->n));
+    const idist__op *op = idist__op_of(t);
+    return idist__stream_chunk(op, op->out, op->count, index,
+                               idist__block_wrap(op->rank - 1, op->n));
 }
 
 static idist__item idist__chain_broadcast_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank + 1, o->n));
+    const idist__op *op = idist__op_of(t);
+    return idist__stream_chunk(op, op->out, op->count, index,
+                               idist__block_wrap(op->rank + 1, op->n));
 }
 
 static void idist__chain_broadcast(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
-    int v = idist__chain_relative_rank(o);
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
+    int v = idist__chain_relative_rank(op);
     bool first = v == 0;
-    bool last = v == o->n - 1;
+    bool last = v == op->n - 1;
 
-    idist__stream_cut(o, o->count);
-    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+    idist__stream_cut(op, op->count);
+    idist__stream_begin(op, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
                         first ? stream->block_chunks : 0, idist__chain_broadcast_recv,
                         idist__chain_broadcast_send, NULL);
 }
@@ -5746,36 +5782,36 @@ static void idist__chain_broadcast(idist__task *t) {
 // ---- reduce ----
 
 static idist__item idist__chain_reduce_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, NULL, o->count, index, idist__block_wrap(o->rank + 1, o->n));
+    const idist__op *op = idist__op_of(t);
+    return idist__stream_chunk(op, NULL, op->count, index, idist__block_wrap(op->rank + 1, op->n));
 }
 
 static idist__item idist__chain_reduce_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const char *from = idist__chain_relative_rank(o) == o->n - 1 ? o->in : o->work;
-    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index,
-                               idist__block_wrap(o->rank - 1, o->n));
+    const idist__op *op = idist__op_of(t);
+    const char *from = idist__chain_relative_rank(op) == op->n - 1 ? op->in : op->work;
+    return idist__stream_chunk(op, (char *)(uintptr_t)from, op->count, index,
+                               idist__block_wrap(op->rank - 1, op->n));
 }
 
 static void idist__chain_reduce_take(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
-    char *to = o->rank == o->root ? o->out : o->work;
-    idist__item sum = idist__stream_chunk(o, to, o->count, index, 0);
+    const idist__op *op = idist__op_of(t);
+    idist__item own = idist__stream_chunk(op, (char *)(uintptr_t)op->in, op->count, index, 0);
+    char *to = op->rank == op->root ? op->out : op->work;
+    idist__item sum = idist__stream_chunk(op, to, op->count, index, 0);
 
-    idist__combine(t, sum.data, own.data, idist__stream_slot(o, index), own.nbytes / o->size,
+    idist__combine(t, sum.data, own.data, idist__stream_slot(op, index), own.nbytes / op->size,
                    t->call.dtype);
 }
 
 static void idist__chain_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
-    int v = idist__chain_relative_rank(o);
-    bool first = v == o->n - 1;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
+    int v = idist__chain_relative_rank(op);
+    bool first = v == op->n - 1;
     bool last = v == 0;
 
-    idist__stream_cut(o, o->count);
-    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+    idist__stream_cut(op, op->count);
+    idist__stream_begin(op, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
                         first ? stream->block_chunks : 0, idist__chain_reduce_recv,
                         idist__chain_reduce_send, idist__chain_reduce_take);
 }
@@ -5786,32 +5822,32 @@ static void idist__chain_reduce(idist__task *t) {
 // one it received (exscan).
 
 static idist__item idist__chain_scan_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, NULL, o->count, index, o->rank - 1);
+    const idist__op *op = idist__op_of(t);
+    return idist__stream_chunk(op, NULL, op->count, index, op->rank - 1);
 }
 
 static idist__item idist__chain_scan_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const char *from = t->call.kind == IDIST__SCAN ? o->out : o->work;
+    const idist__op *op = idist__op_of(t);
+    const char *from = t->call.kind == IDIST__SCAN ? op->out : op->work;
 
-    if (o->rank == 0) from = o->in;
-    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index, o->rank + 1);
+    if (op->rank == 0) from = op->in;
+    return idist__stream_chunk(op, (char *)(uintptr_t)from, op->count, index, op->rank + 1);
 }
 
 static void idist__chain_scan_take(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
-    idist__item out = idist__stream_chunk(o, o->out, o->count, index, 0);
-    char *received = idist__stream_slot(o, index);
-    size_t count = own.nbytes / o->size;
+    const idist__op *op = idist__op_of(t);
+    idist__item own = idist__stream_chunk(op, (char *)(uintptr_t)op->in, op->count, index, 0);
+    idist__item out = idist__stream_chunk(op, op->out, op->count, index, 0);
+    char *received = idist__stream_slot(op, index);
+    size_t count = own.nbytes / op->size;
 
     if (t->call.kind == IDIST__SCAN) {
         idist__combine(t, out.data, received, own.data, count, t->call.dtype);
         return;
     }
 
-    if (o->rank < o->n - 1) {
-        idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
+    if (op->rank < op->n - 1) {
+        idist__item sum = idist__stream_chunk(op, op->work, op->count, index, 0);
         idist__combine(t, sum.data, received, own.data, count, t->call.dtype);
     }
 
@@ -5819,14 +5855,14 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
 }
 
 static void idist__chain_scan(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
-    bool first = o->rank == 0;
-    bool last = o->rank == o->n - 1;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
+    bool first = op->rank == 0;
+    bool last = op->rank == op->n - 1;
 
-    if (first && t->call.kind == IDIST__SCAN) idist__block_copy(o->out, o->in, o->nbytes);
-    idist__stream_cut(o, o->count);
-    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+    if (first && t->call.kind == IDIST__SCAN) idist__block_copy(op->out, op->in, op->nbytes);
+    idist__stream_cut(op, op->count);
+    idist__stream_begin(op, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
                         first ? stream->block_chunks : 0, idist__chain_scan_recv,
                         idist__chain_scan_send, idist__chain_scan_take);
 }
@@ -5856,33 +5892,34 @@ enum { IDIST__DIRECT_MESSAGES = 8 }; // under way at a time, each way
 
 // The message to or from a peer; for the own rank, what it contributes and where that goes.
 static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
-    const idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-    const size_t *counts = receives ? c->recvcounts : c->sendcounts;
-    const size_t *displs = receives ? c->recvdispls : c->senddispls;
-    const char *buffer = receives ? o->out : o->in;
-    size_t count = counts ? counts[peer] : o->count;
+    const idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
+    const size_t *counts = receives ? call->recvcounts : call->sendcounts;
+    const size_t *displs = receives ? call->recvdispls : call->senddispls;
+    const char *buffer = receives ? op->out : op->in;
+    size_t count = counts ? counts[peer] : op->count;
     size_t at = 0;
     bool has_block_per_rank;
     idist__item item;
 
-    if (receives) has_block_per_rank = c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV;
-    else has_block_per_rank = c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
+    if (receives)
+        has_block_per_rank = call->kind != IDIST__SCATTER && call->kind != IDIST__SCATTERV;
+    else has_block_per_rank = call->kind != IDIST__GATHER && call->kind != IDIST__GATHERV;
     if (has_block_per_rank)
-        at = counts ? idist__extent_displ(counts, displs, peer) : (size_t)peer * o->count;
+        at = counts ? idist__extent_displ(counts, displs, peer) : (size_t)peer * op->count;
 
     item.peer = peer;
-    item.nbytes = count * o->size;
-    item.data = (char *)(uintptr_t)buffer + at * o->size;
+    item.nbytes = count * op->size;
+    item.data = (char *)(uintptr_t)buffer + at * op->size;
 
     return item;
 }
 
 // The peer at this distance; for a rank other than the root of a gather or scatter, the root.
 static int idist__direct_peer(const idist__task *t, int distance) {
-    const idist__op *o = idist__op_of(t);
-    if (idist__kind_has_root(t->call.kind) && o->rank != o->root) return o->root;
-    return idist__block_wrap(o->rank + distance, o->n);
+    const idist__op *op = idist__op_of(t);
+    if (idist__kind_has_root(t->call.kind) && op->rank != op->root) return op->root;
+    return idist__block_wrap(op->rank + distance, op->n);
 }
 
 static idist__item idist__direct_recv(idist__task *t, size_t index) {
@@ -5895,64 +5932,64 @@ static idist__item idist__direct_send(idist__task *t, size_t index) {
 
 // Like idist__stream_run, but no send waits for a receive.
 static void idist__direct_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__direct_op *state = &o->u.direct;
+    idist__op *op = idist__op_of(t);
+    idist__direct_op *state = &op->u.direct;
 
     for (;;) {
-        while (state->posted < state->recv_total && o->recvs_pending < IDIST__DIRECT_MESSAGES) {
+        while (state->posted < state->recv_total && op->recvs_pending < IDIST__DIRECT_MESSAGES) {
             idist__item item = idist__direct_recv(t, state->posted++);
             idist__recv_step(t, -1, item.peer,
-                             (uint32_t)idist__block_wrap(o->rank - item.peer, o->n), item.data,
+                             (uint32_t)idist__block_wrap(op->rank - item.peer, op->n), item.data,
                              item.nbytes);
         }
 
-        if (state->sent == state->send_total || o->sends_pending >= IDIST__DIRECT_MESSAGES) break;
+        if (state->sent == state->send_total || op->sends_pending >= IDIST__DIRECT_MESSAGES) break;
 
         {
             idist__item item = idist__direct_send(t, state->sent++);
-            idist__send_step(t, item.peer, (uint32_t)idist__block_wrap(item.peer - o->rank, o->n),
+            idist__send_step(t, item.peer, (uint32_t)idist__block_wrap(item.peer - op->rank, op->n),
                              item.data, item.nbytes);
         }
     }
 
-    if (state->posted == state->recv_total && !o->recvs_pending &&
-        state->sent == state->send_total && !o->sends_pending)
+    if (state->posted == state->recv_total && !op->recvs_pending &&
+        state->sent == state->send_total && !op->sends_pending)
         idist__op_done(t);
 }
 
 static void idist__direct_begin(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__kind kind = t->call.kind;
     bool scatters = kind == IDIST__SCATTER || kind == IDIST__SCATTERV;
-    bool is_root = o->rank == o->root;
-    size_t recv_count = (size_t)(o->n - 1);
-    size_t send_count = (size_t)(o->n - 1);
+    bool is_root = op->rank == op->root;
+    size_t recv_count = (size_t)(op->n - 1);
+    size_t send_count = (size_t)(op->n - 1);
 
     if (idist__kind_has_root(kind)) {
-        size_t peers = is_root ? (size_t)(o->n - 1) : 1;
+        size_t peers = is_root ? (size_t)(op->n - 1) : 1;
         bool sends = scatters == is_root;
         send_count = sends ? peers : 0;
         recv_count = sends ? 0 : peers;
     }
 
     if (!idist__kind_has_root(kind) || is_root) { // our own part
-        idist__item from = idist__direct_item(t, o->rank, false);
-        idist__item to = idist__direct_item(t, o->rank, true);
+        idist__item from = idist__direct_item(t, op->rank, false);
+        idist__item to = idist__direct_item(t, op->rank, true);
         idist__block_copy(to.data, from.data, to.nbytes);
     }
 
-    o->u.direct.recv_total = recv_count;
-    o->u.direct.send_total = send_count;
-    o->run = idist__direct_run;
+    op->u.direct.recv_total = recv_count;
+    op->u.direct.send_total = send_count;
+    op->run = idist__direct_run;
 }
 
 // In place the messages would overwrite each other, so the contribution moves to scratch first.
 static void idist__direct_all_to_all(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
-    if (t->call.send == t->call.recv && o->nbytes) {
-        idist__block_copy(o->work, o->in, (size_t)o->n * o->nbytes);
-        o->in = o->work;
+    if (t->call.send == t->call.recv && op->nbytes) {
+        idist__block_copy(op->work, op->in, (size_t)op->n * op->nbytes);
+        op->in = op->work;
     }
 
     idist__direct_begin(t);
@@ -5981,24 +6018,24 @@ static void idist__direct_all_to_all(idist__task *t) {
 //------------------------------------------------------------------------------
 
 static void idist__dissemination_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__dissemination_op *state = &o->u.dissemination;
-    int n = o->n;
-    int rank = o->rank;
+    idist__op *op = idist__op_of(t);
+    idist__dissemination_op *state = &op->u.dissemination;
+    int n = op->n;
+    int rank = op->rank;
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
 
     for (state->distance = 1; state->distance < n; state->distance *= 2) {
         idist__recv_step(t, 0, idist__block_wrap(rank - state->distance, n),
                          (uint32_t)state->distance, NULL, 0);
         idist__send_step(t, idist__block_wrap(rank + state->distance, n), (uint32_t)state->distance,
                          NULL, 0);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
     }
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 //------------------------------------------------------------------------------
@@ -6026,11 +6063,11 @@ static void idist__dissemination_run(idist__task *t) {
 // Our v. A reduction with an operation that does not commute uses a tree on rank 0, so that it
 // keeps the order of the ranks.
 static int idist__tree_relative_rank(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    bool commutes = !o->user || o->user->commutative;
+    const idist__op *op = idist__op_of(t);
+    bool commutes = !op->user || op->user->commutative;
     bool from_root = t->call.kind != IDIST__REDUCE || commutes;
 
-    return from_root ? idist__block_wrap(o->rank - o->root, o->n) : o->rank;
+    return from_root ? idist__block_wrap(op->rank - op->root, op->n) : op->rank;
 }
 
 // The distance from v to its parent: its lowest set bit. Of the root: a power of two that is not
@@ -6048,32 +6085,32 @@ static int idist__tree_size(int v, int n) {
 }
 
 static void idist__tree_broadcast(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__tree_op *state = &o->u.tree;
-    int n = o->n;
+    idist__op *op = idist__op_of(t);
+    idist__tree_op *state = &op->u.tree;
+    int n = op->n;
     int v = idist__tree_relative_rank(t);
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
     state->distance = idist__tree_distance(v, n);
 
     if (v) {
-        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->out,
-                         o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + op->root, n), 0, op->out,
+                         op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
     }
 
     // A large message goes to one child after the other, the one with the largest subtree first:
     // were they sent at once, all children would have it only when the last one has.
     for (state->distance /= 2; state->distance; state->distance /= 2) {
         if (v + state->distance >= n) continue;
-        idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0, o->out,
-                         o->nbytes);
-        IDIST__CO_AWAIT(o, !o->sends_pending || o->nbytes <= IDIST__EAGER_BYTES);
+        idist__send_step(t, idist__block_wrap(v + state->distance + op->root, n), 0, op->out,
+                         op->nbytes);
+        IDIST__CO_AWAIT(op, !op->sends_pending || op->nbytes <= IDIST__EAGER_BYTES);
     }
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Our sum covers the ranks v .. v + distance - 1; what arrives covers the next `distance` ranks, so
@@ -6082,105 +6119,105 @@ static void idist__tree_broadcast(idist__task *t) {
 //
 // Scratch: the sum, then one message.
 static void idist__tree_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__tree_op *state = &o->u.tree;
-    int n = o->n;
+    idist__op *op = idist__op_of(t);
+    idist__tree_op *state = &op->u.tree;
+    int n = op->n;
     int v = idist__tree_relative_rank(t);
-    int base = idist__block_wrap(o->rank - v, n); // the rank with v = 0
-    char *received = o->work + o->nbytes;
+    int base = idist__block_wrap(op->rank - v, n); // the rank with v = 0
+    char *received = op->work + op->nbytes;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(o->work, o->in, o->nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(op->work, op->in, op->nbytes);
 
     for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2) {
         if (v + state->distance >= n) continue;
         idist__recv_step(t, 0, idist__block_wrap(v + state->distance + base, n), 0, received,
-                         o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
-        idist__combine(t, o->work, o->work, received, o->count, t->call.dtype);
+                         op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
+        idist__combine(t, op->work, op->work, received, op->count, t->call.dtype);
     }
 
     if (v)
-        idist__send_step(t, idist__block_wrap(v - state->distance + base, n), 0, o->work,
-                         o->nbytes);
-    else if (o->rank != o->root) idist__send_step(t, o->root, 1, o->work, o->nbytes);
+        idist__send_step(t, idist__block_wrap(v - state->distance + base, n), 0, op->work,
+                         op->nbytes);
+    else if (op->rank != op->root) idist__send_step(t, op->root, 1, op->work, op->nbytes);
 
-    if (o->rank == o->root && v) {
-        idist__recv_step(t, 0, base, 1, o->out, o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
-    } else if (o->rank == o->root) {
-        idist__block_copy(o->out, o->work, o->nbytes);
+    if (op->rank == op->root && v) {
+        idist__recv_step(t, 0, base, 1, op->out, op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
+    } else if (op->rank == op->root) {
+        idist__block_copy(op->out, op->work, op->nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Scratch: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
 static void idist__tree_gather(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__tree_op *state = &o->u.tree;
-    int n = o->n;
+    idist__op *op = idist__op_of(t);
+    idist__tree_op *state = &op->u.tree;
+    int n = op->n;
     int v = idist__tree_relative_rank(t);
     int i;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(o->work, o->in, o->nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(op->work, op->in, op->nbytes);
 
     for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2)
         if (v + state->distance < n)
-            idist__recv_step(t, -1, idist__block_wrap(v + state->distance + o->root, n), 0,
-                             o->work + (size_t)state->distance * o->nbytes,
-                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
+            idist__recv_step(t, -1, idist__block_wrap(v + state->distance + op->root, n), 0,
+                             op->work + (size_t)state->distance * op->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * op->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->recvs_pending);
+    IDIST__CO_AWAIT(op, !op->recvs_pending);
 
     if (v)
-        idist__send_step(t, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
-                         (size_t)idist__tree_size(v, n) * o->nbytes);
+        idist__send_step(t, idist__block_wrap(v - state->distance + op->root, n), 0, op->work,
+                         (size_t)idist__tree_size(v, n) * op->nbytes);
     else
         for (i = 0; i < n; i++)
-            idist__block_copy(o->out + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
-                              o->work + (size_t)i * o->nbytes, o->nbytes);
+            idist__block_copy(op->out + (size_t)idist__block_wrap(i + op->root, n) * op->nbytes,
+                              op->work + (size_t)i * op->nbytes, op->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Scratch: as for gather.
 static void idist__tree_scatter(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__tree_op *state = &o->u.tree;
-    int n = o->n;
+    idist__op *op = idist__op_of(t);
+    idist__tree_op *state = &op->u.tree;
+    int n = op->n;
     int v = idist__tree_relative_rank(t);
     int i;
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
     state->distance = idist__tree_distance(v, n);
 
     if (v) {
-        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
-                         (size_t)idist__tree_size(v, n) * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + op->root, n), 0, op->work,
+                         (size_t)idist__tree_size(v, n) * op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
     } else {
         for (i = 0; i < n; i++)
-            idist__block_copy(o->work + (size_t)i * o->nbytes,
-                              o->in + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
-                              o->nbytes);
+            idist__block_copy(op->work + (size_t)i * op->nbytes,
+                              op->in + (size_t)idist__block_wrap(i + op->root, n) * op->nbytes,
+                              op->nbytes);
     }
 
     for (state->distance /= 2; state->distance; state->distance /= 2)
         if (v + state->distance < n)
-            idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0,
-                             o->work + (size_t)state->distance * o->nbytes,
-                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
+            idist__send_step(t, idist__block_wrap(v + state->distance + op->root, n), 0,
+                             op->work + (size_t)state->distance * op->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * op->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
-    idist__block_copy(o->out, o->work, o->nbytes);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
+    idist__block_copy(op->out, op->work, op->nbytes);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // ---- ring/algo/doubling.h ------------------------------------------------------------------------
@@ -6223,28 +6260,28 @@ static int idist__doubling_active_ranks(idist__doubling_op *state, int n) {
 // all_reduce and reduce_scatter. The sum is built in the result of all_reduce, in scratch for
 // reduce_scatter; one received message follows in scratch.
 static void idist__doubling_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__doubling_op *state = &o->u.doubling;
-    int rank = o->rank;
-    int excess = o->n - idist__doubling_active_ranks(state, o->n);
+    idist__op *op = idist__op_of(t);
+    idist__doubling_op *state = &op->u.doubling;
+    int rank = op->rank;
+    int excess = op->n - idist__doubling_active_ranks(state, op->n);
     int partner;
     bool is_paired = rank < 2 * excess;
     bool sits_out = is_paired && rank % 2;
     int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
     bool scatter = idist__kind_scatters_sum(t->call.kind);
-    size_t count = scatter ? idist__extent_block_at(&t->call, o->n) : o->count;
-    size_t nbytes = count * o->size;
-    char *sum = scatter ? o->work : o->out;
-    char *received = scatter ? o->work + nbytes : o->work;
+    size_t count = scatter ? idist__extent_block_at(&t->call, op->n) : op->count;
+    size_t nbytes = count * op->size;
+    char *sum = scatter ? op->work : op->out;
+    char *received = scatter ? op->work + nbytes : op->work;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(sum, o->in, nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(sum, op->in, nbytes);
 
     if (sits_out) {
         idist__send_step(t, rank - 1, 0, sum, nbytes);
     } else if (is_paired) {
         idist__recv_step(t, 0, rank + 1, 0, received, nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
         idist__combine(t, sum, sum, received, count, t->call.dtype);
     }
 
@@ -6254,58 +6291,59 @@ static void idist__doubling_reduce(idist__task *t) {
         partner = partner < excess ? 2 * partner : partner + excess;
         idist__recv_step(t, 0, partner, (uint32_t)state->distance, received, nbytes);
         idist__send_step(t, partner, (uint32_t)state->distance, sum, nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
         if (number & state->distance) idist__combine(t, sum, received, sum, count, t->call.dtype);
         else idist__combine(t, sum, sum, received, count, t->call.dtype);
     }
 
     if (sits_out) {
-        IDIST__CO_AWAIT(o, !o->sends_pending);
+        IDIST__CO_AWAIT(op, !op->sends_pending);
         idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, sum, nbytes);
     } else if (is_paired) {
         idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
     if (scatter)
-        idist__block_copy(o->out, sum + idist__extent_block_at(&t->call, rank) * o->size,
-                          o->nbytes);
+        idist__block_copy(op->out, sum + idist__extent_block_at(&t->call, rank) * op->size,
+                          op->nbytes);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Scratch: the sum, then one message.
 static void idist__doubling_scan(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__doubling_op *state = &o->u.doubling;
-    int n = o->n;
-    int rank = o->rank;
-    char *sum = o->work;
-    char *received = o->work + o->nbytes;
+    idist__op *op = idist__op_of(t);
+    idist__doubling_op *state = &op->u.doubling;
+    int n = op->n;
+    int rank = op->rank;
+    char *sum = op->work;
+    char *received = op->work + op->nbytes;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(sum, o->in, o->nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(sum, op->in, op->nbytes);
 
     for (state->distance = 1; state->distance < n; state->distance *= 2) {
         if (rank >= state->distance)
             idist__recv_step(t, 0, rank - state->distance, (uint32_t)state->distance, received,
-                             o->nbytes);
+                             op->nbytes);
         if (rank + state->distance < n)
-            idist__send_step(t, rank + state->distance, (uint32_t)state->distance, sum, o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
-        if (rank >= state->distance) idist__combine(t, sum, received, sum, o->count, t->call.dtype);
+            idist__send_step(t, rank + state->distance, (uint32_t)state->distance, sum, op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
+        if (rank >= state->distance)
+            idist__combine(t, sum, received, sum, op->count, t->call.dtype);
     }
 
     if (t->call.kind == IDIST__SCAN) {
-        idist__block_copy(o->out, sum, o->nbytes);
+        idist__block_copy(op->out, sum, op->nbytes);
     } else {
-        if (rank) idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, o->out, o->nbytes);
-        if (rank + 1 < n) idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, o->nbytes);
+        if (rank) idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, op->out, op->nbytes);
+        if (rank + 1 < n) idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, op->nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // ---- ring/algo/bruck.h ---------------------------------------------------------------------------
@@ -6334,44 +6372,46 @@ static void idist__doubling_scan(idist__task *t) {
 //   latency               log n messages instead of n - 1
 
 static void idist__bruck_all_gather(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__bruck_op *state = &o->u.bruck;
-    int n = o->n;
-    int rank = o->rank;
+    idist__op *op = idist__op_of(t);
+    idist__bruck_op *state = &op->u.bruck;
+    int n = op->n;
+    int rank = op->rank;
     int blocks;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(o->work, o->in, o->nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(op->work, op->in, op->nbytes);
 
     for (state->distance = 1; state->distance < n; state->distance *= 2) {
         blocks = state->distance < n - state->distance ? state->distance : n - state->distance;
         idist__recv_step(t, 0, idist__block_wrap(rank + state->distance, n),
-                         (uint32_t)state->distance, o->work + (size_t)state->distance * o->nbytes,
-                         (size_t)blocks * o->nbytes);
+                         (uint32_t)state->distance, op->work + (size_t)state->distance * op->nbytes,
+                         (size_t)blocks * op->nbytes);
         idist__send_step(t, idist__block_wrap(rank - state->distance, n), (uint32_t)state->distance,
-                         o->work, (size_t)blocks * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+                         op->work, (size_t)blocks * op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
     }
 
-    idist__block_copy(o->out + (size_t)rank * o->nbytes, o->work, (size_t)(n - rank) * o->nbytes);
-    idist__block_copy(o->out, o->work + (size_t)(n - rank) * o->nbytes, (size_t)rank * o->nbytes);
+    idist__block_copy(op->out + (size_t)rank * op->nbytes, op->work,
+                      (size_t)(n - rank) * op->nbytes);
+    idist__block_copy(op->out, op->work + (size_t)(n - rank) * op->nbytes,
+                      (size_t)rank * op->nbytes);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Copies the blocks that travel over this distance into `packed`, or back. Returns how many there
 // are.
-static size_t idist__bruck_pack(const idist__op *o, int distance, char *packed, bool unpack) {
+static size_t idist__bruck_pack(const idist__op *op, int distance, char *packed, bool unpack) {
     size_t blocks = 0;
     int i;
 
-    for (i = 0; i < o->n; i++) {
-        char *block = o->work + (size_t)i * o->nbytes;
-        char *in_pack = packed + blocks * o->nbytes;
+    for (i = 0; i < op->n; i++) {
+        char *block = op->work + (size_t)i * op->nbytes;
+        char *in_pack = packed + blocks * op->nbytes;
 
         if (!(i & distance)) continue;
-        if (unpack) idist__block_copy(block, in_pack, o->nbytes);
-        else idist__block_copy(in_pack, block, o->nbytes);
+        if (unpack) idist__block_copy(block, in_pack, op->nbytes);
+        else idist__block_copy(in_pack, block, op->nbytes);
         blocks++;
     }
 
@@ -6380,37 +6420,37 @@ static size_t idist__bruck_pack(const idist__op *o, int distance, char *packed, 
 
 // Scratch: n blocks, the blocks to send, the blocks received.
 static void idist__bruck_all_to_all(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__bruck_op *state = &o->u.bruck;
-    int n = o->n;
-    int rank = o->rank;
+    idist__op *op = idist__op_of(t);
+    idist__bruck_op *state = &op->u.bruck;
+    int n = op->n;
+    int rank = op->rank;
     int i;
-    char *packed = o->work + (size_t)n * o->nbytes;
-    char *received = packed + (size_t)n * o->nbytes;
+    char *packed = op->work + (size_t)n * op->nbytes;
+    char *received = packed + (size_t)n * op->nbytes;
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
 
     for (i = 0; i < n; i++)
-        idist__block_copy(o->work + (size_t)i * o->nbytes,
-                          o->in + (size_t)idist__block_wrap(rank + i, n) * o->nbytes, o->nbytes);
+        idist__block_copy(op->work + (size_t)i * op->nbytes,
+                          op->in + (size_t)idist__block_wrap(rank + i, n) * op->nbytes, op->nbytes);
 
     for (state->distance = 1; state->distance < n; state->distance *= 2) {
-        state->packed_blocks = idist__bruck_pack(o, state->distance, packed, false);
+        state->packed_blocks = idist__bruck_pack(op, state->distance, packed, false);
         idist__recv_step(t, 0, idist__block_wrap(rank - state->distance, n),
-                         (uint32_t)state->distance, received, state->packed_blocks * o->nbytes);
+                         (uint32_t)state->distance, received, state->packed_blocks * op->nbytes);
         idist__send_step(t, idist__block_wrap(rank + state->distance, n), (uint32_t)state->distance,
-                         packed, state->packed_blocks * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
-        idist__bruck_pack(o, state->distance, received, true);
+                         packed, state->packed_blocks * op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
+        idist__bruck_pack(op, state->distance, received, true);
     }
 
     // Block i has come from the rank i before us.
     for (i = 0; i < n; i++)
-        idist__block_copy(o->out + (size_t)idist__block_wrap(rank - i, n) * o->nbytes,
-                          o->work + (size_t)i * o->nbytes, o->nbytes);
+        idist__block_copy(op->out + (size_t)idist__block_wrap(rank - i, n) * op->nbytes,
+                          op->work + (size_t)i * op->nbytes, op->nbytes);
 
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // ---- ring/algo/host_plan.h -----------------------------------------------------------------------
@@ -6484,13 +6524,13 @@ enum {
 #define IDIST__HOST_PIECE_NETWORKS 8
 
 // Returns whether a call can be split into calls inside hosts and between them.
-static bool idist__host_plan_serves(const idist_group *g, const idist__call *c) {
+static bool idist__host_plan_serves(const idist_group *g, const idist__call *call) {
     const idist__ring_group *rg = idist__ring_group_of(g);
     int setting = g->w->cfg.algorithm;
 
     if (!rg->nhosts || (setting != IDIST__ALGO_AUTO && setting != IDIST__ALGO_REMOTE)) return false;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__BARRIER:
     case IDIST__BROADCAST: return true;
     case IDIST__ALL_GATHER: return rg->in_order;
@@ -6502,9 +6542,9 @@ static bool idist__host_plan_serves(const idist_group *g, const idist__call *c) 
     default: return false;
     }
 
-    if (idist__dtype_is_narrow(c->dtype)) return false;
+    if (idist__dtype_is_narrow(call->dtype)) return false;
 
-    return !idist__reduce_op_is_user(c->op) || idist__world_user_op(g, c)->commutative;
+    return !idist__reduce_op_is_user(call->op) || idist__world_user_op(g, call)->commutative;
 }
 
 // ---- pieces and steps ----
@@ -6516,7 +6556,7 @@ typedef struct idist__host_piece { // of a call's elements
 
 // Returns the number of pieces of a call, which is the same on all ranks.
 static size_t idist__host_plan_piece_count(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     uint64_t of_host = IDIST__HOST_PIECE_NETWORKS * t->group->w->network_nbytes, nbytes;
     bool is_cut = t->call.kind == IDIST__ALL_REDUCE || t->call.kind == IDIST__REDUCE ||
                   t->call.kind == IDIST__BROADCAST;
@@ -6524,29 +6564,29 @@ static size_t idist__host_plan_piece_count(const idist__task *t) {
     if (of_host < IDIST__HOST_PIECE_BYTES) of_host = IDIST__HOST_PIECE_BYTES;
     nbytes = of_host * (uint64_t)idist__ring_group_of(t->group)->nhosts;
 
-    return is_cut && o->nbytes > nbytes ? (size_t)(o->nbytes / nbytes) : 1;
+    return is_cut && op->nbytes > nbytes ? (size_t)(op->nbytes / nbytes) : 1;
 }
 
 // Finds the piece, out of n, that a step works on in a round. Returns false if the step has none:
 // it takes the first piece in round `lag`, and the last one in round n - 1 + lag.
-static bool idist__host_plan_cut(const idist__op *o, size_t n, size_t round, size_t lag,
+static bool idist__host_plan_cut(const idist__op *op, size_t n, size_t round, size_t lag,
                                  idist__host_piece *piece) {
-    size_t count = o->count / n, rest = o->count % n; // the first ones have one element more
+    size_t count = op->count / n, rest = op->count % n; // the first ones have one element more
     size_t index;
 
     if (round < lag || round - lag >= n) return false;
     index = round - lag;
     piece->count = count + (index < rest ? 1 : 0);
-    piece->at = (count * index + (index < rest ? index : rest)) * o->size;
+    piece->at = (count * index + (index < rest ? index : rest)) * op->size;
 
     return true;
 }
 
 // Appends a step to the plan.
-static idist__host_step *idist__host_plan_add(idist__op *o, size_t round, idist_group *group,
+static idist__host_step *idist__host_plan_add(idist__op *op, size_t round, idist_group *group,
                                               idist__kind kind, const void *send, void *recv,
                                               size_t count, int root) {
-    idist__host_step *step = &o->u.host.steps[o->u.host.step_count++];
+    idist__host_step *step = &op->u.host.steps[op->u.host.step_count++];
 
     step->round = round;
     step->group = group;
@@ -6571,38 +6611,38 @@ typedef struct idist__host_plan_input { // what a plan needs to know besides the
 // Adds the first step of reductions: the sum over this host, on its leader.
 static void idist__host_plan_reduce_local(idist__task *t, size_t round, const void *in, char *sum,
                                           size_t count) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist_group *local = idist__ring_group_of(t->group)->local;
 
     if (local) {
-        idist__host_plan_add(o, round, local, IDIST__REDUCE, in, sum, count, 0);
+        idist__host_plan_add(op, round, local, IDIST__REDUCE, in, sum, count, 0);
         return;
     }
 
-    idist__block_copy(sum, in, count * o->size);
-    if (o->user && !o->user->fn) idist__reduce_scale(sum, count, t->call.dtype, o->user->factor);
+    idist__block_copy(sum, in, count * op->size);
+    if (op->user && !op->user->fn) idist__reduce_scale(sum, count, t->call.dtype, op->user->factor);
 }
 
 static void idist__host_plan_all_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     size_t n = idist__host_plan_piece_count(t), round;
     idist__host_piece piece;
     idist__host_step *step;
 
     for (round = 0; round < n + IDIST__HOST_MAX_LAG; round++) {
-        if (idist__host_plan_cut(o, n, round, 0, &piece))
-            idist__host_plan_reduce_local(t, round, o->in + piece.at, o->out + piece.at,
+        if (idist__host_plan_cut(op, n, round, 0, &piece))
+            idist__host_plan_reduce_local(t, round, op->in + piece.at, op->out + piece.at,
                                           piece.count);
 
-        if (rg->leaders && idist__host_plan_cut(o, n, round, 1, &piece)) {
-            step = idist__host_plan_add(o, round, rg->leaders, IDIST__ALL_REDUCE, o->out + piece.at,
-                                        o->out + piece.at, piece.count, -1);
+        if (rg->leaders && idist__host_plan_cut(op, n, round, 1, &piece)) {
+            step = idist__host_plan_add(op, round, rg->leaders, IDIST__ALL_REDUCE,
+                                        op->out + piece.at, op->out + piece.at, piece.count, -1);
             step->completes_sum = true;
         }
 
-        if (rg->local && idist__host_plan_cut(o, n, round, 2, &piece))
-            idist__host_plan_add(o, round, rg->local, IDIST__BROADCAST, NULL, o->out + piece.at,
+        if (rg->local && idist__host_plan_cut(op, n, round, 2, &piece))
+            idist__host_plan_add(op, round, rg->local, IDIST__BROADCAST, NULL, op->out + piece.at,
                                  piece.count, 0);
     }
 }
@@ -6610,154 +6650,155 @@ static void idist__host_plan_all_reduce(idist__task *t) {
 // Adds the last step of a reduce whose root is on this host and not its leader.
 static void idist__host_plan_reduce_last(idist__task *t, const idist__host_plan_input *input,
                                          size_t round, char *sum, size_t count) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__host_step *step;
 
     if (rg->leaders) {
-        idist__host_plan_add(o, round, rg->local, IDIST__SEND, sum, NULL, count,
+        idist__host_plan_add(op, round, rg->local, IDIST__SEND, sum, NULL, count,
                              input->root_in_local);
-    } else if (o->rank == o->root) {
-        step = idist__host_plan_add(o, round, rg->local, IDIST__RECV, NULL, sum, count, 0);
+    } else if (op->rank == op->root) {
+        step = idist__host_plan_add(op, round, rg->local, IDIST__RECV, NULL, sum, count, 0);
         step->completes_sum = true;
     }
 }
 
 static void idist__host_plan_reduce(idist__task *t, const idist__host_plan_input *input) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    char *sum = o->rank == o->root ? o->out : input->collected;
+    char *sum = op->rank == op->root ? op->out : input->collected;
     size_t n = idist__host_plan_piece_count(t), round;
     idist__host_piece piece;
     idist__host_step *step;
 
     for (round = 0; round < n + IDIST__HOST_MAX_LAG; round++) {
-        if (idist__host_plan_cut(o, n, round, 0, &piece))
-            idist__host_plan_reduce_local(t, round, o->in + piece.at, sum + piece.at, piece.count);
+        if (idist__host_plan_cut(op, n, round, 0, &piece))
+            idist__host_plan_reduce_local(t, round, op->in + piece.at, sum + piece.at, piece.count);
 
-        if (rg->leaders && idist__host_plan_cut(o, n, round, 1, &piece)) {
-            step = idist__host_plan_add(o, round, rg->leaders, IDIST__REDUCE, sum + piece.at,
+        if (rg->leaders && idist__host_plan_cut(op, n, round, 1, &piece)) {
+            step = idist__host_plan_add(op, round, rg->leaders, IDIST__REDUCE, sum + piece.at,
                                         sum + piece.at, piece.count, input->root_in_leaders);
             step->completes_sum = input->root_in_local == 0;
         }
 
         // root_in_local <= 0: the root is this host's leader, or on another host
-        if (input->root_in_local > 0 && idist__host_plan_cut(o, n, round, 2, &piece))
+        if (input->root_in_local > 0 && idist__host_plan_cut(op, n, round, 2, &piece))
             idist__host_plan_reduce_last(t, input, round, sum + piece.at, piece.count);
     }
 }
 
 static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_plan_input *input) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     char *sum = input->collected;
-    char *own = sum + (size_t)o->rank * o->nbytes; // of a leader: the first block of its host
+    char *own = sum + (size_t)op->rank * op->nbytes; // of a leader: the first block of its host
     idist__host_step *step;
     size_t round = 0;
     int host;
 
-    idist__host_plan_reduce_local(t, round++, o->in, sum, o->count * (size_t)o->n);
+    idist__host_plan_reduce_local(t, round++, op->in, sum, op->count * (size_t)op->n);
 
     for (host = 0; rg->leaders && host < rg->nhosts; host++) {
-        char *blocks = sum + input->displs[host] * o->size;
+        char *blocks = sum + input->displs[host] * op->size;
         bool is_result = host == rg->leaders->rank && !rg->local;
 
-        step = idist__host_plan_add(o, round++, rg->leaders, IDIST__REDUCE, blocks,
-                                    is_result ? o->out : blocks, input->counts[host], host);
+        step = idist__host_plan_add(op, round++, rg->leaders, IDIST__REDUCE, blocks,
+                                    is_result ? op->out : blocks, input->counts[host], host);
         step->completes_sum = is_result;
     }
 
     if (rg->local) {
-        step = idist__host_plan_add(o, round, rg->local, IDIST__SCATTER, own, o->out, o->count, 0);
+        step =
+            idist__host_plan_add(op, round, rg->local, IDIST__SCATTER, own, op->out, op->count, 0);
         step->completes_sum = true;
     }
 }
 
 static void idist__host_plan_all_gather(idist__task *t, const idist__host_plan_input *input) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    char *own = o->out + (size_t)o->rank * o->nbytes;
+    char *own = op->out + (size_t)op->rank * op->nbytes;
     idist__host_step *step;
 
-    if (rg->local) idist__host_plan_add(o, 0, rg->local, IDIST__GATHER, o->in, own, o->count, 0);
-    else if (o->in != own) idist__block_copy(own, o->in, o->nbytes);
+    if (rg->local) idist__host_plan_add(op, 0, rg->local, IDIST__GATHER, op->in, own, op->count, 0);
+    else if (op->in != own) idist__block_copy(own, op->in, op->nbytes);
 
     if (rg->leaders) {
-        step = idist__host_plan_add(o, 1, rg->leaders, IDIST__ALL_GATHERV, own, o->out,
+        step = idist__host_plan_add(op, 1, rg->leaders, IDIST__ALL_GATHERV, own, op->out,
                                     input->counts[rg->leaders->rank], -1);
         step->recvcounts = input->counts;
         step->recvdispls = input->displs;
     }
 
     if (rg->local)
-        idist__host_plan_add(o, 2, rg->local, IDIST__BROADCAST, NULL, o->out,
-                             o->count * (size_t)o->n, 0);
+        idist__host_plan_add(op, 2, rg->local, IDIST__BROADCAST, NULL, op->out,
+                             op->count * (size_t)op->n, 0);
 }
 
 static void idist__host_plan_broadcast(idist__task *t, const idist__host_plan_input *input) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     size_t n = idist__host_plan_piece_count(t), round;
     idist__host_piece piece;
 
     for (round = 0; round < n + IDIST__HOST_MAX_LAG; round++) {
-        if (rg->local && input->root_in_local >= 0 && idist__host_plan_cut(o, n, round, 0, &piece))
-            idist__host_plan_add(o, round, rg->local, IDIST__BROADCAST, NULL, o->out + piece.at,
+        if (rg->local && input->root_in_local >= 0 && idist__host_plan_cut(op, n, round, 0, &piece))
+            idist__host_plan_add(op, round, rg->local, IDIST__BROADCAST, NULL, op->out + piece.at,
                                  piece.count, input->root_in_local);
-        if (rg->leaders && idist__host_plan_cut(o, n, round, 1, &piece))
-            idist__host_plan_add(o, round, rg->leaders, IDIST__BROADCAST, NULL, o->out + piece.at,
+        if (rg->leaders && idist__host_plan_cut(op, n, round, 1, &piece))
+            idist__host_plan_add(op, round, rg->leaders, IDIST__BROADCAST, NULL, op->out + piece.at,
                                  piece.count, input->root_in_leaders);
-        if (rg->local && input->root_in_local < 0 && idist__host_plan_cut(o, n, round, 2, &piece))
-            idist__host_plan_add(o, round, rg->local, IDIST__BROADCAST, NULL, o->out + piece.at,
+        if (rg->local && input->root_in_local < 0 && idist__host_plan_cut(op, n, round, 2, &piece))
+            idist__host_plan_add(op, round, rg->local, IDIST__BROADCAST, NULL, op->out + piece.at,
                                  piece.count, 0);
     }
 }
 
 static void idist__host_plan_barrier(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
 
-    if (rg->local) idist__host_plan_add(o, 0, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
-    if (rg->leaders) idist__host_plan_add(o, 1, rg->leaders, IDIST__BARRIER, NULL, NULL, 0, -1);
-    if (rg->local) idist__host_plan_add(o, 2, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->local) idist__host_plan_add(op, 0, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->leaders) idist__host_plan_add(op, 1, rg->leaders, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->local) idist__host_plan_add(op, 2, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
 }
 
 // Finds the root among the leaders and among the local members.
 static void idist__host_plan_find_root(const idist__task *t, idist__host_plan_input *input) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist_group *g = t->group;
     const idist__ring_group *rg = idist__ring_group_of(g);
     int i;
 
     input->root_in_leaders = 0;
-    input->root_in_local = o->root == o->rank ? 0 : -1;
-    if (o->root < 0) return;
+    input->root_in_local = op->root == op->rank ? 0 : -1;
+    if (op->root < 0) return;
 
     for (i = 0; rg->leaders && i < rg->nhosts; i++)
-        if (idist__ring_group_host(rg->leaders, i) == idist__ring_group_host(g, o->root))
+        if (idist__ring_group_host(rg->leaders, i) == idist__ring_group_host(g, op->root))
             input->root_in_leaders = i;
     for (i = 0; rg->local && i < rg->local->size; i++)
-        if (rg->local->ranks[i] == g->ranks[o->root]) input->root_in_local = i;
+        if (rg->local->ranks[i] == g->ranks[op->root]) input->root_in_local = i;
 }
 
 // Counts the blocks of each host. The ranks of a host are consecutive.
 static void idist__host_plan_count_blocks(const idist__task *t,
                                           const idist__host_plan_input *input) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist_group *g = t->group;
     int i, host = -1;
 
-    for (i = 0; i < o->n; i++) {
+    for (i = 0; i < op->n; i++) {
         if (i == 0 || idist__ring_group_host(g, i) != idist__ring_group_host(g, i - 1))
-            input->displs[++host] = (size_t)i * o->count;
-        input->counts[host] += o->count;
+            input->displs[++host] = (size_t)i * op->count;
+        input->counts[host] += op->count;
     }
 }
 
 // Makes the plan of a call. o->memory holds: steps | counts and displs of the hosts | what a leader
 // collects. Returns false when memory is short.
 static bool idist__host_plan_make(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     size_t nhosts = (size_t)rg->nhosts;
     size_t max_steps = IDIST__HOST_STEPS * idist__host_plan_piece_count(t) + nhosts;
@@ -6766,18 +6807,18 @@ static bool idist__host_plan_make(idist__task *t) {
     size_t collected_nbytes = 0;
     idist__host_plan_input input;
 
-    if (rg->leaders && t->call.kind == IDIST__REDUCE) collected_nbytes = o->nbytes;
+    if (rg->leaders && t->call.kind == IDIST__REDUCE) collected_nbytes = op->nbytes;
     if (rg->leaders && t->call.kind == IDIST__REDUCE_SCATTER)
-        collected_nbytes = o->nbytes * (size_t)o->n;
+        collected_nbytes = op->nbytes * (size_t)op->n;
 
-    o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, table_nbytes + collected_nbytes);
-    if (!o->memory) return false;
-    memset(o->memory, 0, table_nbytes);
-    o->u.host.steps = (idist__host_step *)(void *)o->memory;
+    op->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, table_nbytes + collected_nbytes);
+    if (!op->memory) return false;
+    memset(op->memory, 0, table_nbytes);
+    op->u.host.steps = (idist__host_step *)(void *)op->memory;
 
-    input.counts = (size_t *)(void *)(o->memory + steps_nbytes);
+    input.counts = (size_t *)(void *)(op->memory + steps_nbytes);
     input.displs = input.counts + nhosts;
-    input.collected = o->memory + table_nbytes;
+    input.collected = op->memory + table_nbytes;
     if (rg->in_order) idist__host_plan_count_blocks(t, &input);
     idist__host_plan_find_root(t, &input);
 
@@ -6822,10 +6863,10 @@ static void idist__host_run_no_memory(const idist__task *t) {
 // could not begin; then the call fails.
 static void idist__host_run_begin_step(idist__task *t, const idist__host_step *step,
                                        idist__task **begun) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist_group *group = step->group;
     bool on_leaders = group == idist__ring_group_of(t->group)->leaders;
-    bool scales = o->user && !o->user->fn;
+    bool scales = op->user && !op->user->fn;
     idist__task *child;
 
     if (group->status != IDIST_OK) { // NOLINT(clang-analyzer-core.NullDereference)
@@ -6847,11 +6888,11 @@ static void idist__host_run_begin_step(idist__task *t, const idist__host_step *s
     child->call.recvcounts = step->recvcounts;
     child->call.recvdispls = step->recvdispls;
     child->call.root = step->root;
-    child->call.u.user = o->user;
+    child->call.u.user = op->user;
     if (t->call.op == IDIST_AVG || (scales && on_leaders)) child->call.op = IDIST_SUM;
 
     child->whole = idist__fingerprint_of_task(t, IDIST__ALGO_BY_HOST);
-    child->parent_past = o->past;
+    child->parent_past = op->past;
     child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
     child->announced = true;
     child->warned = true;
@@ -6924,14 +6965,14 @@ static bool idist__host_run_round_done(idist__task *t) {
 
 // Divides the averages that the round under way has completed, and goes on to the next round.
 static void idist__host_run_next_round(idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t end = host->current + host->running_count;
 
     for (; host->current < end; host->current++) {
         const idist__host_step *step = &host->steps[host->current];
         if (step->completes_sum && t->call.op == IDIST_AVG)
-            idist__reduce_divide(step->recv, step->count, t->call.dtype, o->n);
+            idist__reduce_divide(step->recv, step->count, t->call.dtype, op->n);
     }
 
     host->running_count = 0;
@@ -6950,25 +6991,25 @@ static void idist__host_run_leave_queue(idist__task *t) {
 
 // Runs a call as far as it goes.
 static void idist__host_run_call(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__host_op *host = &o->u.host;
+    idist__op *op = idist__op_of(t);
+    idist__host_op *host = &op->u.host;
 
     if (!host->steps && !idist__host_plan_make(t)) {
         idist__host_run_no_memory(t);
         return;
     }
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
 
     while (host->current < host->step_count) {
         idist__host_run_begin_round(t);
-        IDIST__CO_AWAIT(o, idist__host_run_round_done(t));
+        IDIST__CO_AWAIT(op, idist__host_run_round_done(t));
         idist__host_run_next_round(t);
     }
 
     idist__host_run_leave_queue(t);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Fills in the part of a task that a call by host needs.
@@ -7017,10 +7058,10 @@ static void idist__host_run_progress(idist__ring *ring) {
 
         while (rg && rg->first && !ring->failed) {
             const idist__task *t = rg->first;
-            const idist__op *o = idist__op_of(t);
-            const idist__host_op *host = &o->u.host;
+            const idist__op *op = idist__op_of(t);
+            const idist__host_op *host = &op->u.host;
 
-            if ((host->running_count && !idist__host_run_round_ended(host)) || o->running) break;
+            if ((host->running_count && !idist__host_run_round_ended(host)) || op->running) break;
             idist__op_run(rg->first);
             if (rg->first == t && !idist__host_run_round_ended(host)) break;
         }
@@ -7241,31 +7282,31 @@ static size_t idist__choose_limit(const idist_group *g, const idist__choice *row
 }
 
 // Whether elements are widened to F32 for the reduction.
-static bool idist__choose_widens(const idist__call *c, const idist__user_op *user) {
+static bool idist__choose_widens(const idist__call *call, const idist__user_op *user) {
     bool is_function = user && user->fn;
-    return idist__kind_reduces(c->kind) && idist__dtype_is_narrow(c->dtype) && !is_function;
+    return idist__kind_reduces(call->kind) && idist__dtype_is_narrow(call->dtype) && !is_function;
 }
 
 // Whether the operation multiplies each contribution by a factor and then sums.
-static bool idist__choose_scales(const idist__call *c, const idist__user_op *user) {
-    return idist__kind_reduces(c->kind) && user && !user->fn;
+static bool idist__choose_scales(const idist__call *call, const idist__user_op *user) {
+    return idist__kind_reduces(call->kind) && user && !user->fn;
 }
 
 // Over messages.
-static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *c) {
-    const idist__choice *row = idist__choose_row(c->kind);
-    bool has_user_op = idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op);
-    const idist__user_op *user = has_user_op ? idist__world_user_op(g, c) : NULL;
+static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *call) {
+    const idist__choice *row = idist__choose_row(call->kind);
+    bool has_user_op = idist__kind_reduces(call->kind) && idist__reduce_op_is_user(call->op);
+    const idist__user_op *user = has_user_op ? idist__world_user_op(g, call) : NULL;
     bool commutes = !has_user_op || user->commutative;
-    size_t size = idist__choose_widens(c, user) ? sizeof(float) : idist_dtype_size(c->dtype);
-    size_t count = c->count;
+    size_t size = idist__choose_widens(call, user) ? sizeof(float) : idist_dtype_size(call->dtype);
+    size_t count = call->count;
 
-    if (c->kind == IDIST__REDUCE_SCATTERV) // the same on all ranks: a block of average size
-        count = idist__block_at(idist__extent_block_at(c, g->size), g->size, 1);
+    if (call->kind == IDIST__REDUCE_SCATTERV) // the same on all ranks: a block of average size
+        count = idist__block_at(idist__extent_block_at(call, g->size), g->size, 1);
     if (!row->bandwidth) return IDIST__ALGO_LATENCY;
     if (!row->latency) return IDIST__ALGO_BANDWIDTH;
     if (!count || (!commutes && !row->keeps_order)) return IDIST__ALGO_LATENCY;
-    if (idist__kind_reduces(c->kind) && size > IDIST__CHUNK_BYTES) // no slot holds an element
+    if (idist__kind_reduces(call->kind) && size > IDIST__CHUNK_BYTES) // no slot holds an element
         return IDIST__ALGO_LATENCY;
     if (g->w->cfg.algorithm == IDIST__ALGO_LATENCY) return IDIST__ALGO_LATENCY;
     if (g->w->cfg.algorithm == IDIST__ALGO_BANDWIDTH) return IDIST__ALGO_BANDWIDTH;
@@ -7274,36 +7315,36 @@ static idist__algorithm idist__choose_over_messages(const idist_group *g, const 
                                                        : IDIST__ALGO_BANDWIDTH;
 }
 
-static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *c) {
-    idist__algorithm algorithm = idist__share_choose(g, c);
+static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *call) {
+    idist__algorithm algorithm = idist__share_choose(g, call);
 
-    if (idist__host_plan_serves(g, c)) return IDIST__ALGO_BY_HOST;
-    return algorithm != IDIST__ALGO_AUTO ? algorithm : idist__choose_over_messages(g, c);
+    if (idist__host_plan_serves(g, call)) return IDIST__ALGO_BY_HOST;
+    return algorithm != IDIST__ALGO_AUTO ? algorithm : idist__choose_over_messages(g, call);
 }
 
 // ---- operands ----
 
 static void idist__choose_operands(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
+    idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
 
     idist__op_prepare(t);
 
-    if (idist__choose_widens(&t->call, o->user)) {
-        o->size = sizeof(float);
-        o->nbytes = o->count * o->size;
+    if (idist__choose_widens(&t->call, op->user)) {
+        op->size = sizeof(float);
+        op->nbytes = op->count * op->size;
     }
 
-    if (idist__kind_reduces(c->kind) && !(o->user && o->user->fn))
-        o->reduce = idist__reduce_table[(unsigned)c->dtype]
-                                       [o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
+    if (idist__kind_reduces(call->kind) && !(op->user && op->user->fn))
+        op->reduce = idist__reduce_table[(unsigned)call->dtype]
+                                        [op->user ? (unsigned)IDIST_SUM : (unsigned)call->op];
 }
 
 // How many elements this rank contributes.
 static size_t idist__choose_input_count(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    return idist__kind_scatters_sum(t->call.kind) ? idist__extent_block_at(&t->call, o->n)
-                                                  : o->count;
+    const idist__op *op = idist__op_of(t);
+    return idist__kind_scatters_sum(t->call.kind) ? idist__extent_block_at(&t->call, op->n)
+                                                  : op->count;
 }
 
 // ---- scratch memory ----
@@ -7316,135 +7357,137 @@ static size_t idist__choose_input_count(const idist__task *t) {
 static size_t idist__choose_align(size_t nbytes) { return (nbytes + 63) & ~(size_t)63; }
 
 static size_t idist__choose_latency_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    size_t n = (size_t)o->n;
+    const idist__op *op = idist__op_of(t);
+    size_t n = (size_t)op->n;
 
     switch (t->call.kind) {
-    case IDIST__ALL_REDUCE: return o->nbytes;
+    case IDIST__ALL_REDUCE: return op->nbytes;
     case IDIST__REDUCE:
     case IDIST__SCAN:
-    case IDIST__EXSCAN: return 2 * o->nbytes;
+    case IDIST__EXSCAN: return 2 * op->nbytes;
     case IDIST__REDUCE_SCATTER:
-    case IDIST__REDUCE_SCATTERV: return 2 * idist__choose_input_count(t) * o->size;
-    case IDIST__ALL_GATHER: return n * o->nbytes;
+    case IDIST__REDUCE_SCATTERV: return 2 * idist__choose_input_count(t) * op->size;
+    case IDIST__ALL_GATHER: return n * op->nbytes;
     case IDIST__GATHER:
     case IDIST__SCATTER:
-        return (size_t)idist__tree_size(idist__tree_relative_rank(t), o->n) * o->nbytes;
-    case IDIST__ALL_TO_ALL: return 3 * n * o->nbytes;
+        return (size_t)idist__tree_size(idist__tree_relative_rank(t), op->n) * op->nbytes;
+    case IDIST__ALL_TO_ALL: return 3 * n * op->nbytes;
     default: return 0;
     }
 }
 
 static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    size_t n = (size_t)o->n;
+    const idist__op *op = idist__op_of(t);
+    size_t n = (size_t)op->n;
 
     switch (t->call.kind) {
-    case IDIST__REDUCE: return o->rank != o->root ? o->nbytes : 0;
-    case IDIST__EXSCAN: return o->nbytes;
+    case IDIST__REDUCE: return op->rank != op->root ? op->nbytes : 0;
+    case IDIST__EXSCAN: return op->nbytes;
     case IDIST__REDUCE_SCATTER:
-    case IDIST__REDUCE_SCATTERV: return idist__choose_input_count(t) * o->size;
-    case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * o->nbytes : 0;
+    case IDIST__REDUCE_SCATTERV: return idist__choose_input_count(t) * op->size;
+    case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * op->nbytes : 0;
     default: return 0;
     }
 }
 
 static size_t idist__choose_slots_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
-    size_t nbytes = o->nbytes;
+    size_t nbytes = op->nbytes;
 
-    if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
+    if (!idist__kind_reduces(t->call.kind) || op->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
 
     if (idist__kind_scatters_sum(t->call.kind))
-        nbytes = idist__ring_algo_largest_block(o, &t->call) * o->size;
-    if (nbytes >= IDIST__CHUNK_BYTES) return o->slot_count * IDIST__CHUNK_BYTES;
-    return o->slot_count * idist__choose_align(nbytes);
+        nbytes = idist__ring_algo_largest_block(op, &t->call) * op->size;
+    if (nbytes >= IDIST__CHUNK_BYTES) return op->slot_count * IDIST__CHUNK_BYTES;
+    return op->slot_count * idist__choose_align(nbytes);
 }
 
 // False when memory is short.
 static bool idist__choose_allocate(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    bool widens = idist__choose_widens(&t->call, o->user);
+    idist__op *op = idist__op_of(t);
+    bool widens = idist__choose_widens(&t->call, op->user);
     size_t input = 0;
-    size_t result = widens ? idist__choose_align(o->nbytes) : 0;
-    size_t work = o->algorithm == IDIST__ALGO_LATENCY ? idist__choose_latency_nbytes(t)
-                                                      : idist__choose_bandwidth_nbytes(t);
+    size_t result = widens ? idist__choose_align(op->nbytes) : 0;
+    size_t work = op->algorithm == IDIST__ALGO_LATENCY ? idist__choose_latency_nbytes(t)
+                                                       : idist__choose_bandwidth_nbytes(t);
     size_t slots = idist__choose_slots_nbytes(t), element = 0;
 
     work = idist__choose_align(work);
-    if (o->user && o->user->fn && o->size > IDIST__OP_PIECE) element = o->size;
-    if (widens || idist__choose_scales(&t->call, o->user))
-        input = idist__choose_align(idist__choose_input_count(t) * o->size);
+    if (op->user && op->user->fn && op->size > IDIST__OP_PIECE) element = op->size;
+    if (widens || idist__choose_scales(&t->call, op->user))
+        input = idist__choose_align(idist__choose_input_count(t) * op->size);
 
     if (input + result + work + slots + element) {
-        o->memory =
+        op->memory =
             (char *)idist__mem_raw(&t->group->w->cfg.mem, input + result + work + slots + element);
-        if (!o->memory) return false;
+        if (!op->memory) return false;
     }
 
-    o->work = o->memory ? o->memory + input + result : idist__op_buffer(NULL);
-    if (slots) o->u.stream.slots = o->work + work;
-    if (element) o->element = o->work + work + slots;
-    if (widens && o->memory) o->out = o->memory + input;
+    op->work = op->memory ? op->memory + input + result : idist__op_buffer(NULL);
+    if (slots) op->u.stream.slots = op->work + work;
+    if (element) op->element = op->work + work + slots;
+    if (widens && op->memory) op->out = op->memory + input;
 
     return true;
 }
 
 // Puts the input of a reduction that widens or scales into scratch.
 static void idist__choose_convert_input(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist_dtype dtype = t->call.dtype;
     size_t count = idist__choose_input_count(t);
-    bool widens = idist__choose_widens(&t->call, o->user);
-    bool scales = idist__choose_scales(&t->call, o->user);
+    bool widens = idist__choose_widens(&t->call, op->user);
+    bool scales = idist__choose_scales(&t->call, op->user);
 
     if (!count || (!widens && !scales)) return;
-    if (widens) idist__small_float_widen((float *)(void *)o->memory, o->in, count, dtype);
-    else idist__block_copy(o->memory, o->in, count * o->size);
+    if (widens) idist__small_float_widen((float *)(void *)op->memory, op->in, count, dtype);
+    else idist__block_copy(op->memory, op->in, count * op->size);
 
-    o->in = o->memory;
-    if (scales) idist__reduce_scale(o->memory, count, widens ? IDIST_F32 : dtype, o->user->factor);
+    op->in = op->memory;
+    if (scales)
+        idist__reduce_scale(op->memory, count, widens ? IDIST_F32 : dtype, op->user->factor);
 }
 
 // ---- begin, run, finish ----
 
 // o->out holds the result as it was reduced, on the ranks that get one.
 static void idist__choose_finish(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-    bool widens = idist__choose_widens(&t->call, o->user);
-    bool has_result = (c->kind != IDIST__REDUCE || o->rank == o->root) &&
-                      (c->kind != IDIST__EXSCAN || o->rank != 0);
+    idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
+    bool widens = idist__choose_widens(&t->call, op->user);
+    bool has_result = (call->kind != IDIST__REDUCE || op->rank == op->root) &&
+                      (call->kind != IDIST__EXSCAN || op->rank != 0);
     bool is_finished =
-        c->kind == IDIST__ALL_REDUCE && o->algorithm != IDIST__ALGO_LATENCY; // a ring
+        call->kind == IDIST__ALL_REDUCE && op->algorithm != IDIST__ALGO_LATENCY; // a ring
 
     if (!has_result) return;
-    if (!o->user && !is_finished)
-        idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
+    if (!op->user && !is_finished)
+        idist__reduce_finish(op->out, op->count, widens ? IDIST_F32 : call->dtype, call->op, op->n);
     if (widens)
-        idist__small_float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
+        idist__small_float_narrow(call->recv, (const float *)(const void *)op->out, op->count,
+                                  call->dtype);
 }
 
 // Prepares a collective. False when memory is short.
 static bool idist__choose_begin(idist__task *t, idist__algorithm algorithm) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
     idist__choose_operands(t);
-    o->algorithm = algorithm;
-    o->slot_count = idist__stream_slot_count(t->group);
+    op->algorithm = algorithm;
+    op->slot_count = idist__stream_slot_count(t->group);
     if (!idist__choose_allocate(t)) return false;
     idist__choose_convert_input(t);
-    if (idist__kind_reduces(t->call.kind)) o->finish = idist__choose_finish;
+    if (idist__kind_reduces(t->call.kind)) op->finish = idist__choose_finish;
 
     return true;
 }
 
 static void idist__choose_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__choice *row = idist__choose_row(t->call.kind);
 
-    if (o->algorithm == IDIST__ALGO_LATENCY) o->run = row->latency;
+    if (op->algorithm == IDIST__ALGO_LATENCY) op->run = row->latency;
     else row->bandwidth(t);
 }
 
@@ -7490,27 +7533,27 @@ typedef struct idist__connect_event {
     int error;           // the errno with which connecting failed; 0: idist__me.text tells
 } idist__connect_event;
 
-static void idist__attempt_wait(idist__attempt *a, int ms) {
-    idist__os_descriptor_close(&a->handshake.fd);
-    a->state = IDIST__ATTEMPT_WAITS;
-    a->due_ns = idist__os_clock_deadline(ms);
+static void idist__attempt_wait(idist__attempt *attempt, int ms) {
+    idist__os_descriptor_close(&attempt->handshake.fd);
+    attempt->state = IDIST__ATTEMPT_WAITS;
+    attempt->due_ns = idist__os_clock_deadline(ms);
 }
 
 // Whether the peer may know of it, and may have accepted it, because we have proven who we are.
-static bool idist__attempt_is_known(const idist__attempt *a) {
-    return a->state == IDIST__ATTEMPT_GREETS && a->handshake.stage >= IDIST__AUTH_PROOF;
+static bool idist__attempt_is_known(const idist__attempt *attempt) {
+    return attempt->state == IDIST__ATTEMPT_GREETS && attempt->handshake.stage >= IDIST__AUTH_PROOF;
 }
 
 // Connecting failed. Returns false if it will be tried again without an event.
-static bool idist__attempt_failed(idist__attempt *a, int error, idist__connect_event *event) {
+static bool idist__attempt_failed(idist__attempt *attempt, int error, idist__connect_event *event) {
     idist_status status =
         idist__os_socket_out_of_fds(error) ? IDIST_ERR_NO_FDS : IDIST_ERR_PEER_LOST;
 
-    idist__attempt_wait(a, IDIST__ATTEMPT_WAIT_MS);
+    idist__attempt_wait(attempt, IDIST__ATTEMPT_WAIT_MS);
     if (error == EAGAIN || error == ETIMEDOUT || error == EINTR || error == ENOBUFS ||
         error == ENOMEM) // its accept queue may be full, or memory is short
         return false;
-    event->rank = a->rank;
+    event->rank = attempt->rank;
     event->error = error;
     event->status = status;
 
@@ -7518,21 +7561,21 @@ static bool idist__attempt_failed(idist__attempt *a, int error, idist__connect_e
 }
 
 // WAITS -> CONNECTS.
-static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
+static bool idist__attempt_begin(idist__attempt *attempt, const idist__where *where,
                                  idist__connect_event *event) {
     idist__os_address address;
     int fd;
 
-    event->rank = a->rank;
+    event->rank = attempt->rank;
     event->status = idist__address_parse(&address, where->text);
     if (event->status != IDIST_OK) return true;
     fd = idist__os_socket_connect_begin(&address);
-    if (fd < 0) return idist__attempt_failed(a, errno, event);
+    if (fd < 0) return idist__attempt_failed(attempt, errno, event);
 
-    memset(&a->handshake, 0, sizeof a->handshake);
-    a->handshake.fd = fd;
-    a->state = IDIST__ATTEMPT_CONNECTS;
-    a->due_ns = idist__os_clock_deadline(IDIST__ATTEMPT_MS);
+    memset(&attempt->handshake, 0, sizeof attempt->handshake);
+    attempt->handshake.fd = fd;
+    attempt->state = IDIST__ATTEMPT_CONNECTS;
+    attempt->due_ns = idist__os_clock_deadline(IDIST__ATTEMPT_MS);
 
     return false;
 }
@@ -7597,93 +7640,93 @@ typedef struct idist__connector {
     int incoming_count; // handshakes in it
 } idist__connector;
 
-static void idist__connector_free(idist__connector *c) {
+static void idist__connector_free(idist__connector *conn) {
     const idist_allocator *mem;
 
-    if (!c) return;
-    mem = &c->ring->w->cfg.mem;
+    if (!conn) return;
+    mem = &conn->ring->w->cfg.mem;
 
-    while (c->attempts) {
-        idist__attempt *a = c->attempts;
-        c->attempts = a->next;
-        idist__os_descriptor_close(&a->handshake.fd);
-        idist__mem_free(mem, a);
+    while (conn->attempts) {
+        idist__attempt *attempt = conn->attempts;
+        conn->attempts = attempt->next;
+        idist__os_descriptor_close(&attempt->handshake.fd);
+        idist__mem_free(mem, attempt);
     }
 
-    idist__pending_close(&c->incoming);
-    idist__os_descriptor_close(&c->listeners[0]);
-    idist__os_descriptor_close(&c->listeners[1]);
-    idist__mem_free(mem, c->where);
-    idist__mem_free(mem, c);
+    idist__pending_close(&conn->incoming);
+    idist__os_descriptor_close(&conn->listeners[0]);
+    idist__os_descriptor_close(&conn->listeners[1]);
+    idist__mem_free(mem, conn->where);
+    idist__mem_free(mem, conn);
 }
 
 static idist__connector *idist__connector_new(idist__ring *ring) {
     const idist_allocator *mem = &ring->w->cfg.mem;
     size_t n = (size_t)ring->w->group.size;
-    idist__connector *c = (idist__connector *)idist__mem_alloc(mem, sizeof *c);
+    idist__connector *conn = (idist__connector *)idist__mem_alloc(mem, sizeof *conn);
 
-    if (!c) return NULL;
-    c->ring = ring;
-    c->rank = ring->w->group.rank;
-    c->listeners[0] = -1;
-    c->listeners[1] = -1;
-    c->socket_count = 1;
-    idist__pending_init(&c->incoming);
-    c->where = (idist__where *)idist__mem_alloc(mem, sizeof *c->where * n);
-    if (c->where) return c;
+    if (!conn) return NULL;
+    conn->ring = ring;
+    conn->rank = ring->w->group.rank;
+    conn->listeners[0] = -1;
+    conn->listeners[1] = -1;
+    conn->socket_count = 1;
+    idist__pending_init(&conn->incoming);
+    conn->where = (idist__where *)idist__mem_alloc(mem, sizeof *conn->where * n);
+    if (conn->where) return conn;
 
-    idist__connector_free(c);
+    idist__connector_free(conn);
 
     return NULL;
 }
 
 // Whether we reach a rank through a local socket.
-static bool idist__connector_is_local(const idist__connector *c, int rank) {
-    return idist__address_is_local(c->where[rank].text);
+static bool idist__connector_is_local(const idist__connector *conn, int rank) {
+    return idist__address_is_local(conn->where[rank].text);
 }
 
 // The place of an attempt in the list, or of the end of the list.
-static idist__attempt **idist__connector_find(idist__connector *c, int rank, int socket) {
-    idist__attempt **at = &c->attempts;
+static idist__attempt **idist__connector_find(idist__connector *conn, int rank, int socket) {
+    idist__attempt **at = &conn->attempts;
     while (*at && ((*at)->rank != rank || (*at)->socket != socket)) at = &(*at)->next;
     return at;
 }
 
 // Gives up an attempt, or forgets one that is done.
-static void idist__connector_drop(idist__connector *c, idist__attempt **at) {
-    idist__attempt *a = *at;
+static void idist__connector_drop(idist__connector *conn, idist__attempt **at) {
+    idist__attempt *attempt = *at;
 
-    if (!a) return;
-    *at = a->next;
-    idist__os_descriptor_close(&a->handshake.fd);
-    idist__mem_free(&c->ring->w->cfg.mem, a);
+    if (!attempt) return;
+    *at = attempt->next;
+    idist__os_descriptor_close(&attempt->handshake.fd);
+    idist__mem_free(&conn->ring->w->cfg.mem, attempt);
 }
 
 // Gives up connecting to a rank.
-static void idist__connector_give_up(idist__connector *c, int rank) {
+static void idist__connector_give_up(idist__connector *conn, int rank) {
     int i;
 
     for (i = 0; i < IDIST__SOCKETS_MAX; i++)
-        idist__connector_drop(c, idist__connector_find(c, rank, i));
+        idist__connector_drop(conn, idist__connector_find(conn, rank, i));
 }
 
 // Whether the link of a rank has never been connected, and lacks this socket.
-static bool idist__connector_lacks(const idist__connector *c, int rank, int socket) {
-    const idist__link *l = &c->ring->links[rank];
+static bool idist__connector_lacks(const idist__connector *conn, int rank, int socket) {
+    const idist__link *l = &conn->ring->links[rank];
     bool is_new = !l->transport || (l->open && !idist__link_is_connected(l));
 
     return is_new && socket < l->sockets.count && l->sockets.fds[socket] < 0;
 }
 
 // Starts to connect to a rank, unless that is under way. False: out of memory.
-static bool idist__connector_start(idist__connector *c, int rank) {
+static bool idist__connector_start(idist__connector *conn, int rank) {
     int socket;
 
-    for (socket = 0; socket < IDIST__SOCKETS_MAX && !c->leaves; socket++) {
-        idist__attempt **end = idist__connector_find(c, rank, socket), *a;
+    for (socket = 0; socket < IDIST__SOCKETS_MAX && !conn->leaves; socket++) {
+        idist__attempt **end = idist__connector_find(conn, rank, socket), *a;
 
-        if (*end || !idist__connector_lacks(c, rank, socket)) continue;
-        a = (idist__attempt *)idist__mem_alloc(&c->ring->w->cfg.mem, sizeof *a);
+        if (*end || !idist__connector_lacks(conn, rank, socket)) continue;
+        a = (idist__attempt *)idist__mem_alloc(&conn->ring->w->cfg.mem, sizeof *a);
         if (!a) return false;
         a->rank = rank;
         a->socket = socket;
@@ -7696,22 +7739,22 @@ static bool idist__connector_start(idist__connector *c, int rank) {
 
 // A handshake has succeeded: its connection becomes a socket of a link. Returns whether there is an
 // event: the link is connected, or cannot be watched.
-static bool idist__connector_add(idist__connector *c, idist__handshake *h, int socket,
+static bool idist__connector_add(idist__connector *conn, idist__handshake *shake, int socket,
                                  idist__connect_event *event) {
-    int rank = (int)h->theirs.rank;
-    bool local = idist__connector_is_local(c, rank);
-    idist__link *l = &c->ring->links[rank];
+    int rank = (int)shake->theirs.rank;
+    bool local = idist__connector_is_local(conn, rank);
+    idist__link *l = &conn->ring->links[rank];
 
-    if (!local) idist__os_socket_measured(h->fd);
-    l->sockets.fds[socket] = h->fd;
-    h->fd = -1;
-    idist__connector_drop(c, idist__connector_find(c, rank, socket));
+    if (!local) idist__os_socket_measured(shake->fd);
+    l->sockets.fds[socket] = shake->fd;
+    shake->fd = -1;
+    idist__connector_drop(conn, idist__connector_find(conn, rank, socket));
     if (!idist__sockets_is_complete(&l->sockets)) return false;
 
     event->rank = rank;
     event->status = IDIST_OK;
 
-    if (!idist__link_open(c->ring, l, local ? &idist__transport_unix : &idist__transport_tcp,
+    if (!idist__link_open(conn->ring, l, local ? &idist__transport_unix : &idist__transport_tcp,
                           &l->sockets)) {
         event->error = errno;
         event->status = idist__fail_errno("watching a connection", errno);
@@ -7726,44 +7769,44 @@ static bool idist__connector_add(idist__connector *c, idist__handshake *h, int s
 // Descriptors are short: gives back those of our own attempts that a higher rank may be making as
 // well, so that its connection can be accepted. Otherwise two ranks with one descriptor each would
 // wait for each other. Returns whether there were any.
-static bool idist__connector_give_way(idist__connector *c) {
-    idist__attempt *a;
+static bool idist__connector_give_way(idist__connector *conn) {
+    idist__attempt *attempt;
     bool any = false;
 
-    for (a = c->attempts; a; a = a->next) {
-        if (a->rank < c->rank || a->state == IDIST__ATTEMPT_WAITS) continue;
-        if (idist__attempt_is_known(a)) continue; // the answer is on its way
-        idist__attempt_wait(a, 2 * IDIST__ATTEMPT_WAIT_MS);
+    for (attempt = conn->attempts; attempt; attempt = attempt->next) {
+        if (attempt->rank < conn->rank || attempt->state == IDIST__ATTEMPT_WAITS) continue;
+        if (idist__attempt_is_known(attempt)) continue; // the answer is on its way
+        idist__attempt_wait(attempt, 2 * IDIST__ATTEMPT_WAIT_MS);
         any = true;
     }
 
     return any;
 }
 
-static bool idist__connector_accept(idist__connector *c, int listener,
+static bool idist__connector_accept(idist__connector *conn, int listener,
                                     idist__connect_event *event) {
-    idist__handshake *h = idist__pending_slot(&c->incoming);
+    idist__handshake *shake = idist__pending_slot(&conn->incoming);
 
-    while (h) {
+    while (shake) {
         int fd = idist__os_socket_accept(listener);
 
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
-            c->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
-            if (idist__pending_evict(&c->incoming)) return false; // strangers use them up
-            if (idist__connector_give_way(c)) return false;
+            conn->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
+            if (idist__pending_evict(&conn->incoming)) return false; // strangers use them up
+            if (idist__connector_give_way(conn)) return false;
             event->rank = -1;
             event->status = IDIST_ERR_NO_FDS;
             return true;
         }
 
         if (fd < 0) return false;
-        idist__os_descriptor_close(&h->fd);
-        idist__auth_begin(h, fd, true, c->key, IDIST__ROLE_LINK, c->job, c->rank,
-                          c->ring->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
-        idist__auth_set_secrecy(h, idist__secret_secrecy(&c->ring->w->cfg.secret));
-        h->asks = true;
-        h->ready = true;
-        h = idist__pending_slot(&c->incoming);
+        idist__os_descriptor_close(&shake->fd);
+        idist__auth_begin(shake, fd, true, conn->key, IDIST__ROLE_LINK, conn->job, conn->rank,
+                          conn->ring->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
+        idist__auth_set_secrecy(shake, idist__secret_secrecy(&conn->ring->w->cfg.secret));
+        shake->asks = true;
+        shake->ready = true;
+        shake = idist__pending_slot(&conn->incoming);
     }
 
     return false;
@@ -7771,77 +7814,77 @@ static bool idist__connector_accept(idist__connector *c, int listener,
 
 // Whether to accept the rank that has proven to be at the other end. A lower one is turned away
 // only if we have reached it ourselves.
-static bool idist__connector_welcomes(idist__connector *c, const idist__handshake *h) {
-    int rank = (int)h->theirs.rank;
-    int socket = (int)h->theirs.socket;
+static bool idist__connector_welcomes(idist__connector *conn, const idist__handshake *shake) {
+    int rank = (int)shake->theirs.rank;
+    int socket = (int)shake->theirs.socket;
     const idist__attempt *ours;
 
-    if (rank < 0 || rank >= c->ring->w->group.size || rank == c->rank) return false;
-    if (socket < 0 || !idist__connector_lacks(c, rank, socket)) return false;
+    if (rank < 0 || rank >= conn->ring->w->group.size || rank == conn->rank) return false;
+    if (socket < 0 || !idist__connector_lacks(conn, rank, socket)) return false;
 
-    ours = *idist__connector_find(c, rank, socket);
+    ours = *idist__connector_find(conn, rank, socket);
 
-    return rank > c->rank || !ours || ours->state != IDIST__ATTEMPT_GREETS;
+    return rank > conn->rank || !ours || ours->state != IDIST__ATTEMPT_GREETS;
 }
 
 // Advances an incoming handshake.
-static bool idist__connector_answer(idist__connector *c, idist__handshake *h,
+static bool idist__connector_answer(idist__connector *conn, idist__handshake *shake,
                                     idist__connect_event *event) {
     bool done = false;
     int socket;
     idist_status status;
 
-    h->ready = false;
-    status = idist__auth_step(h, &done);
-    socket = (int)h->theirs.socket;
+    shake->ready = false;
+    status = idist__auth_step(shake, &done);
+    socket = (int)shake->theirs.socket;
 
-    if (status == IDIST_OK && h->proven) {
-        if (!idist__connector_welcomes(c, h)) {
-            idist__os_descriptor_close(&h->fd);
+    if (status == IDIST_OK && shake->proven) {
+        if (!idist__connector_welcomes(conn, shake)) {
+            idist__os_descriptor_close(&shake->fd);
             return false;
         }
 
-        h->asks = false;
-        status = idist__auth_step(h, &done);
+        shake->asks = false;
+        status = idist__auth_step(shake, &done);
     }
 
     if (status == IDIST_OK && !done) return false;
 
-    if (status == IDIST_OK && idist__connector_lacks(c, (int)h->theirs.rank, socket))
-        return idist__connector_add(c, h, socket, event);
+    if (status == IDIST_OK && idist__connector_lacks(conn, (int)shake->theirs.rank, socket))
+        return idist__connector_add(conn, shake, socket, event);
 
-    idist__os_descriptor_close(&h->fd);
+    idist__os_descriptor_close(&shake->fd);
     if (status != IDIST_OK)
-        idist__log_print(&c->ring->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
+        idist__log_print(&conn->ring->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
                          idist__me.text);
 
     return false;
 }
 
 // Accepts, and advances all incoming handshakes.
-static bool idist__connector_receive(idist__connector *c, idist__connect_event *event) {
+static bool idist__connector_receive(idist__connector *conn, idist__connect_event *event) {
     int64_t now_ns = idist__os_clock_now_ns();
-    bool is_full = c->incoming_count == IDIST__PENDING_SLOTS;
-    bool waited = c->no_fds_until_ns && now_ns >= c->no_fds_until_ns;
+    bool is_full = conn->incoming_count == IDIST__PENDING_SLOTS;
+    bool waited = conn->no_fds_until_ns && now_ns >= conn->no_fds_until_ns;
     bool happened = false;
     int i;
 
-    if (waited) c->no_fds_until_ns = 0;
+    if (waited) conn->no_fds_until_ns = 0;
 
-    for (i = 0; i < 2 && !c->no_fds_until_ns && (c->listener_ready || is_full || waited); i++)
-        if (c->listeners[i] >= 0 && !happened)
-            happened = idist__connector_accept(c, c->listeners[i], event);
+    for (i = 0; i < 2 && !conn->no_fds_until_ns && (conn->listener_ready || is_full || waited); i++)
+        if (conn->listeners[i] >= 0 && !happened)
+            happened = idist__connector_accept(conn, conn->listeners[i], event);
 
-    c->listener_ready = false;
+    conn->listener_ready = false;
 
     for (i = 0; i < IDIST__PENDING_SLOTS && !happened; i++) {
-        idist__handshake *h = &c->incoming.place[i];
+        idist__handshake *shake = &conn->incoming.place[i];
 
-        if (h->fd >= 0 && h->ready) happened = idist__connector_answer(c, h, event);
-        if (h->fd >= 0 && now_ns >= h->deadline_ns) idist__os_descriptor_close(&h->fd);
+        if (shake->fd >= 0 && shake->ready) happened = idist__connector_answer(conn, shake, event);
+        if (shake->fd >= 0 && now_ns >= shake->deadline_ns) idist__os_descriptor_close(&shake->fd);
     }
 
-    c->incoming_count = idist__pending_count(&c->incoming);
+    conn->incoming_count = idist__pending_count(&conn->incoming);
 
     return happened;
 }
@@ -7849,92 +7892,92 @@ static bool idist__connector_receive(idist__connector *c, idist__connect_event *
 // ---- connecting ----
 
 // CONNECTS -> GREETS, if it is connected.
-static bool idist__connector_connected(idist__connector *c, idist__attempt *a,
+static bool idist__connector_connected(idist__connector *conn, idist__attempt *attempt,
                                        idist__connect_event *event) {
-    bool local = idist__connector_is_local(c, a->rank);
-    int error, fd = a->handshake.fd;
+    bool local = idist__connector_is_local(conn, attempt->rank);
+    int error, fd = attempt->handshake.fd;
 
     if (!idist__os_poll_wait(fd, IDIST__OS_WRITABLE, 0)) {
-        if (idist__os_clock_now_ns() < a->due_ns) return false;
-        return idist__attempt_failed(a, ETIMEDOUT, event);
+        if (idist__os_clock_now_ns() < attempt->due_ns) return false;
+        return idist__attempt_failed(attempt, ETIMEDOUT, event);
     }
 
     error = idist__os_socket_connect_end(&fd, local);
-    a->handshake.fd = fd;
-    if (error) return idist__attempt_failed(a, error, event);
+    attempt->handshake.fd = fd;
+    if (error) return idist__attempt_failed(attempt, error, event);
 
-    idist__auth_begin(&a->handshake, fd, false, c->key, IDIST__ROLE_LINK, c->job, c->rank,
-                      c->ring->w->group.size, IDIST__FOREVER);
-    idist__auth_set_socket(&a->handshake, a->socket);
-    idist__auth_set_secrecy(&a->handshake, idist__secret_secrecy(&c->ring->w->cfg.secret));
-    a->handshake.ready = true;
-    a->state = IDIST__ATTEMPT_GREETS;
+    idist__auth_begin(&attempt->handshake, fd, false, conn->key, IDIST__ROLE_LINK, conn->job,
+                      conn->rank, conn->ring->w->group.size, IDIST__FOREVER);
+    idist__auth_set_socket(&attempt->handshake, attempt->socket);
+    idist__auth_set_secrecy(&attempt->handshake, idist__secret_secrecy(&conn->ring->w->cfg.secret));
+    attempt->handshake.ready = true;
+    attempt->state = IDIST__ATTEMPT_GREETS;
 
     return false;
 }
 
 // Advances the handshake of an attempt.
-static bool idist__connector_greet(idist__connector *c, idist__attempt *a,
+static bool idist__connector_greet(idist__connector *conn, idist__attempt *attempt,
                                    idist__connect_event *event) {
-    idist__handshake *h = &a->handshake;
+    idist__handshake *shake = &attempt->handshake;
     bool done = false;
     idist_status status;
 
-    h->ready = false;
-    status = idist__auth_step(h, &done);
+    shake->ready = false;
+    status = idist__auth_step(shake, &done);
     if (status == IDIST_OK && !done) return false;
 
-    if (status != IDIST_OK && h->broke) {         // turned away, or there was no room for us
-        idist__attempt_wait(a, 5 + c->rank % 16); // not all ranks at the same moment
+    if (status != IDIST_OK && shake->broke) { // turned away, or there was no room for us
+        idist__attempt_wait(attempt, 5 + conn->rank % 16); // not all ranks at the same moment
         return false;
     }
 
-    if (status == IDIST_OK && (int)h->theirs.rank == a->rank)
-        return idist__connector_add(c, h, a->socket, event); // frees the attempt
+    if (status == IDIST_OK && (int)shake->theirs.rank == attempt->rank)
+        return idist__connector_add(conn, shake, attempt->socket, event); // frees the attempt
 
     if (status == IDIST_OK)
         status = idist__fail(IDIST_ERR_AUTH, "another rank listens at its address");
-    event->rank = a->rank;
+    event->rank = attempt->rank;
     event->status = status;
 
     return true;
 }
 
 // The name of the rank's host cannot be resolved. Returns false if it will be tried again.
-static bool idist__connector_unknown(idist__connector *c, idist__attempt *a,
+static bool idist__connector_unknown(idist__connector *conn, idist__attempt *attempt,
                                      const idist__connect_event *event) {
-    if (!c->waits_for_names || event->error || event->status != IDIST_ERR_SYSTEM) return true;
+    if (!conn->waits_for_names || event->error || event->status != IDIST_ERR_SYSTEM) return true;
 
-    if (!c->unknown[0])
-        idist__log_print(&c->ring->w->log, IDIST_LOG_WARN,
+    if (!conn->unknown[0])
+        idist__log_print(&conn->ring->w->log, IDIST_LOG_WARN,
                          "%s (IDIST_ADDR of rank %d); it is looked up until it is known or the "
                          "time to join is up",
-                         idist__me.text, a->rank);
-    c->unknown_rank = a->rank;
-    idist__text_copy(c->unknown, sizeof c->unknown, idist__me.text);
-    idist__attempt_wait(a, IDIST__ATTEMPT_NAME_MS);
+                         idist__me.text, attempt->rank);
+    conn->unknown_rank = attempt->rank;
+    idist__text_copy(conn->unknown, sizeof conn->unknown, idist__me.text);
+    idist__attempt_wait(attempt, IDIST__ATTEMPT_NAME_MS);
 
     return false;
 }
 
 // Advances an attempt, which may be gone after that. With an event all attempts to connect to the
 // rank are, unless descriptors are short.
-static bool idist__connector_try(idist__connector *c, idist__attempt *a,
+static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt,
                                  idist__connect_event *event) {
-    int rank = a->rank;
+    int rank = attempt->rank;
     bool happened = false;
 
-    if (a->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= a->due_ns) {
-        happened = idist__attempt_begin(a, &c->where[rank], event);
-        if (happened) happened = idist__connector_unknown(c, a, event);
-        else if (rank == c->unknown_rank) c->unknown[0] = 0;
+    if (attempt->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= attempt->due_ns) {
+        happened = idist__attempt_begin(attempt, &conn->where[rank], event);
+        if (happened) happened = idist__connector_unknown(conn, attempt, event);
+        else if (rank == conn->unknown_rank) conn->unknown[0] = 0;
     }
 
-    if (!happened && a->state == IDIST__ATTEMPT_CONNECTS)
-        happened = idist__connector_connected(c, a, event);
-    if (!happened && a->state == IDIST__ATTEMPT_GREETS && a->handshake.ready)
-        happened = idist__connector_greet(c, a, event);
-    if (happened && event->status != IDIST_ERR_NO_FDS) idist__connector_give_up(c, rank);
+    if (!happened && attempt->state == IDIST__ATTEMPT_CONNECTS)
+        happened = idist__connector_connected(conn, attempt, event);
+    if (!happened && attempt->state == IDIST__ATTEMPT_GREETS && attempt->handshake.ready)
+        happened = idist__connector_greet(conn, attempt, event);
+    if (happened && event->status != IDIST_ERR_NO_FDS) idist__connector_give_up(conn, rank);
 
     return happened;
 }
@@ -7944,88 +7987,91 @@ static bool idist__connector_try(idist__connector *c, idist__attempt *a,
 // This rank leaves the world. Attempts that the peer cannot know of are dropped. One in which we
 // have already proven who we are continues, because the peer may have accepted it; its link then
 // says BYE. Returns whether any is left.
-static bool idist__connector_leave(idist__connector *c) {
-    const idist__attempt *a = c->attempts;
+static bool idist__connector_leave(idist__connector *conn) {
+    const idist__attempt *attempt = conn->attempts;
 
-    c->leaves = true;
+    conn->leaves = true;
 
-    while (a) {
-        const idist__attempt *next = a->next;
+    while (attempt) {
+        const idist__attempt *next = attempt->next;
 
-        if (!idist__attempt_is_known(a))
-            idist__connector_drop(c, idist__connector_find(c, a->rank, a->socket));
-        a = next;
+        if (!idist__attempt_is_known(attempt))
+            idist__connector_drop(conn,
+                                  idist__connector_find(conn, attempt->rank, attempt->socket));
+        attempt = next;
     }
 
-    return c->attempts != NULL;
+    return conn->attempts != NULL;
 }
 
 // When to go on even if poll reports nothing.
-static int64_t idist__connector_due_ns(const idist__connector *c) {
-    const idist__attempt *a;
+static int64_t idist__connector_due_ns(const idist__connector *conn) {
+    const idist__attempt *attempt;
     int64_t due_ns = IDIST__FOREVER;
 
-    if (c->incoming_count) due_ns = idist__os_clock_deadline(IDIST__CONNECTOR_LOOK_MS);
-    if (c->no_fds_until_ns && c->no_fds_until_ns < due_ns) due_ns = c->no_fds_until_ns;
-    for (a = c->attempts; a; a = a->next)
-        if (a->state != IDIST__ATTEMPT_GREETS && a->due_ns < due_ns) due_ns = a->due_ns;
+    if (conn->incoming_count) due_ns = idist__os_clock_deadline(IDIST__CONNECTOR_LOOK_MS);
+    if (conn->no_fds_until_ns && conn->no_fds_until_ns < due_ns) due_ns = conn->no_fds_until_ns;
+    for (attempt = conn->attempts; attempt; attempt = attempt->next)
+        if (attempt->state != IDIST__ATTEMPT_GREETS && attempt->due_ns < due_ns)
+            due_ns = attempt->due_ns;
 
     return due_ns;
 }
 
 // Entries of poll that idist__connector_polls fills at most.
-static size_t idist__connector_capacity(const idist__connector *c) {
-    return IDIST__CONNECTOR_POLLS + (size_t)c->ring->w->group.size * (size_t)c->socket_count;
+static size_t idist__connector_capacity(const idist__connector *conn) {
+    return IDIST__CONNECTOR_POLLS + (size_t)conn->ring->w->group.size * (size_t)conn->socket_count;
 }
 
 // Fills entries of poll. Returns how many.
-static int idist__connector_polls(const idist__connector *c, idist__os_poll_entry *entries) {
-    bool accepts = c->incoming_count < IDIST__PENDING_SLOTS && !c->no_fds_until_ns;
-    const idist__attempt *a;
+static int idist__connector_polls(const idist__connector *conn, idist__os_poll_entry *entries) {
+    bool accepts = conn->incoming_count < IDIST__PENDING_SLOTS && !conn->no_fds_until_ns;
+    const idist__attempt *attempt;
     int i, count = 0;
 
     for (i = 0; i < 2; i++)
-        if (c->listeners[i] >= 0 && accepts)
-            idist__os_poll_watch(&entries[count++], c->listeners[i], IDIST__OS_READABLE);
+        if (conn->listeners[i] >= 0 && accepts)
+            idist__os_poll_watch(&entries[count++], conn->listeners[i], IDIST__OS_READABLE);
 
-    for (a = c->attempts; a; a = a->next)
-        if (a->state != IDIST__ATTEMPT_WAITS)
-            idist__os_poll_watch(&entries[count++], a->handshake.fd,
-                                 a->state == IDIST__ATTEMPT_CONNECTS
+    for (attempt = conn->attempts; attempt; attempt = attempt->next)
+        if (attempt->state != IDIST__ATTEMPT_WAITS)
+            idist__os_poll_watch(&entries[count++], attempt->handshake.fd,
+                                 attempt->state == IDIST__ATTEMPT_CONNECTS
                                      ? IDIST__OS_WRITABLE
-                                     : idist__auth_awaits(&a->handshake));
+                                     : idist__auth_awaits(&attempt->handshake));
 
-    if (c->incoming_count) count += idist__pending_fill_polls(&c->incoming, entries + count);
+    if (conn->incoming_count) count += idist__pending_fill_polls(&conn->incoming, entries + count);
 
     return count;
 }
 
 // Poll has reported at least one of these entries. We do not check which, because another thread
 // may have closed some meanwhile: everything tries to advance.
-static void idist__connector_polled(idist__connector *c) {
-    idist__attempt *a;
+static void idist__connector_polled(idist__connector *conn) {
+    idist__attempt *attempt;
     int i;
 
-    c->listener_ready = true;
-    for (a = c->attempts; a; a = a->next) a->handshake.ready = true;
-    for (i = 0; i < IDIST__PENDING_SLOTS && c->incoming_count; i++)
-        c->incoming.place[i].ready = true;
+    conn->listener_ready = true;
+    for (attempt = conn->attempts; attempt; attempt = attempt->next)
+        attempt->handshake.ready = true;
+    for (i = 0; i < IDIST__PENDING_SLOTS && conn->incoming_count; i++)
+        conn->incoming.place[i].ready = true;
 }
 
 // Goes on until something happens. False: nothing more can happen now.
-static bool idist__connector_next(idist__connector *c, idist__connect_event *event) {
-    idist__attempt *a, *next;
+static bool idist__connector_next(idist__connector *conn, idist__connect_event *event) {
+    idist__attempt *attempt, *next;
 
     memset(event, 0, sizeof *event);
 
-    for (a = c->attempts; a; a = next) {
-        next = a->next;
-        if (idist__connector_try(c, a, event)) return true;
+    for (attempt = conn->attempts; attempt; attempt = next) {
+        next = attempt->next;
+        if (idist__connector_try(conn, attempt, event)) return true;
     }
 
-    if (!c->listener_ready && !c->incoming_count && !c->no_fds_until_ns) return false;
+    if (!conn->listener_ready && !conn->incoming_count && !conn->no_fds_until_ns) return false;
 
-    return idist__connector_receive(c, event);
+    return idist__connector_receive(conn, event);
 }
 
 // ---- ring/engine/deadlock.h ----------------------------------------------------------------------
@@ -8047,10 +8093,10 @@ static bool idist__connector_next(idist__connector *c, idist__connect_event *eve
 // and the deadline of the call decides.
 
 static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const idist__task *t) {
-    const idist__transfer *v;
+    const idist__transfer *xfer;
 
-    for (v = list->first; v; v = v->next)
-        if (v->task == t) return true;
+    for (xfer = list->first; xfer; xfer = xfer->next)
+        if (xfer->task == t) return true;
 
     return false;
 }
@@ -8058,19 +8104,19 @@ static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const
 // Whether a receive has found no message yet.
 static bool idist__deadlock_is_unmatched(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    const idist__transfer *v = idist__op_of(t)->transfer;
-    return v && (v->list == &rg->recvs || v->list == &rg->wild);
+    const idist__transfer *xfer = idist__op_of(t)->transfer;
+    return xfer && (xfer->list == &rg->recvs || xfer->list == &rg->wild);
 }
 
 // Whether t lacks something that the peer of this link has to begin.
 static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, int group_rank) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
     if (t->call.kind == IDIST__RECV)
         return t->call.root == group_rank && idist__deadlock_is_unmatched(t);
 
     if (t->call.kind != IDIST__SEND &&
-        o->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
+        op->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
         const idist__task *step = idist__host_run_awaited_step(t);
         int rank = -1;
 
@@ -8078,7 +8124,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
         return rank >= 0 && idist__deadlock_needs(l, step, rank);
     }
 
-    if (t->call.kind != IDIST__SEND && idist__share_serves(o->algorithm))
+    if (t->call.kind != IDIST__SEND && idist__share_serves(op->algorithm))
         return idist__share_needs(t, group_rank);
 
     return idist__deadlock_has_transfer(&l->posted, t) ||
@@ -8106,15 +8152,15 @@ static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame
 static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
                                        const idist__frame *waits) {
     const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
-    const idist__message *m;
+    const idist__message *msg;
 
     if (waits->fingerprint.kind == IDIST__RECV)
         return waits->aux != l->p2p_sent; // aux: messages it had got from us when it said so
     if (waits->fingerprint.kind != IDIST__SEND)
         return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered that call
 
-    for (m = l->early; m; m = m->next)
-        if (m->frame.type == IDIST__RTS && m->frame.id == waits->id)
+    for (msg = l->early; msg; msg = msg->next)
+        if (msg->frame.type == IDIST__RTS && msg->frame.id == waits->id)
             return false; // its message is here, and no receive wants it
 
     return true;
@@ -8262,7 +8308,7 @@ static bool idist__ask_is_silent(const idist__link *l) {
 
 static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
     idist__link *l = &ring->links[rank];
-    idist__frame f;
+    idist__frame frame;
 
     if (rank == ring->w->group.rank || l->asks) return;
     idist__link_want(ring, l);
@@ -8270,10 +8316,10 @@ static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
     l->asks = true;
     l->asked_ns = idist__os_clock_now_ns();
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__ASK;
-    f.flags = flags;
-    idist__link_control(ring, l, &f, NULL);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__ASK;
+    frame.flags = flags;
+    idist__link_control(ring, l, &frame, NULL);
 }
 
 // Asks a rank, unless this round of questions has done so.
@@ -8540,7 +8586,7 @@ static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int 
 static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
-    idist__message *m;
+    idist__message *msg;
 
     l->text[l->in.nbytes] = 0;
     if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
@@ -8552,10 +8598,10 @@ static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     }
 
     if (idist__message_find_closed(ring, l->in.ctx)) return;
-    m = idist__message_new(ring, l, &l->in, sizeof l->text);
-    if (!m) return;
-    m->frame.aux = (uint64_t)(int64_t)status;
-    memcpy(m->data, l->text, sizeof l->text);
+    msg = idist__message_new(ring, l, &l->in, sizeof l->text);
+    if (!msg) return;
+    msg->frame.aux = (uint64_t)(int64_t)status;
+    memcpy(msg->data, l->text, sizeof l->text);
 }
 
 // WAITS: the peer waits in a call. Since we may be what it waits for, it learns that we entered the
@@ -8644,21 +8690,22 @@ static void idist__incoming_no_memory(idist__ring *ring, idist_group *g) {
 // EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
 // of its own; nothing follows an RTS. False when the frame is malformed.
 static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer) {
-    idist__frame *f = &l->in;
-    idist_group *g = idist__world_find_group(ring->w, f->ctx);
-    bool p2p = f->fingerprint.kind == IDIST__SEND;
-    bool closed = !g && idist__message_find_closed(ring, f->ctx);
+    idist__frame *frame = &l->in;
+    idist_group *g = idist__world_find_group(ring->w, frame->ctx);
+    bool p2p = frame->fingerprint.kind == IDIST__SEND;
+    bool closed = !g && idist__message_find_closed(ring, frame->ctx);
     idist__transfer *receive;
 
-    if (p2p && !idist__fingerprint_has_nbytes(&f->fingerprint, f->nbytes)) return false;
+    if (p2p && !idist__fingerprint_has_nbytes(&frame->fingerprint, frame->nbytes)) return false;
 
     if (p2p) l->p2p_received++;
     l->peer_waits.type = 0;
-    receive = idist__match_frame(ring, l, peer, f);
+    receive = idist__match_frame(ring, l, peer, frame);
 
-    if (f->type == IDIST__RTS) {
-        if (receive) idist__link_answer_rts(ring, l, peer, receive, f);
-        else if (!closed && !idist__message_new(ring, l, f, 0)) idist__incoming_no_memory(ring, g);
+    if (frame->type == IDIST__RTS) {
+        if (receive) idist__link_answer_rts(ring, l, peer, receive, frame);
+        else if (!closed && !idist__message_new(ring, l, frame, 0))
+            idist__incoming_no_memory(ring, g);
         l->left = 0;
         return true;
     }
@@ -8666,10 +8713,10 @@ static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer)
     l->in_transfer = receive;
 
     if (receive) {
-        receive->frame = *f;
+        receive->frame = *frame;
         l->target = receive->data;
     } else if (!closed && (!g || g->status == IDIST_OK)) {
-        l->in_message = idist__message_new(ring, l, f, (size_t)f->nbytes);
+        l->in_message = idist__message_new(ring, l, frame, (size_t)frame->nbytes);
         l->target = l->in_message ? l->in_message->data : NULL;
         if (!l->in_message) idist__incoming_no_memory(ring, g);
     }
@@ -8679,96 +8726,97 @@ static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer)
 
 // Takes out the send that a CTS or PULLED answers; NULL: it has been cancelled.
 static idist__transfer *idist__incoming_answered(idist__ring *ring, const idist__link *l) {
-    idist__transfer *v = idist__transfer_find(ring, &l->waiting, l->in.id);
-    if (v) idist__transfer_take(v);
-    return v;
+    idist__transfer *xfer = idist__transfer_find(ring, &l->waiting, l->in.id);
+    if (xfer) idist__transfer_take(xfer);
+    return xfer;
 }
 
 // CTS without an RTS before it: the peer has posted a receive of a collective. If we have not
 // posted the send, the frame waits for it.
 static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
-    idist__transfer *v;
+    idist__transfer *xfer;
 
     if (g ? g->status != IDIST_OK : idist__message_find_closed(ring, l->in.ctx) != NULL) return;
     if (g && !idist__history_agrees(ring, g, peer, &l->in)) return;
 
-    v = idist__match_step(ring, &l->waiting, peer, &l->in);
-    if (v) idist__link_send_data(ring, l, v, l->in.aux);
+    xfer = idist__match_step(ring, &l->waiting, peer, &l->in);
+    if (xfer) idist__link_send_data(ring, l, xfer, l->in.aux);
     else if (!idist__message_new(ring, l, &l->in, 0)) idist__incoming_no_memory(ring, g);
 }
 
 // CTS: the peer has a place for a message.
 static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int peer) {
-    idist__transfer *v;
+    idist__transfer *xfer;
 
     if (!l->in.id) {
         idist__incoming_granted(ring, l, peer);
         return;
     }
 
-    v = idist__incoming_answered(ring, l);
-    if (v) idist__link_send_data(ring, l, v, l->in.aux);
+    xfer = idist__incoming_answered(ring, l);
+    if (xfer) idist__link_send_data(ring, l, xfer, l->in.aux);
 }
 
 // PULLED: the peer has read a message that we announced in our memory.
 static void idist__incoming_pulled(idist__ring *ring, const idist__link *l) {
-    idist__transfer *v = idist__incoming_answered(ring, l);
-    if (v) idist__transfer_done(ring, v);
+    idist__transfer *xfer = idist__incoming_answered(ring, l);
+    if (xfer) idist__transfer_done(ring, xfer);
 }
 
 // DATA: a piece of a message that we asked for. False when it is longer than the message, or has a
 // number that we did not give.
 static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
-    idist__transfer *v = idist__transfer_find(ring, &l->receiving, l->in.id);
+    idist__transfer *xfer = idist__transfer_find(ring, &l->receiving, l->in.id);
 
-    if (!v) {
-        v = idist__match_granted(ring, l, peer, &l->in);
-        if (v && (!v->granted || v->id != l->in.id)) return false;
+    if (!xfer) {
+        xfer = idist__match_granted(ring, l, peer, &l->in);
+        if (xfer && (!xfer->granted || xfer->id != l->in.id)) return false;
     }
 
-    if (v && l->in.nbytes > v->nbytes - v->moved) return false;
-    l->in_transfer = v; // NULL: the receive has been cancelled
-    l->target = v ? v->data + v->moved : NULL;
+    if (xfer && l->in.nbytes > xfer->nbytes - xfer->moved) return false;
+    l->in_transfer = xfer; // NULL: the receive has been cancelled
+    l->target = xfer ? xfer->data + xfer->moved : NULL;
 
     return true;
 }
 
 // Returns true if the frame carries the status of a failure.
-static bool idist__incoming_has_failure(const idist__frame *f) {
-    int64_t status = (int64_t)f->aux;
+static bool idist__incoming_has_failure(const idist__frame *frame) {
+    int64_t status = (int64_t)frame->aux;
     return status < 0 && status >= INT32_MIN && idist__fail_is_failure((int)status);
 }
 
 // Returns true if a rank of this world can be in the call that the frame names.
-static bool idist__incoming_names_call(const idist__ring *ring, const idist__frame *f) {
-    const idist__fingerprint *p = &f->fingerprint;
+static bool idist__incoming_names_call(const idist__ring *ring, const idist__frame *frame) {
+    const idist__fingerprint *print = &frame->fingerprint;
 
-    if (f->type == IDIST__HERE && !p->kind && !p->seq) return true; // it has entered none yet
-    if (f->type == IDIST__ANSWER && !f->aux) return true;
-    if (f->type < IDIST__WAITS && p->kind == IDIST__RECV) return false;
+    if (frame->type == IDIST__HERE && !print->kind && !print->seq)
+        return true; // it has entered none yet
+    if (frame->type == IDIST__ANSWER && !frame->aux) return true;
+    if (frame->type < IDIST__WAITS && print->kind == IDIST__RECV) return false;
 
-    return p->kind > IDIST__NONE && p->kind < IDIST__KIND_COUNT && p->root >= -1 &&
-           idist__fingerprint_root(p) < ring->w->group.size;
+    return print->kind > IDIST__NONE && print->kind < IDIST__KIND_COUNT && print->root >= -1 &&
+           idist__fingerprint_root(print) < ring->w->group.size;
 }
 
 // Whether the peer may send this header, of a frame that carries no message.
 static bool idist__incoming_is_control(const idist__ring *ring, const idist__link *l, int peer) {
-    const idist__frame *f = &l->in;
-    bool has_text = f->type == IDIST__ABORT || (f->type == IDIST__BYE && f->aux);
+    const idist__frame *frame = &l->in;
+    bool has_text = frame->type == IDIST__ABORT || (frame->type == IDIST__BYE && frame->aux);
 
-    if (has_text) return f->nbytes <= IDIST__TEXT_BYTES && idist__incoming_has_failure(f);
-    if (f->type == IDIST__CREDIT) return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
-    if (f->nbytes) return false;
+    if (has_text) return frame->nbytes <= IDIST__TEXT_BYTES && idist__incoming_has_failure(frame);
+    if (frame->type == IDIST__CREDIT) return frame->nbytes <= IDIST__WINDOW_BYTES - l->window;
+    if (frame->nbytes) return false;
 
-    switch (f->type) {
-    case IDIST__CTS: return f->id || idist__incoming_names_call(ring, f);
+    switch (frame->type) {
+    case IDIST__CTS: return frame->id || idist__incoming_names_call(ring, frame);
     case IDIST__WAITS:
-    case IDIST__HERE: return idist__incoming_names_call(ring, f);
+    case IDIST__HERE: return idist__incoming_names_call(ring, frame);
     case IDIST__LEFT: return ring->shm && ring->shm->local[peer] >= 0;
     case IDIST__ANSWER:
-        if (f->aux > (uint64_t)ring->w->group.size || !l->asks) return false;
-        return idist__incoming_names_call(ring, f);
+        if (frame->aux > (uint64_t)ring->w->group.size || !l->asks) return false;
+        return idist__incoming_names_call(ring, frame);
     case IDIST__PULLED:
     case IDIST__BYE:
     case IDIST__ASK: return true;
@@ -8781,19 +8829,21 @@ static bool idist__incoming_is_control(const idist__ring *ring, const idist__lin
 // (RTS, CTS) for groups that do exist are not bounded: a correct rank may have any number of calls
 // under way.
 static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
-    const idist__frame *f = &l->in;
-    const idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    const idist__frame *frame = &l->in;
+    const idist_group *g = idist__world_find_group(ring->w, frame->ctx);
     bool names_group =
-        f->type <= IDIST__DATA || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
+        frame->type <= IDIST__DATA || (frame->type >= IDIST__WAITS && frame->type <= IDIST__LEFT);
 
     if (names_group && g && idist__ring_group_of(g)->rank_of[peer] < 0) return false;
 
-    switch (f->type) {
+    switch (frame->type) {
     case IDIST__EAGER:
-        if (f->nbytes > IDIST__EAGER_BYTES || !idist__incoming_names_call(ring, f)) return false;
-        return f->nbytes + IDIST__FRAME_BYTES <= l->their_window;
-    case IDIST__RTS: return idist__incoming_names_call(ring, f);
-    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES && idist__incoming_names_call(ring, f);
+        if (frame->nbytes > IDIST__EAGER_BYTES || !idist__incoming_names_call(ring, frame))
+            return false;
+        return frame->nbytes + IDIST__FRAME_BYTES <= l->their_window;
+    case IDIST__RTS: return idist__incoming_names_call(ring, frame);
+    case IDIST__DATA:
+        return frame->nbytes <= IDIST__PIECE_BYTES && idist__incoming_names_call(ring, frame);
     default: return idist__incoming_is_control(ring, l, peer);
     }
 }
@@ -8836,26 +8886,26 @@ static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
 
 // A frame and its payload are complete.
 static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
-    idist__transfer *v = l->in_transfer;
-    idist__message *m = l->in_message;
+    idist__transfer *xfer = l->in_transfer;
+    idist__message *msg = l->in_message;
 
     l->in_transfer = NULL;
     l->in_message = NULL;
 
     if (l->in.type == IDIST__EAGER) {
-        if (m) {
-            m->moved = (size_t)l->in.nbytes;
-            if (m->claim) idist__message_give(ring, l, peer, m, m->claim);
+        if (msg) {
+            msg->moved = (size_t)l->in.nbytes;
+            if (msg->claim) idist__message_give(ring, l, peer, msg, msg->claim);
             return;
         }
 
         idist__link_consumed(ring, l, (size_t)l->in.nbytes);
-        if (v) idist__transfer_received(ring, v, peer);
-    } else if (l->in.type == IDIST__DATA && v) {
-        v->moved += (size_t)l->in.nbytes;
-        if (v->moved < v->nbytes) return;
-        idist__transfer_take(v);
-        idist__transfer_received(ring, v, peer);
+        if (xfer) idist__transfer_received(ring, xfer, peer);
+    } else if (l->in.type == IDIST__DATA && xfer) {
+        xfer->moved += (size_t)l->in.nbytes;
+        if (xfer->moved < xfer->nbytes) return;
+        idist__transfer_take(xfer);
+        idist__transfer_received(ring, xfer, peer);
     } else if (l->in.type == IDIST__ABORT) {
         idist__incoming_abort(ring, l, peer);
     } else if (l->in.type == IDIST__BYE) {
@@ -8876,26 +8926,26 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__link *l = &ring->links[t->group->ranks[rank]];
     bool p2p = idist__kind_is_p2p(t->call.kind);
-    const idist__transfer *v;
-    idist__frame f;
+    const idist__transfer *xfer;
+    idist__frame frame;
 
     if (rank == t->group->rank || (p2p && t->call.root != rank)) return;
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__WAITS;
-    f.ctx = t->group->ctx;
-    f.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
-                        : rg->history[t->seq % IDIST__HISTORY];
-    f.aux = l->p2p_received;
-    f.tag = t->group->seq;
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__WAITS;
+    frame.ctx = t->group->ctx;
+    frame.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
+                            : rg->history[t->seq % IDIST__HISTORY];
+    frame.aux = l->p2p_received;
+    frame.tag = t->group->seq;
 
     // Only the search for deadlocks needs these, and there is no deadlock while this rank can do
     // something else.
-    if (only_call) f.flags = IDIST__ONLY_CALL;
-    if (only_call && idist__deadlock_needs(l, t, rank)) f.flags |= IDIST__NEEDS_YOU;
-    for (v = l->waiting.first; v && p2p && only_call; v = v->next)
-        if (v->task == t) f.id = v->id;
+    if (only_call) frame.flags = IDIST__ONLY_CALL;
+    if (only_call && idist__deadlock_needs(l, t, rank)) frame.flags |= IDIST__NEEDS_YOU;
+    for (xfer = l->waiting.first; xfer && p2p && only_call; xfer = xfer->next)
+        if (xfer->task == t) frame.id = xfer->id;
 
-    idist__link_control(ring, l, &f, NULL);
+    idist__link_control(ring, l, &frame, NULL);
     idist__deadlock_find(ring, t->group->ranks[rank]);
 }
 
@@ -9036,11 +9086,12 @@ static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
 // How much to read into the stage, which is empty: only the header of a frame with a large payload,
 // if that costs no system call. Then the payload is copied once, to where it belongs.
 static size_t idist__progress_capacity(const idist__link *l) {
-    idist__frame f;
+    idist__frame frame;
 
-    if (l->in_moved || !l->transport->peek_header || !l->transport->peek_header(l->port, &f))
+    if (l->in_moved || !l->transport->peek_header || !l->transport->peek_header(l->port, &frame))
         return IDIST__STAGE_BYTES;
-    if (f.nbytes < IDIST__PROGRESS_DIRECT || f.type == IDIST__RTS) return IDIST__STAGE_BYTES;
+    if (frame.nbytes < IDIST__PROGRESS_DIRECT || frame.type == IDIST__RTS)
+        return IDIST__STAGE_BYTES;
     return IDIST__FRAME_BYTES;
 }
 
@@ -9094,21 +9145,21 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
 }
 
 // The frame with which the stage of a link goes on, if its payload is there as well.
-static bool idist__progress_staged(const idist__link *l, idist__frame *f) {
+static bool idist__progress_staged(const idist__link *l, idist__frame *frame) {
     size_t unread = l->end - l->at;
 
-    if (unread < sizeof *f) return false;
-    memcpy(f, l->stage + l->at, sizeof *f);
+    if (unread < sizeof *frame) return false;
+    memcpy(frame, l->stage + l->at, sizeof *frame);
 
-    return f->type == IDIST__EAGER && f->nbytes <= unread - sizeof *f;
+    return frame->type == IDIST__EAGER && frame->nbytes <= unread - sizeof *frame;
 }
 
 // Reads what has arrived of a link if its stage is empty. Returns whether it holds anything.
 static bool idist__progress_fill(idist__link *l) {
-    idist__frame f;
+    idist__frame frame;
 
     if (l->at < l->end) return true;
-    if (!l->transport->peek_header(l->port, &f)) return false;
+    if (!l->transport->peek_header(l->port, &frame)) return false;
     l->at = 0;
     l->end = (size_t)l->transport->read(l->port, l->stage, IDIST__STAGE_BYTES);
 
@@ -9117,24 +9168,24 @@ static bool idist__progress_fill(idist__link *l) {
 
 // A receive beside other calls, or with a request: takes its message out of the stage, or a large
 // one out of the link, without a task. Messages that earlier receives want go to them first.
-static bool idist__progress_take(const idist_group *g, const idist__call *c) {
+static bool idist__progress_take(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
-    idist__link *l = idist__recv_link(g, c);
+    idist__link *l = idist__recv_link(g, call);
     int peer = l ? idist__link_rank(ring, l) : -1;
-    idist__frame f;
+    idist__frame frame;
 
     if (!l) return false;
     if (l->at == l->end && !rg->recvs.first && !rg->wild.first &&
-        l->transport->peek_header(l->port, &f) && f.nbytes >= IDIST__PROGRESS_DIRECT)
-        return idist__recv_take(g, c, l, &f);
+        l->transport->peek_header(l->port, &frame) && frame.nbytes >= IDIST__PROGRESS_DIRECT)
+        return idist__recv_take(g, call, l, &frame);
     if (!idist__progress_fill(l)) return false;
 
     for (;;) {
-        if (!idist__progress_staged(l, &f) || f.ctx != g->ctx) return false;
-        if (f.fingerprint.kind != IDIST__SEND) return false;
+        if (!idist__progress_staged(l, &frame) || frame.ctx != g->ctx) return false;
+        if (frame.fingerprint.kind != IDIST__SEND) return false;
         if (!rg->recvs.first && !rg->wild.first) break;
-        if (!idist__match_oldest(ring, g, peer, &f)) break;
+        if (!idist__match_oldest(ring, g, peer, &frame)) break;
         if (!idist__progress_parse(ring, l, peer, 1)) {
             idist__progress_lost(ring, peer, "it sent a malformed frame");
             idist__ring_settle(ring);
@@ -9144,10 +9195,10 @@ static bool idist__progress_take(const idist_group *g, const idist__call *c) {
         if (l->early || !l->open || g->status != IDIST_OK || !idist__progress_fill(l)) return false;
     }
 
-    if (!idist__recv_wants(g, c, l, &f)) return false;
-    idist__block_copy(c->recv, l->stage + l->at + sizeof f, (size_t)f.nbytes);
-    l->at += sizeof f + (size_t)f.nbytes;
-    idist__recv_taken(ring, c, l, &f);
+    if (!idist__recv_wants(g, call, l, &frame)) return false;
+    idist__block_copy(call->recv, l->stage + l->at + sizeof frame, (size_t)frame.nbytes);
+    l->at += sizeof frame + (size_t)frame.nbytes;
+    idist__recv_taken(ring, call, l, &frame);
 
     return true;
 }
@@ -9214,11 +9265,11 @@ static void idist__progress_judge(idist__ring *ring) {
 // Returns a call that waits for this rank, or has something to send to it; NULL: there is none.
 static const idist__task *idist__progress_needs(const idist__ring *ring, int peer) {
     const idist__link *l = &ring->links[peer];
-    const idist__transfer *v;
+    const idist__transfer *xfer;
     const idist__task *t;
 
-    for (v = l->out; v; v = v->next)
-        if (v->task) return v->task;
+    for (xfer = l->out; xfer; xfer = xfer->next)
+        if (xfer->task) return xfer->task;
 
     for (t = ring->w->tasks; t; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
@@ -9319,11 +9370,11 @@ static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_
 // Makes connections for links that want one, and takes those that other ranks make. Returns whether
 // anything has happened.
 static bool idist__progress_connect(idist__ring *ring) {
-    idist__connector *c = ring->connector;
+    idist__connector *conn = ring->connector;
     idist__connect_event event;
     bool happened = false, ended = false;
 
-    if (!c) return false;
+    if (!conn) return false;
 
     while (ring->wanted) {
         idist__link *l = ring->wanted;
@@ -9331,12 +9382,12 @@ static bool idist__progress_connect(idist__ring *ring) {
         ring->wanted = l->next_wanted;
         l->wanted = false;
         if (!l->open || idist__link_is_connected(l)) continue;
-        if (idist__connector_start(c, idist__link_rank(ring, l))) continue;
+        if (idist__connector_start(conn, idist__link_rank(ring, l))) continue;
         idist__ring_fail_memory(ring, &ring->w->group);
         happened = true;
     }
 
-    while (idist__connector_next(c, &event)) {
+    while (idist__connector_next(conn, &event)) {
         if (event.status == IDIST_ERR_NO_FDS) {
             idist__progress_short_of_fds(ring);
             continue;
@@ -9477,8 +9528,8 @@ static void idist__progress_uncork(idist__ring *ring) {
 static void idist__progress_move_all(idist__ring *ring) { idist__progress_move(ring, true); }
 
 // How often a rank looks for processes of its host that have ended.
-static int64_t idist__progress_look_ns(const idist__segment *m) {
-    return idist__liveness_patience(m) * IDIST__LOOK_NS;
+static int64_t idist__progress_look_ns(const idist__segment *seg) {
+    return idist__liveness_patience(seg) * IDIST__LOOK_NS;
 }
 
 // The system does not let us see whether other processes of this host have ended.
@@ -9539,16 +9590,16 @@ static void idist__progress_run(idist__world *w) {
 // next one a little longer.
 static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
     idist__world *w = ring->w;
-    const idist__segment *m = ring->shm;
-    int64_t look_ns = now_ns + idist__progress_look_ns(m) + ring->extra_sleep_ns;
+    const idist__segment *seg = ring->shm;
+    int64_t look_ns = now_ns + idist__progress_look_ns(seg) + ring->extra_sleep_ns;
     int64_t wake_ns = look_ns < until_ns ? look_ns : until_ns;
 
     if (ring->polled_link_count) {
         idist__progress_sleep(ring, wake_ns);
     } else {
         idist__os_mutex_unlock(&w->lock);
-        idist__os_wake_await_word(&idist__segment_doorbell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
-                                  wake_ns);
+        idist__os_wake_await_word(&idist__segment_doorbell(seg, seg->me)->asleep,
+                                  IDIST__ASLEEP_ON_WORD, wake_ns);
         idist__os_mutex_lock(&w->lock);
     }
 
@@ -9559,7 +9610,7 @@ static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t 
 // Sleeps until I/O arrives, `wake` is called or the deadline passes; handles what arrived.
 static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
-    const idist__segment *m = ring->shm;
+    const idist__segment *seg = ring->shm;
     uint32_t ended = w->ended_count;
     int64_t now_ns = idist__os_clock_now_ns();
     uint32_t place = ring->polled_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD;
@@ -9568,7 +9619,7 @@ static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__progress_uncork(ring);
     if (ring->ask_again_ns && ring->ask_again_ns < until_ns) until_ns = ring->ask_again_ns;
 
-    if (!m) {
+    if (!seg) {
         idist__progress_sleep(ring, until_ns);
         idist__ring_settle(ring);
         return;
@@ -9576,14 +9627,14 @@ static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
 
     idist__progress_look(ring, now_ns, true);
     awaited = idist__share_awaited(ring);
-    idist__doorbell_arm(m, place, awaited);
+    idist__doorbell_arm(seg, place, awaited);
     idist__progress_move_all(ring);
 
-    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(m) &&
+    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(seg) &&
         idist__share_awaited(ring) == awaited)
         idist__sleep_near_others(ring, now_ns, until_ns);
 
-    idist__doorbell_disarm(m);
+    idist__doorbell_disarm(seg);
     idist__ring_settle(ring);
 }
 
@@ -9596,11 +9647,11 @@ static void idist__sleep_attend(idist__world *w, bool waits) {
 // Ends the sleep of a thread of this process. The caller holds the lock of the world.
 static void idist__sleep_wake(idist__world *w) {
     const idist__ring *ring = idist__ring_of(w);
-    const idist__segment *m = ring->shm;
+    const idist__segment *seg = ring->shm;
 
-    if (m && __atomic_load_n(&idist__segment_doorbell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
-                 IDIST__ASLEEP_ON_WORD)
-        idist__doorbell_wake(m, m->me);
+    if (seg && __atomic_load_n(&idist__segment_doorbell(seg, seg->me)->asleep, __ATOMIC_RELAXED) ==
+                   IDIST__ASLEEP_ON_WORD)
+        idist__doorbell_wake(seg, seg->me);
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 
@@ -9667,31 +9718,32 @@ static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
             idist__history_mismatch(ring, g, g->ranks[i], &rg->seen[i].fingerprint, ours, field);
 
         for (; hook && !ring->failed; hook = hook->next) {
-            const idist__message *m = idist__index_message(hook);
+            const idist__message *msg = idist__index_message(hook);
 
-            if (m->peer != g->ranks[i] || m->frame.ctx != g->ctx ||
-                m->frame.fingerprint.seq != t->seq)
+            if (msg->peer != g->ranks[i] || msg->frame.ctx != g->ctx ||
+                msg->frame.fingerprint.seq != t->seq)
                 continue;
-            if (m->frame.fingerprint.kind == IDIST__SEND || m->frame.type > IDIST__CTS) continue;
-            idist__history_agrees(ring, g, g->ranks[i], &m->frame);
+            if (msg->frame.fingerprint.kind == IDIST__SEND || msg->frame.type > IDIST__CTS)
+                continue;
+            idist__history_agrees(ring, g, g->ranks[i], &msg->frame);
         }
     }
 }
 
 // A blocking call without a task, while there are no tasks. False: it needs one.
-static bool idist__start_task_quick(idist_group *g, const idist__call *c) {
+static bool idist__start_task_quick(idist_group *g, const idist__call *call) {
     const idist__link *l;
 
-    if (c->kind == IDIST__SEND) return idist__send_quick(g, c);
-    if (c->kind != IDIST__RECV) return idist__share_quick(g, c);
-    l = idist__recv_link(g, c);
+    if (call->kind == IDIST__SEND) return idist__send_quick(g, call);
+    if (call->kind != IDIST__RECV) return idist__share_quick(g, call);
+    l = idist__recv_link(g, call);
     if (!l) return false;
 
-    return l->at < l->end ? idist__progress_take(g, c) : idist__recv_quick(g, c);
+    return l->at < l->end ? idist__progress_take(g, call) : idist__recv_quick(g, call);
 }
 
-static bool idist__start_task_quick_message(idist_group *g, const idist__call *c) {
-    return c->kind == IDIST__SEND ? idist__send_quick(g, c) : idist__progress_take(g, c);
+static bool idist__start_task_quick_message(idist_group *g, const idist__call *call) {
+    return call->kind == IDIST__SEND ? idist__send_quick(g, call) : idist__progress_take(g, call);
 }
 
 // Before a call starts: reads what has arrived, in case its group has failed.
@@ -9786,14 +9838,14 @@ static void idist__cancel_withdraw(const idist__ring *ring) {
 // Removes the transfers of a task from a list. Returns whether there were any.
 static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *list,
                                const idist__task *t) {
-    idist__transfer *v, *next;
+    idist__transfer *xfer, *next;
     bool any = false;
 
-    for (v = list->first; v; v = next) {
-        next = v->next;
-        if (v->task != t) continue;
-        idist__transfer_take(v);
-        idist__transfer_free(ring, v);
+    for (xfer = list->first; xfer; xfer = next) {
+        next = xfer->next;
+        if (xfer->task != t) continue;
+        idist__transfer_take(xfer);
+        idist__transfer_free(ring, xfer);
         any = true;
     }
 
@@ -9802,31 +9854,31 @@ static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *li
 
 // A frame that is partly written must be completed. Its payload is copied, because the buffer
 // belongs to the caller again.
-static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *v) {
-    size_t unwritten = v->piece - v->piece_moved;
+static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
+    size_t unwritten = xfer->piece - xfer->piece_moved;
 
-    if (idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
-    v->task = NULL;
-    if (v->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
+    if (idist__kind_is_p2p(xfer->task->call.kind)) idist__op_of(xfer->task)->transfer = NULL;
+    xfer->task = NULL;
+    if (xfer->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
     if (!unwritten) {
         // An RTS would wait for its CTS; its type is written already and can change here.
-        if (v->frame.type == IDIST__RTS) v->frame.type = IDIST__CREDIT;
-        v->nbytes = v->piece = v->piece_moved = v->moved = 0;
+        if (xfer->frame.type == IDIST__RTS) xfer->frame.type = IDIST__CREDIT;
+        xfer->nbytes = xfer->piece = xfer->piece_moved = xfer->moved = 0;
         return;
     }
 
-    v->owned = (char *)idist__mem_raw(&ring->w->cfg.mem, unwritten);
+    xfer->owned = (char *)idist__mem_raw(&ring->w->cfg.mem, unwritten);
 
-    if (!v->owned) {
+    if (!xfer->owned) {
         idist__link_write_failed(ring, l);
         return;
     }
 
-    memcpy(v->owned, v->data + v->moved + v->piece_moved, unwritten);
-    v->data = v->owned;
-    v->moved = v->piece_moved = 0;
-    v->nbytes = v->piece = unwritten;
+    memcpy(xfer->owned, xfer->data + xfer->moved + xfer->piece_moved, unwritten);
+    xfer->data = xfer->owned;
+    xfer->moved = xfer->piece_moved = 0;
+    xfer->nbytes = xfer->piece = unwritten;
 }
 
 // Takes out what is queued to be written. Returns whether the peer knows of any of it.
@@ -9840,17 +9892,17 @@ static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__
     }
 
     while (*at) {
-        idist__transfer *v = *at;
+        idist__transfer *xfer = *at;
 
-        if (v->task != t) {
-            at = &v->next;
+        if (xfer->task != t) {
+            at = &xfer->next;
             continue;
         }
 
-        known = known || v->started;
-        if (v->frame.type == IDIST__EAGER) l->window += v->nbytes + IDIST__FRAME_BYTES;
-        *at = v->next;
-        idist__transfer_free(ring, v);
+        known = known || xfer->started;
+        if (xfer->frame.type == IDIST__EAGER) l->window += xfer->nbytes + IDIST__FRAME_BYTES;
+        *at = xfer->next;
+        idist__transfer_free(ring, xfer);
     }
 
     l->out_end = at;
@@ -9860,21 +9912,21 @@ static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__
 
 // Takes a task out of the messages that came early. Returns whether it had claimed one.
 static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__task *t) {
-    idist__message *m, *next;
+    idist__message *msg, *next;
     bool claimed = false;
 
-    for (m = l->early; m; m = next) {
-        next = m->next;
+    for (msg = l->early; msg; msg = next) {
+        next = msg->next;
 
-        if (m->claim && m->claim->task == t) {
-            idist__transfer_free(ring, m->claim);
-            m->claim = NULL;
+        if (msg->claim && msg->claim->task == t) {
+            idist__transfer_free(ring, msg->claim);
+            msg->claim = NULL;
             claimed = true;
         }
 
-        if (m->self_send && m->self_send->task == t) {
-            idist__transfer_free(ring, m->self_send);
-            idist__message_free(ring, l, m);
+        if (msg->self_send && msg->self_send->task == t) {
+            idist__transfer_free(ring, msg->self_send);
+            idist__message_free(ring, l, msg);
         }
     }
 
@@ -9890,8 +9942,8 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
         idist__link *l = &ring->links[i];
 
         if (l->in_transfer && l->in_transfer->task == t) {
-            idist__transfer *v = l->in_transfer;
-            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, v); // it is in no list
+            idist__transfer *xfer = l->in_transfer;
+            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, xfer); // it is in no list
             l->in_transfer = NULL;
             l->target = NULL;
             known = true;
@@ -9911,37 +9963,37 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
 // The fast path for a send that waits for CTS or a receive without a message: it has one transfer,
 // and thousands may be cancelled at once. False: it is not of this kind.
 static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
-    idist__transfer *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
+    idist__transfer *xfer = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
 
-    if (!v || !v->list) return false;
+    if (!xfer || !xfer->list) return false;
     if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) return false;
     if (t->call.kind == IDIST__SEND) idist__cancel_withdraw(ring);
-    idist__transfer_take(v);
-    idist__transfer_free(ring, v);
+    idist__transfer_take(xfer);
+    idist__transfer_free(ring, xfer);
 
     return true;
 }
 
 // Takes back the announcement that this rank waits in a receive.
 static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
-    idist__frame f;
+    idist__frame frame;
 
     if (!t->announced || t->call.root < 0) return;
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__WAITS;
-    f.fingerprint.kind = IDIST__RECV;
-    idist__link_control(ring, &ring->links[idist__group_world_rank(t->group, t->call.root)], &f,
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__WAITS;
+    frame.fingerprint.kind = IDIST__RECV;
+    idist__link_control(ring, &ring->links[idist__group_world_rank(t->group, t->call.root)], &frame,
                         NULL);
 }
 
 static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
-    if (o->algorithm == IDIST__ALGO_BY_HOST && !idist__host_run_cancel(t)) return;
-    if (idist__share_serves(o->algorithm)) idist__share_cancel(t);
+    if (op->algorithm == IDIST__ALGO_BY_HOST && !idist__host_run_cancel(t)) return;
+    if (idist__share_serves(op->algorithm)) idist__share_cancel(t);
 
-    idist__mem_free(&ring->w->cfg.mem, o->memory);
-    o->memory = NULL;
+    idist__mem_free(&ring->w->cfg.mem, op->memory);
+    op->memory = NULL;
 }
 
 static bool idist__cancel_task(idist__task *t) {
@@ -10007,15 +10059,15 @@ static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status st
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        idist__message *m, *next;
+        idist__message *msg, *next;
 
-        for (m = l->early; m; m = next) {
-            bool complete = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
-            size_t nbytes = (size_t)m->frame.nbytes;
+        for (msg = l->early; msg; msg = next) {
+            bool complete = msg->frame.type == IDIST__EAGER && msg->moved == msg->frame.nbytes;
+            size_t nbytes = (size_t)msg->frame.nbytes;
 
-            next = m->next;
-            if (m->frame.ctx != ctx) continue;
-            idist__message_free(ring, l, m);
+            next = msg->next;
+            if (msg->frame.ctx != ctx) continue;
+            idist__message_free(ring, l, msg);
             if (complete && i != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
         }
     }
@@ -10062,17 +10114,17 @@ static void idist__members_close(idist_group *g) {
 
 // Handles what arrived from a rank for this group before the group existed.
 static void idist__members_hear(idist_group *g, idist__link *l) {
-    idist__message *m;
+    idist__message *msg;
 
-    for (m = l->early; m; m = m->next) {
-        if (m->frame.ctx != g->ctx || !m->unknown) continue;
-        m->unknown = false;
+    for (msg = l->early; msg; msg = msg->next) {
+        if (msg->frame.ctx != g->ctx || !msg->unknown) continue;
+        msg->unknown = false;
         l->unknown_count--;
     }
 
-    for (m = l->early; m; m = m->next)
-        if (m->frame.ctx == g->ctx && m->frame.type == IDIST__ABORT)
-            idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data);
+    for (msg = l->early; msg; msg = msg->next)
+        if (msg->frame.ctx == g->ctx && msg->frame.type == IDIST__ABORT)
+            idist__group_fail(g, (idist_status)(int)(int64_t)msg->frame.aux, msg->data);
 }
 
 // Makes the ring's part of a group.
@@ -10223,10 +10275,10 @@ static idist_status idist__members_open(idist_group *g) {
 // ---- memory that other ranks can reach ----
 
 static void *idist__members_alloc(idist__world *w, size_t nbytes) {
-    idist__segment *m = idist__ring_of(w)->shm;
-    void *p = m && m->window ? idist__window_alloc(m->window, nbytes) : NULL;
+    idist__segment *seg = idist__ring_of(w)->shm;
+    void *p = seg && seg->window ? idist__window_alloc(seg->window, nbytes) : NULL;
 
-    if (p) idist__view_publish(m);
+    if (p) idist__view_publish(seg);
     return p;
 }
 
@@ -11159,7 +11211,7 @@ static void idist__links_find(idist__join *j) {
 }
 
 static idist_status idist__links_late(const idist__join *j) {
-    const idist__connector *c = j->connector;
+    const idist__connector *conn = j->connector;
     char text[300] = "";
     int i, missing = 0;
 
@@ -11168,12 +11220,12 @@ static idist_status idist__links_late(const idist__join *j) {
             idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
 
     // The other ranks repeat this text, so it names this one.
-    if (c->unknown[0] && j->wanted[c->unknown_rank])
+    if (conn->unknown[0] && j->wanted[conn->unknown_rank])
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "initialize: rank %d on %s was not connected within %d ms to rank %s%s: "
                            "%s (IDIST_ADDR of rank %d)",
                            j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
-                           missing > 16 ? ", ..." : "", c->unknown, c->unknown_rank);
+                           missing > 16 ? ", ..." : "", conn->unknown, conn->unknown_rank);
     return idist__fail(IDIST_ERR_TIMEOUT,
                        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
                        "firewall, a missing route or a rank that is stopped can be why",
@@ -11347,8 +11399,8 @@ static idist_status idist__links_connect_others(idist__join *j) {
 // Where memory is too short for region 0, there are no regions, and collectives are messages.
 
 // Returns the size of the file.
-static size_t idist__segment_layout_file_nbytes(const idist__segment *m) {
-    return m->window_at + (size_t)m->n * m->window_nbytes;
+static size_t idist__segment_layout_file_nbytes(const idist__segment *seg) {
+    return seg->window_at + (size_t)seg->n * seg->window_nbytes;
 }
 
 static size_t idist__segment_layout_round_up(size_t nbytes) {
@@ -11356,47 +11408,48 @@ static size_t idist__segment_layout_round_up(size_t nbytes) {
 }
 
 // Sets the offsets and sizes in *m, of which n is known.
-static void idist__segment_layout_set(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
+static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
+                                      size_t window_nbytes) {
     size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
 
-    m->pipe_nbytes = IDIST__PIPE_MAX;
-    while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
-        m->pipe_nbytes /= 2;
+    seg->pipe_nbytes = IDIST__PIPE_MAX;
+    while (seg->pipe_nbytes > IDIST__PAGE && (size_t)seg->n * seg->pipe_nbytes > shm_nbytes / 4)
+        seg->pipe_nbytes /= 2;
 
-    m->pipes_at = sizeof(idist__catalog) + (size_t)m->n * sizeof(uint32_t);
-    m->pipes_at = (m->pipes_at + IDIST__LINE - 1) & ~(IDIST__LINE - 1);
-    m->buffers_at = m->pipes_at + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
-    m->buffers_at = idist__segment_layout_round_up(m->buffers_at) + IDIST__BUFFERS_SKEW;
-    used = sizeof(idist__doorbell) + m->buffers_at;
+    seg->pipes_at = sizeof(idist__catalog) + (size_t)seg->n * sizeof(uint32_t);
+    seg->pipes_at = (seg->pipes_at + IDIST__LINE - 1) & ~(IDIST__LINE - 1);
+    seg->buffers_at = seg->pipes_at + (size_t)seg->n * (sizeof(idist__pipe) + seg->pipe_nbytes);
+    seg->buffers_at = idist__segment_layout_round_up(seg->buffers_at) + IDIST__BUFFERS_SKEW;
+    used = sizeof(idist__doorbell) + seg->buffers_at;
     room = shm_nbytes > used ? shm_nbytes - used : 0;
 
     chunk = room / (2 * IDIST__BUFFERS);
     if (chunk > IDIST__CHUNK_MAX) chunk = IDIST__CHUNK_MAX;
-    m->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
-    m->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
-    first = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[0];
-    other = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
+    seg->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
+    seg->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
+    first = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * seg->chunk_nbytes[0];
+    other = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * seg->chunk_nbytes[1];
 
-    m->region_count = room < first ? 0 : 1 + (int)((room - first) / other);
-    if (m->region_count > (int)IDIST__COUNT_OF(m->taken))
-        m->region_count = (int)IDIST__COUNT_OF(m->taken);
+    seg->region_count = room < first ? 0 : 1 + (int)((room - first) / other);
+    if (seg->region_count > (int)IDIST__COUNT_OF(seg->taken))
+        seg->region_count = (int)IDIST__COUNT_OF(seg->taken);
 
-    m->front_nbytes = sizeof(idist__doorbell);
-    m->part_nbytes = m->buffers_at;
+    seg->front_nbytes = sizeof(idist__doorbell);
+    seg->part_nbytes = seg->buffers_at;
 
-    if (m->region_count) {
-        m->front_nbytes += IDIST__REGION_HEAD_BYTES;
-        m->part_nbytes += IDIST__BUFFERS * m->chunk_nbytes[0];
-        m->part_nbytes += (size_t)(m->region_count - 1) * other;
+    if (seg->region_count) {
+        seg->front_nbytes += IDIST__REGION_HEAD_BYTES;
+        seg->part_nbytes += IDIST__BUFFERS * seg->chunk_nbytes[0];
+        seg->part_nbytes += (size_t)(seg->region_count - 1) * other;
     }
 
-    m->front_nbytes = idist__segment_layout_round_up(m->front_nbytes);
-    m->part_nbytes = idist__segment_layout_round_up(m->part_nbytes);
-    m->parts_at = IDIST__PAGE + (size_t)m->n * m->front_nbytes;
-    m->window_at = m->parts_at + (size_t)m->n * m->part_nbytes;
-    m->window_at = (m->window_at + page - 1) / page * page; // mapped by itself
-    m->window_nbytes = window_nbytes;
-    m->reserved_count = 0;
+    seg->front_nbytes = idist__segment_layout_round_up(seg->front_nbytes);
+    seg->part_nbytes = idist__segment_layout_round_up(seg->part_nbytes);
+    seg->parts_at = IDIST__PAGE + (size_t)seg->n * seg->front_nbytes;
+    seg->window_at = seg->parts_at + (size_t)seg->n * seg->part_nbytes;
+    seg->window_at = (seg->window_at + page - 1) / page * page; // mapped by itself
+    seg->window_nbytes = window_nbytes;
+    seg->reserved_count = 0;
 }
 
 // Returns the size of a window: at least the memory of the host, a power of two. Returns 0 where
@@ -11428,94 +11481,96 @@ static size_t idist__segment_layout_window_nbytes(int n) {
 // the file before anybody uses it, and a rank that cannot is no more than a rank that votes against
 // the segment.
 
-static void idist__segment_map_free(const idist_allocator *mem, idist__segment *m) {
-    if (!m) return;
-    idist__view_unmap_all(m);
-    if (m->base) idist__os_memory_unmap(m->base, m->window_at);
-    idist__os_descriptor_close(&m->fd);
-    idist__os_descriptor_close(&m->beacon);
-    idist__os_descriptor_close(&m->observer);
-    idist__mem_free(mem, m->views);
-    idist__mem_free(mem, m->local);
-    idist__mem_free(mem, m->processes);
-    idist__mem_free(mem, m->remote_pieces);
-    idist__mem_free(mem, m->ports);
-    idist__mem_free(mem, m);
+static void idist__segment_map_free(const idist_allocator *mem, idist__segment *seg) {
+    if (!seg) return;
+    idist__view_unmap_all(seg);
+    if (seg->base) idist__os_memory_unmap(seg->base, seg->window_at);
+    idist__os_descriptor_close(&seg->fd);
+    idist__os_descriptor_close(&seg->beacon);
+    idist__os_descriptor_close(&seg->observer);
+    idist__mem_free(mem, seg->views);
+    idist__mem_free(mem, seg->local);
+    idist__mem_free(mem, seg->processes);
+    idist__mem_free(mem, seg->remote_pieces);
+    idist__mem_free(mem, seg->ports);
+    idist__mem_free(mem, seg);
 }
 
 // Returns NULL when memory is short. m->local has room for twice as many ranks as it needs: the
 // caller keeps a second table there.
 static idist__segment *idist__segment_map_new(const idist_allocator *mem, size_t world_size) {
-    idist__segment *m = (idist__segment *)idist__mem_alloc(mem, sizeof *m);
+    idist__segment *seg = (idist__segment *)idist__mem_alloc(mem, sizeof *seg);
 
-    if (!m) return NULL;
-    m->fd = -1;
-    m->beacon = -1;
-    m->observer = -1;
-    m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
-    m->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
-    m->processes = (idist__os_process *)idist__mem_alloc(mem, sizeof *m->processes * world_size);
-    m->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
-    m->views = (idist__view *)idist__mem_alloc(mem, sizeof *m->views * world_size);
-    if (m->local && m->ports && m->processes && m->remote_pieces && m->views) return m;
+    if (!seg) return NULL;
+    seg->fd = -1;
+    seg->beacon = -1;
+    seg->observer = -1;
+    seg->local = (int *)idist__mem_alloc(mem, sizeof *seg->local * 2 * world_size);
+    seg->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *seg->ports * world_size);
+    seg->processes =
+        (idist__os_process *)idist__mem_alloc(mem, sizeof *seg->processes * world_size);
+    seg->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
+    seg->views = (idist__view *)idist__mem_alloc(mem, sizeof *seg->views * world_size);
+    if (seg->local && seg->ports && seg->processes && seg->remote_pieces && seg->views) return seg;
 
-    idist__segment_map_free(mem, m);
+    idist__segment_map_free(mem, seg);
 
     return NULL;
 }
 
 // Makes the file, and sets the layout. The file has no windows if a limit on the size of files does
 // not leave room for them. Returns 0, or an errno.
-static int idist__segment_map_create(idist__segment *m, size_t shm_nbytes) {
-    idist__segment_layout_set(m, shm_nbytes, idist__segment_layout_window_nbytes(m->n));
-    m->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(m));
-    if (m->fd >= 0) return 0;
+static int idist__segment_map_create(idist__segment *seg, size_t shm_nbytes) {
+    idist__segment_layout_set(seg, shm_nbytes, idist__segment_layout_window_nbytes(seg->n));
+    seg->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(seg));
+    if (seg->fd >= 0) return 0;
 
-    idist__segment_layout_set(m, shm_nbytes, 0);
-    m->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(m));
+    idist__segment_layout_set(seg, shm_nbytes, 0);
+    seg->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(seg));
 
-    return m->fd < 0 ? errno : 0;
+    return seg->fd < 0 ? errno : 0;
 }
 
 // Reserves memory for our doorbell, our catalog and the pipes to us. Returns 0, or an errno.
-static int idist__segment_map_reserve(const idist__segment *m) {
-    size_t me = (size_t)m->me;
-    int fd = m->fd, error = 0;
+static int idist__segment_map_reserve(const idist__segment *seg) {
+    size_t me = (size_t)seg->me;
+    int fd = seg->fd, error = 0;
 
-    if (idist__os_segment_nbytes(fd) < idist__segment_layout_file_nbytes(m)) return EINVAL;
+    if (idist__os_segment_nbytes(fd) < idist__segment_layout_file_nbytes(seg)) return EINVAL;
     if (!me) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
     if (!error)
-        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * m->front_nbytes,
+        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * seg->front_nbytes,
                                          sizeof(idist__doorbell));
     if (!error)
-        error = idist__os_memory_reserve(fd, m->parts_at + me * m->part_nbytes, m->buffers_at);
+        error =
+            idist__os_memory_reserve(fd, seg->parts_at + me * seg->part_nbytes, seg->buffers_at);
 
     return error;
 }
 
 // Maps the file, reserves our memory in it, and adds our processors to those of the host. Returns
 // 0, or an errno.
-static int idist__segment_map_open(idist__segment *m) {
+static int idist__segment_map_open(idist__segment *seg) {
     idist__os_cpu_set cpus;
-    int i, error = idist__segment_map_reserve(m);
+    int i, error = idist__segment_map_reserve(seg);
 
     if (error) return error;
-    m->base = (char *)idist__os_memory_map(m->fd, 0, m->window_at);
-    if (!m->base) return errno;
+    seg->base = (char *)idist__os_memory_map(seg->fd, 0, seg->window_at);
+    if (!seg->base) return errno;
 
-    if (m->window_nbytes) {
-        size_t at = m->window_at + (size_t)m->me * m->window_nbytes;
-        m->window = idist__window_open(m->fd, at, m->window_nbytes);
-        if (!m->window) return ENOMEM;
+    if (seg->window_nbytes) {
+        size_t at = seg->window_at + (size_t)seg->me * seg->window_nbytes;
+        seg->window = idist__window_open(seg->fd, at, seg->window_nbytes);
+        if (!seg->window) return ENOMEM;
     }
 
     idist__os_cpu_usable(&cpus);
     for (i = 0; i < IDIST__CPU_WORDS; i++)
-        __atomic_fetch_or(&idist__segment_header_of(m)->cpus.bits[i], cpus.bits[i],
+        __atomic_fetch_or(&idist__segment_header_of(seg)->cpus.bits[i], cpus.bits[i],
                           __ATOMIC_RELAXED);
 
     // The world's region: its members take for granted that all of them have it.
-    return m->region_count ? idist__pool_reserve(m, 0) : 0;
+    return seg->region_count ? idist__pool_reserve(seg, 0) : 0;
 }
 
 // ---- ring/join/segment_probe.h -------------------------------------------------------------------
@@ -11546,37 +11601,37 @@ enum { // votes; the lowest one decides
 // Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
 // in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
 // then in our cache, as contributions usually are.
-static void idist__segment_probe_leave_sample(const idist__segment *m) {
-    if (m->n == 1 || m->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
-    memset(m->remote_pieces, 1, IDIST__SAMPLE_BYTES);
-    memset(idist__segment_pipe(m, (m->me + 1) % m->n, m->me) + 1, 1, IDIST__SAMPLE_BYTES);
+static void idist__segment_probe_leave_sample(const idist__segment *seg) {
+    if (seg->n == 1 || seg->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
+    memset(seg->remote_pieces, 1, IDIST__SAMPLE_BYTES);
+    memset(idist__segment_pipe(seg, (seg->me + 1) % seg->n, seg->me) + 1, 1, IDIST__SAMPLE_BYTES);
 }
 
 // Leaves what the others need to read our memory. The segment is mapped.
-static void idist__segment_probe_prepare(idist__segment *m) {
-    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+static void idist__segment_probe_prepare(idist__segment *seg) {
+    idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
-    idist__os_random(&m->proof, sizeof m->proof);
+    idist__os_random(&seg->proof, sizeof seg->proof);
     bell->pid = idist__os_process_id();
-    bell->proof = m->proof;
-    bell->proof_address = (uint64_t)(uintptr_t)&m->proof;
-    bell->sample_address = (uint64_t)(uintptr_t)m->remote_pieces;
-    idist__segment_probe_leave_sample(m);
+    bell->proof = seg->proof;
+    bell->proof_address = (uint64_t)(uintptr_t)&seg->proof;
+    bell->sample_address = (uint64_t)(uintptr_t)seg->remote_pieces;
+    idist__segment_probe_leave_sample(seg);
 }
 
 // Returns whether we can read the memory of all others, and they are the processes we take them
 // for.
-static bool idist__segment_probe_reads_all(idist__segment *m) {
+static bool idist__segment_probe_reads_all(idist__segment *seg) {
     int i;
 
-    for (i = 0; i < m->n; i++) {
-        const idist__doorbell *bell = idist__segment_doorbell(m, i);
+    for (i = 0; i < seg->n; i++) {
+        const idist__doorbell *bell = idist__segment_doorbell(seg, i);
         uint64_t proof = 0;
         uint64_t proof_address = bell->proof_address;
 
-        m->processes[i] = (idist__os_process)bell->pid;
-        if (m->processes[i] <= 0) return false;
-        if (idist__segment_read_remote(m, i, proof_address, &proof, sizeof proof) != 0)
+        seg->processes[i] = (idist__os_process)bell->pid;
+        if (seg->processes[i] <= 0) return false;
+        if (idist__segment_read_remote(seg, i, proof_address, &proof, sizeof proof) != 0)
             return false;
         if (proof != bell->proof) return false;
     }
@@ -11588,11 +11643,11 @@ static bool idist__segment_probe_reads_all(idist__segment *m) {
 // memory that we share with it. Some processors need five times as long for what is in the other
 // one's cache. The sample is read in small pieces, of which the fastest counts, because the others
 // may have been interrupted.
-static bool idist__segment_probe_reads_fast(const idist__segment *m) {
-    int from = (m->me + m->n - 1) % m->n;
-    const char *shared = (const char *)(idist__segment_pipe(m, m->me, from) + 1);
-    uint64_t address = idist__segment_doorbell(m, from)->sample_address;
-    char *to = m->remote_pieces + IDIST__SAMPLE_BYTES;
+static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
+    int from = (seg->me + seg->n - 1) % seg->n;
+    const char *shared = (const char *)(idist__segment_pipe(seg, seg->me, from) + 1);
+    uint64_t address = idist__segment_doorbell(seg, from)->sample_address;
+    char *to = seg->remote_pieces + IDIST__SAMPLE_BYTES;
     int64_t remote_ns = IDIST__FOREVER, shared_ns = IDIST__FOREVER;
     size_t at;
 
@@ -11601,7 +11656,7 @@ static bool idist__segment_probe_reads_fast(const idist__segment *m) {
     for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__SAMPLE_PIECE) {
         int64_t begin_ns = idist__os_clock_now_ns(), between_ns, end_ns;
 
-        if (idist__segment_read_remote(m, from, address + at, to, IDIST__SAMPLE_PIECE) != 0)
+        if (idist__segment_read_remote(seg, from, address + at, to, IDIST__SAMPLE_PIECE) != 0)
             return false;
         between_ns = idist__os_clock_now_ns();
         memcpy(to, shared + at, IDIST__SAMPLE_PIECE);
@@ -11615,13 +11670,13 @@ static bool idist__segment_probe_reads_fast(const idist__segment *m) {
 
 // Returns how this rank reads the memory of others, as a vote. All ranks have prepared. Ranks that
 // share cores cannot measure it. Rank 0 may not have written head->ncores yet.
-static char idist__segment_probe_reads(idist__segment *m) {
-    const idist__segment_header *head = idist__segment_header_of(m);
+static char idist__segment_probe_reads(idist__segment *seg) {
+    const idist__segment_header *head = idist__segment_header_of(seg);
 
-    if (!idist__segment_probe_reads_all(m)) return IDIST__READS_NOT;
-    if (m->n == 1 || m->n > idist__os_cpu_set_count(&head->cpus)) return IDIST__READS_FAST;
-    if (m->pipe_nbytes < IDIST__SAMPLE_BYTES) return IDIST__READS_FAST;
-    return idist__segment_probe_reads_fast(m) ? IDIST__READS_FAST : IDIST__READS_SLOWLY;
+    if (!idist__segment_probe_reads_all(seg)) return IDIST__READS_NOT;
+    if (seg->n == 1 || seg->n > idist__os_cpu_set_count(&head->cpus)) return IDIST__READS_FAST;
+    if (seg->pipe_nbytes < IDIST__SAMPLE_BYTES) return IDIST__READS_FAST;
+    return idist__segment_probe_reads_fast(seg) ? IDIST__READS_FAST : IDIST__READS_SLOWLY;
 }
 
 // ---- ring/join/segment_vote.h --------------------------------------------------------------------
@@ -11778,30 +11833,31 @@ static bool idist__segment_beacon_find(const idist__join *j, int rank, idist__os
 }
 
 // Finds the beacons of all ranks of this host, and lights our own. Returns 0, or an errno.
-static int idist__segment_beacon_light(const idist__join *j, idist__segment *m, const int *ranks) {
+static int idist__segment_beacon_light(const idist__join *j, idist__segment *seg,
+                                       const int *ranks) {
     int i;
 
-    for (i = 0; i < m->n; i++)
-        if (!idist__segment_beacon_find(j, ranks[i], &m->ports[i].beacon)) return EINVAL;
+    for (i = 0; i < seg->n; i++)
+        if (!idist__segment_beacon_find(j, ranks[i], &seg->ports[i].beacon)) return EINVAL;
 
-    m->beacon = idist__os_beacon_light(&m->ports[m->me].beacon);
-    if (m->beacon < 0) return errno;
-    m->observer = idist__os_beacon_observer();
-    if (m->observer < 0) return errno;
-    m->next_look = m->me;
+    seg->beacon = idist__os_beacon_light(&seg->ports[seg->me].beacon);
+    if (seg->beacon < 0) return errno;
+    seg->observer = idist__os_beacon_observer();
+    if (seg->observer < 0) return errno;
+    seg->next_look = seg->me;
 
     return 0;
 }
 
 // Looks at our own beacon and at those of our parent and children. Returns 0 if the system lets us
 // see them all, or an errno.
-static int idist__segment_beacon_see(const idist__segment *m) {
-    int bit, error = idist__os_beacon_look(m->observer, &m->ports[m->me].beacon);
+static int idist__segment_beacon_see(const idist__segment *seg) {
+    int bit, error = idist__os_beacon_look(seg->observer, &seg->ports[seg->me].beacon);
 
-    if (!error && m->me)
-        error = idist__os_beacon_look(m->observer, &m->ports[m->me & (m->me - 1)].beacon);
-    for (bit = 1; !error && m->me + bit < m->n && !(m->me & bit); bit *= 2)
-        error = idist__os_beacon_look(m->observer, &m->ports[m->me + bit].beacon);
+    if (!error && seg->me)
+        error = idist__os_beacon_look(seg->observer, &seg->ports[seg->me & (seg->me - 1)].beacon);
+    for (bit = 1; !error && seg->me + bit < seg->n && !(seg->me & bit); bit *= 2)
+        error = idist__os_beacon_look(seg->observer, &seg->ports[seg->me + bit].beacon);
 
     return error;
 }
@@ -11825,45 +11881,46 @@ static int idist__segment_beacon_see(const idist__segment *m) {
 // that the parent is gone.
 
 // Says in w->sharing how the ranks of this host share memory, and warns if it is too little.
-static void idist__take_over_describe(const idist__join *j, const idist__segment *m) {
+static void idist__take_over_describe(const idist__join *j, const idist__segment *seg) {
     idist__world *w = j->w;
 
     snprintf(w->sharing, sizeof w->sharing, "shared memory, %zu KiB per rank%s; %s",
              w->cfg.shm_nbytes >> 10,
-             m->region_count ? "" : ", too little for collectives, which are messages",
-             m->reads_fast     ? "large buffers are read from the other process"
-             : m->reads_remote ? "large buffers are copied, the kernel reads other processes slowly"
-                               : "large buffers are copied");
-    if (!m->region_count && m->me == 0)
+             seg->region_count ? "" : ", too little for collectives, which are messages",
+             seg->reads_fast ? "large buffers are read from the other process"
+             : seg->reads_remote
+                 ? "large buffers are copied, the kernel reads other processes slowly"
+                 : "large buffers are copied");
+    if (!seg->region_count && seg->me == 0)
         idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->sharing);
 }
 
 // Gives the ring its segment, and the links inside this host their pipes. ranks: the world ranks of
 // this host. status: whether we join or give up.
-static void idist__take_over_links(idist__join *j, idist__segment *m, const int *ranks,
+static void idist__take_over_links(idist__join *j, idist__segment *seg, const int *ranks,
                                    idist_status status) {
-    const idist__segment_header *head = idist__segment_header_of(m);
+    const idist__segment_header *head = idist__segment_header_of(seg);
     int i;
 
-    m->fenced = head->fenced != 0;
-    m->oversubscribed = m->n > (int)head->ncores;
+    seg->fenced = head->fenced != 0;
+    seg->oversubscribed = seg->n > (int)head->ncores;
     j->w->ncores = (int)head->ncores;
 
-    for (i = 0; i < m->n; i++) {
+    for (i = 0; i < seg->n; i++) {
         idist__link *l = &j->ring->links[ranks[i]];
-        idist__pipe_port *port = &m->ports[i];
+        idist__pipe_port *port = &seg->ports[i];
 
-        m->local[ranks[i]] = i;
-        if (i == m->me || (status != IDIST_OK && idist__link_is_connected(l))) continue;
-        port->shm = m;
+        seg->local[ranks[i]] = i;
+        if (i == seg->me || (status != IDIST_OK && idist__link_is_connected(l))) continue;
+        port->shm = seg;
         port->peer = i;
-        port->in = idist__segment_pipe(m, i, m->me);
-        port->out = idist__segment_pipe(m, m->me, i);
+        port->in = idist__segment_pipe(seg, i, seg->me);
+        port->out = idist__segment_pipe(seg, seg->me, i);
         idist__link_open(j->ring, l, &idist__pipe_transport, port); // closes the connection
     }
 
-    j->ring->shm = m;
-    idist__take_over_describe(j, m);
+    j->ring->shm = seg;
+    idist__take_over_describe(j, seg);
 }
 
 // ---- ring/join/segment_agree.h -------------------------------------------------------------------
@@ -11936,7 +11993,7 @@ static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int
 
 // Makes the file or receives it, and sends it to our children. Without a file *error says why; the
 // ranks vote all the same.
-static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *m,
+static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *seg,
                                               const idist__vote_tree *tree, int *error) {
     const idist__link *links = j->ring->links;
     idist__segment_hello hello;
@@ -11950,18 +12007,18 @@ static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *m,
         status = idist__segment_vote_await(j, tree->parent);
         if (status != IDIST_OK) return status;
         if (!idist__segment_agree_receive(links[tree->parent].sockets.fds[0], &hello, sizeof hello,
-                                          &m->fd, j->deadline_ns))
+                                          &seg->fd, j->deadline_ns))
             return idist__segment_vote_broken(j, tree->parent);
-        idist__segment_layout_set(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-        if (m->fd >= 0) *error = 0;
+        idist__segment_layout_set(seg, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+        if (seg->fd >= 0) *error = 0;
     } else {
-        *error = idist__segment_map_create(m, (size_t)hello.shm_nbytes);
-        hello.window_nbytes = m->window_nbytes;
+        *error = idist__segment_map_create(seg, (size_t)hello.shm_nbytes);
+        hello.window_nbytes = seg->window_nbytes;
     }
 
     for (i = 0; i < tree->child_count; i++)
         if (!idist__segment_agree_send(links[tree->children[i]].sockets.fds[0], &hello,
-                                       sizeof hello, m->fd, j->deadline_ns))
+                                       sizeof hello, seg->fd, j->deadline_ns))
             return idist__segment_vote_broken(j, tree->children[i]);
 
     return IDIST_OK;
@@ -11971,12 +12028,12 @@ static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *m,
 
 // Says in the ballot that this rank cannot share memory, and why: it cannot see beacons, or
 // something else failed.
-static void idist__segment_agree_refuse(const idist__join *j, const idist__segment *m,
+static void idist__segment_agree_refuse(const idist__join *j, const idist__segment *seg,
                                         int beacon_error, int error, idist__ballot *ballot) {
     char limit[160] = "";
 
     ballot->vote = IDIST__VOTE_FAILED;
-    if (!beacon_error) idist__os_memory_limit(m->window_at, limit, sizeof limit);
+    if (!beacon_error) idist__os_memory_limit(seg->window_at, limit, sizeof limit);
     snprintf(ballot->why, sizeof ballot->why, "rank %d: %s%s", j->w->group.rank,
              beacon_error ? "the processes of this host cannot see each other end: " : "",
              *limit ? limit : strerror(beacon_error ? beacon_error : error));
@@ -11984,7 +12041,7 @@ static void idist__segment_agree_refuse(const idist__join *j, const idist__segme
 
 // Maps the file, unless there is an error already, and votes on that. Sets *all if every rank of
 // this host has mapped it.
-static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment *m,
+static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment *seg,
                                                   const idist__vote_tree *tree, int beacon_error,
                                                   int error, bool *all) {
     idist__ballot ballot;
@@ -11992,9 +12049,9 @@ static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment
 
     memset(&ballot, 0, sizeof ballot);
     ballot.vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
-    if (!error && !beacon_error) error = idist__segment_map_open(m);
-    if (error || beacon_error) idist__segment_agree_refuse(j, m, beacon_error, error, &ballot);
-    else idist__segment_probe_prepare(m);
+    if (!error && !beacon_error) error = idist__segment_map_open(seg);
+    if (error || beacon_error) idist__segment_agree_refuse(j, seg, beacon_error, error, &ballot);
+    else idist__segment_probe_prepare(seg);
 
     status = idist__segment_vote_decide(j, tree, &ballot);
     *all = status == IDIST_OK && ballot.vote > IDIST__VOTE_FAILED;
@@ -12004,26 +12061,26 @@ static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment
         idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
     }
 
-    if (*all && m->me == 0) {
-        idist__segment_header *head = idist__segment_header_of(m);
+    if (*all && seg->me == 0) {
+        idist__segment_header *head = idist__segment_header_of(seg);
         head->ncores = (uint32_t)idist__os_cpu_set_count(&head->cpus);
-        head->fenced = ballot.vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
+        head->fenced = ballot.vote == IDIST__VOTE_FENCED || seg->n > (int)head->ncores;
     }
 
     return status;
 }
 
 // Votes on how the ranks read each other's memory. All of them have mapped the file.
-static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segment *m,
+static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segment *seg,
                                                     const idist__vote_tree *tree) {
     idist__ballot ballot;
     idist_status status;
 
     memset(&ballot, 0, sizeof ballot);
-    ballot.vote = idist__segment_probe_reads(m);
+    ballot.vote = idist__segment_probe_reads(seg);
     status = idist__segment_vote_decide(j, tree, &ballot);
-    m->reads_remote = ballot.vote >= IDIST__READS_SLOWLY;
-    m->reads_fast = ballot.vote == IDIST__READS_FAST;
+    seg->reads_remote = ballot.vote >= IDIST__READS_SLOWLY;
+    seg->reads_fast = ballot.vote == IDIST__READS_FAST;
 
     return status;
 }
@@ -12032,39 +12089,39 @@ static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segme
 
 // Finds the ranks of this host that take part, and our rank among them. Writes their world ranks
 // to `ranks`.
-static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *m, int *ranks) {
+static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *seg, int *ranks) {
     const idist__record *own = &j->records[j->w->group.rank];
     int i;
 
     for (i = 0; i < j->w->group.size; i++) {
         const idist__record *record = &j->records[i];
 
-        m->local[i] = -1;
+        seg->local[i] = -1;
         if (!record->shm || record->host != own->host || !record->local[0]) continue;
-        if (i == j->w->group.rank) m->me = m->n;
-        ranks[m->n++] = i;
+        if (i == j->w->group.rank) seg->me = seg->n;
+        ranks[seg->n++] = i;
     }
 }
 
 // Agrees with the other ranks of this host, if there are any. Sets *all if every rank of this host
 // has mapped the file, even if this rank fails after that.
-static idist_status idist__segment_agree_run(idist__join *j, idist__segment *m,
+static idist_status idist__segment_agree_run(idist__join *j, idist__segment *seg,
                                              const idist__vote_tree *tree, bool *all) {
     int i, beacon_error, error = 0;
     idist_status status;
 
-    if (m->n < 2) return IDIST_OK;
-    beacon_error = idist__segment_beacon_light(j, m, tree->ranks);
+    if (seg->n < 2) return IDIST_OK;
+    beacon_error = idist__segment_beacon_light(j, seg, tree->ranks);
 
     if (tree->parent >= 0) idist__links_want(j, tree->parent);
     for (i = 0; i < tree->child_count; i++) idist__links_want(j, tree->children[i]);
     status = idist__links_connect(j);
-    if (!beacon_error) beacon_error = idist__segment_beacon_see(m);
+    if (!beacon_error) beacon_error = idist__segment_beacon_see(seg);
 
-    if (status == IDIST_OK) status = idist__segment_agree_pass(j, m, tree, &error);
+    if (status == IDIST_OK) status = idist__segment_agree_pass(j, seg, tree, &error);
     if (status == IDIST_OK)
-        status = idist__segment_agree_vote_map(j, m, tree, beacon_error, error, all);
-    if (status == IDIST_OK && *all) status = idist__segment_agree_vote_reads(j, m, tree);
+        status = idist__segment_agree_vote_map(j, seg, tree, beacon_error, error, all);
+    if (status == IDIST_OK && *all) status = idist__segment_agree_vote_reads(j, seg, tree);
 
     return status;
 }
@@ -12073,22 +12130,22 @@ static idist_status idist__segment_agree_run(idist__join *j, idist__segment *m,
 static idist_status idist__segment_agree_share(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     int size = j->w->group.size, *ranks;
-    idist__segment *m;
+    idist__segment *seg;
     idist__vote_tree tree;
     bool all = false;
     idist_status status;
 
     if (!j->records[j->w->group.rank].shm) return IDIST_OK;
-    m = idist__segment_map_new(mem, (size_t)size);
-    if (!m) return IDIST_ERR_NO_MEMORY;
+    seg = idist__segment_map_new(mem, (size_t)size);
+    if (!seg) return IDIST_ERR_NO_MEMORY;
 
-    ranks = m->local + size; // room for them was allocated with the other table
-    idist__segment_agree_find_ranks(j, m, ranks);
-    idist__segment_vote_set_tree(&tree, ranks, m->n, m->me);
-    status = idist__segment_agree_run(j, m, &tree, &all);
+    ranks = seg->local + size; // room for them was allocated with the other table
+    idist__segment_agree_find_ranks(j, seg, ranks);
+    idist__segment_vote_set_tree(&tree, ranks, seg->n, seg->me);
+    status = idist__segment_agree_run(j, seg, &tree, &all);
 
-    if (all) idist__take_over_links(j, m, ranks, status);
-    else idist__segment_map_free(mem, m);
+    if (all) idist__take_over_links(j, seg, ranks, status);
+    else idist__segment_map_free(mem, seg);
     j->voting = status != IDIST_OK;
 
     return status;
@@ -12136,22 +12193,22 @@ static void idist__join_free(idist__ring *ring) {
 
     for (i = 0; ring->links && i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        idist__message *m, *next;
+        idist__message *msg, *next;
 
         idist__link_close(ring, l);
         idist__sockets_close(&l->sockets); // the others had not been connected yet
         idist__link_write_failed(ring, l); // frees what was not written
 
-        for (m = l->early; m; m = next) {
-            next = m->next;
-            idist__message_free(ring, l, m);
+        for (msg = l->early; msg; msg = next) {
+            next = msg->next;
+            idist__message_free(ring, l, msg);
         }
     }
 
     while (ring->idle) {
-        idist__transfer *v = ring->idle;
-        ring->idle = v->next;
-        idist__mem_free(mem, v);
+        idist__transfer *xfer = ring->idle;
+        ring->idle = xfer->next;
+        idist__mem_free(mem, xfer);
     }
 
     idist__connector_free(ring->connector);
@@ -12383,18 +12440,18 @@ static int idist__close_polls(const idist__ring *ring, idist__os_poll_entry *ent
 
 static void idist__close_linger(idist__ring *ring, int64_t until_ns) {
     idist__os_poll_entry *entries = ring->polls;
-    idist__connector *c = ring->connector;
+    idist__connector *conn = ring->connector;
     int count;
 
-    if (c) idist__connector_leave(c);
+    if (conn) idist__connector_leave(conn);
 
     do {
-        if (c) idist__progress_connect(ring);
+        if (conn) idist__progress_connect(ring);
         count = idist__close_polls(ring, entries);
-        if (c) count += idist__connector_polls(c, entries + count);
+        if (conn) count += idist__connector_polls(conn, entries + count);
         if (!count) break;
         idist__os_poll(entries, count, idist__os_clock_ms_until(until_ns));
-        if (c) idist__connector_polled(c);
+        if (conn) idist__connector_polled(conn);
     } while (idist__os_clock_ms_until(until_ns) != 0);
 }
 

@@ -1449,15 +1449,15 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
     enum { IDIST__ROOT_EPOCH, IDIST__ROOT_PROCESSED, IDIST__ROOT_LENGTH, IDIST__ROOT_WORDS };
     uint64_t root[IDIST__ROOT_WORDS] = {0, 0, 0}; // what rank 0 has
     idist_sampler_desc desc;
-    idist_opts o;
-    idist_status status = idist__agree_enter("sampler_reshard", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("sampler_reshard", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     if (!sampler) status = idist__fail(IDIST_ERR_ARG, "sampler_reshard: sampler is NULL");
     else if (sampler->fixed_replicas)
         status = idist__fail(IDIST_ERR_ARG,
                              "sampler_reshard: the sampler was created with num_replicas");
-    status = idist__agree(status, &o);
+    status = idist__agree(status, &own_opts);
     if (status != IDIST_OK) return status;
 
     desc = sampler->desc;
@@ -1465,12 +1465,12 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
     root[IDIST__ROOT_PROCESSED] = idist__sampler_done(&desc, (size_t)desc.num_replicas,
                                                       sampler->processed, sampler->recorded);
     root[IDIST__ROOT_LENGTH] = desc.length;
-    status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, &o);
+    status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, &own_opts);
     if (status != IDIST_OK) return status;
 
-    desc.group = o.group;
-    desc.num_replicas = idist_group_size(o.group);
-    desc.rank = idist_group_rank(o.group);
+    desc.group = own_opts.group;
+    desc.num_replicas = idist_group_size(own_opts.group);
+    desc.rank = idist_group_rank(own_opts.group);
     if (root[IDIST__ROOT_LENGTH] != desc.length)
         status =
             idist__fail(IDIST_ERR_MISMATCH, "sampler_reshard: %zu samples here, %llu on rank 0",
@@ -1479,7 +1479,7 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
         status = idist__sampler_deal(sampler, &desc, root[IDIST__ROOT_EPOCH],
                                      (size_t)root[IDIST__ROOT_PROCESSED]);
 
-    return idist__agree(status, &o);
+    return idist__agree(status, &own_opts);
 }
 
 // Rounds the product to a double and then truncates it, as Python does: the x87 unit of i386 would
@@ -2128,25 +2128,25 @@ idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64
     char *rows, *own;
     int ranks, channel;
     uint32_t mode;
-    idist_opts o;
-    idist_status status = idist__agree_enter("sync_batch_norm", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("sync_batch_norm", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     if (channels < 1 || !mean || !var || !count)
         return idist__fail(IDIST_ERR_ARG, "sync_batch_norm: %d channels, or a pointer is NULL",
                            channels);
 
-    ranks = idist_group_size(o.group);
+    ranks = idist_group_size(own_opts.group);
     values_nbytes = sizeof *mean * (size_t)channels;
     row_nbytes = sizeof *count + 2 * values_nbytes;
     rows = (char *)malloc(row_nbytes * (size_t)ranks);
-    if (!rows) return idist__agree_no_memory("sync_batch_norm", o.group);
+    if (!rows) return idist__agree_no_memory("sync_batch_norm", own_opts.group);
 
-    own = rows + row_nbytes * (size_t)idist_group_rank(o.group);
+    own = rows + row_nbytes * (size_t)idist_group_rank(own_opts.group);
     memcpy(own, count, sizeof *count);
     memcpy(own + sizeof *count, mean, values_nbytes);
     memcpy(own + sizeof *count + values_nbytes, var, values_nbytes);
-    status = idist_all_gather(own, rows, row_nbytes, IDIST_U8, &o);
+    status = idist_all_gather(own, rows, row_nbytes, IDIST_U8, &own_opts);
     mode = idist__mode_enter(); // all ranks get the same bits
 
     for (channel = 0; channel < channels && status == IDIST_OK; channel++)
@@ -2162,19 +2162,19 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
                                             const idist_opts *opts) {
     size_t nbytes = sizeof(float) * (size_t)(channels > 0 ? channels : 0);
     char *both; // reduced by one call instead of two
-    idist_opts o;
-    idist_status status = idist__agree_enter("sync_batch_norm_backward", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("sync_batch_norm_backward", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     if (channels < 1 || !sum_dy || !sum_dy_xmu)
         return idist__fail(IDIST_ERR_ARG,
                            "sync_batch_norm_backward: %d channels, or a pointer is NULL", channels);
     both = (char *)malloc(2 * nbytes);
-    if (!both) return idist__agree_no_memory("sync_batch_norm_backward", o.group);
+    if (!both) return idist__agree_no_memory("sync_batch_norm_backward", own_opts.group);
 
     memcpy(both, sum_dy, nbytes);
     memcpy(both + nbytes, sum_dy_xmu, nbytes);
-    status = idist_all_reduce(both, both, 2 * (size_t)channels, IDIST_F32, IDIST_SUM, &o);
+    status = idist_all_reduce(both, both, 2 * (size_t)channels, IDIST_F32, IDIST_SUM, &own_opts);
     if (status == IDIST_OK) memcpy(sum_dy, both, nbytes);
     if (status == IDIST_OK) memcpy(sum_dy_xmu, both + nbytes, nbytes);
     free(both);
@@ -2270,16 +2270,16 @@ static idist_status idist__norm_clip(const idist_tensor *grads, int n, double ma
                                      double *norm, const idist_opts *opts) {
     double squares = 0, before, factor;
     int i;
-    idist_opts o;
-    idist_status status = shared ? IDIST_OK : idist__agree_enter("clip_grad_norm", opts, &o);
+    idist_opts own_opts;
+    idist_status status = shared ? IDIST_OK : idist__agree_enter("clip_grad_norm", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     status = idist__norm_check(grads, n, max_norm);
-    if (!shared) status = idist__agree(status, &o);
+    if (!shared) status = idist__agree(status, &own_opts);
     if (status != IDIST_OK) return status;
 
     for (i = 0; i < n; i++) squares += idist__norm_squares(&grads[i]);
-    if (!shared) status = idist_all_reduce(&squares, &squares, 1, IDIST_F64, IDIST_SUM, &o);
+    if (!shared) status = idist_all_reduce(&squares, &squares, 1, IDIST_F64, IDIST_SUM, &own_opts);
     if (status != IDIST_OK) return status;
     if (!(squares - squares == 0))
         return idist__fail(
@@ -2550,15 +2550,15 @@ double idist_piecewise_linear(const idist_milestone *milestones, int n, double s
 static idist_status idist__metric_ratio(const char *name, const void *metric, double numerator,
                                         double denominator, double *value, const idist_opts *opts) {
     double sums[2];
-    idist_opts o;
-    idist_status status = idist__agree_enter(name, opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter(name, opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     if (!metric) return idist__fail(IDIST_ERR_ARG, "%s: the metric is NULL", name);
 
     sums[0] = numerator;
     sums[1] = denominator;
-    status = idist_all_reduce(sums, sums, 2, IDIST_F64, IDIST_SUM, &o);
+    status = idist_all_reduce(sums, sums, 2, IDIST_F64, IDIST_SUM, &own_opts);
     if (status == IDIST_OK && value)
         *value =
             sums[1] != 0 ? sums[0] / sums[1] : (double)idist__small_float_from_bits(0x7fc00000u);
@@ -2606,14 +2606,15 @@ idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
     return idist__metric_ratio("accuracy_compute", m, correct, total, value, opts);
 }
 
-void idist_mean_update(idist_mean *m, double value, double weight) {
+void idist_mean_update(idist_mean *mean, double value, double weight) {
     if (weight == 0) return; // a NaN times 0 is a NaN
-    m->sum += value * weight;
-    m->weight += weight;
+    mean->sum += value * weight;
+    mean->weight += weight;
 }
 
-idist_status idist_mean_compute(const idist_mean *m, double *value, const idist_opts *opts) {
-    return idist__metric_ratio("mean_compute", m, m ? m->sum : 0, m ? m->weight : 0, value, opts);
+idist_status idist_mean_compute(const idist_mean *mean, double *value, const idist_opts *opts) {
+    return idist__metric_ratio("mean_compute", mean, mean ? mean->sum : 0, mean ? mean->weight : 0,
+                               value, opts);
 }
 
 void idist_running_average_update(idist_running_average *m, double value) {
@@ -2631,51 +2632,53 @@ idist_status idist_running_average_compute(const idist_running_average *m, doubl
                                value, opts);
 }
 
-static bool idist__metric_is_class(const idist_confusion *m, int number) {
-    return number >= 0 && number < m->classes;
+static bool idist__metric_is_class(const idist_confusion *confusion, int number) {
+    return number >= 0 && number < confusion->classes;
 }
 
-idist_status idist_confusion_update(idist_confusion *m, const int *predicted, const int *labels,
-                                    size_t n) {
+idist_status idist_confusion_update(idist_confusion *confusion, const int *predicted,
+                                    const int *labels, size_t n) {
     size_t i;
 
-    if (!m || !m->cells || m->classes < 1 || (n && (!predicted || !labels)))
+    if (!confusion || !confusion->cells || confusion->classes < 1 || (n && (!predicted || !labels)))
         return idist__fail(IDIST_ERR_ARG, "confusion_update: no classes, or a pointer is NULL");
     for (i = 0; i < n; i++)
-        if (!idist__metric_is_class(m, labels[i]) || !idist__metric_is_class(m, predicted[i]))
+        if (!idist__metric_is_class(confusion, labels[i]) ||
+            !idist__metric_is_class(confusion, predicted[i]))
             return idist__fail(
                 IDIST_ERR_ARG,
                 "confusion_update: label %d or prediction %d of sample %zu is not in 0 .. %d",
-                labels[i], predicted[i], i, m->classes - 1);
+                labels[i], predicted[i], i, confusion->classes - 1);
 
     for (i = 0; i < n; i++)
-        m->cells[(size_t)labels[i] * (size_t)m->classes + (size_t)predicted[i]]++;
+        confusion->cells[(size_t)labels[i] * (size_t)confusion->classes + (size_t)predicted[i]]++;
 
     return IDIST_OK;
 }
 
-idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
+idist_status idist_confusion_compute(const idist_confusion *confusion, uint64_t *cells,
                                      const idist_opts *opts) {
     void *unwanted = NULL;
     size_t count;
-    idist_opts o;
-    idist_status status = idist__agree_enter("confusion_compute", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("confusion_compute", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    if (!m || !m->cells || m->classes < 1)
+    if (!confusion || !confusion->cells || confusion->classes < 1)
         return idist__fail(IDIST_ERR_ARG, "confusion_compute: no classes, or a pointer is NULL");
-    if (cells == m->cells)
+    if (cells == confusion->cells)
         return idist__fail(IDIST_ERR_ARG,
                            "confusion_compute: cells must not be those of the metric");
 
-    count = (size_t)m->classes * (size_t)m->classes;
+    count = (size_t)confusion->classes * (size_t)confusion->classes;
 
     if (!cells) {
         unwanted = malloc(count * sizeof *cells);
-        if (!unwanted) return idist__agree_no_memory("confusion_compute", o.group);
+        if (!unwanted) return idist__agree_no_memory("confusion_compute", own_opts.group);
     }
 
-    status = idist_all_reduce(m->cells, cells ? cells : unwanted, count, IDIST_U64, IDIST_SUM, &o);
+    status = idist_all_reduce(confusion->cells, cells ? cells : unwanted, count, IDIST_U64,
+                              IDIST_SUM, &own_opts);
     free(unwanted);
 
     return status;
@@ -2763,11 +2766,11 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
     char *all = NULL;
     int ranks;
     double computed = 0;
-    idist_opts o;
-    idist_status status = idist__agree_enter("epoch_metric", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("epoch_metric", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    ranks = idist_group_size(o.group);
+    ranks = idist_group_size(own_opts.group);
     rank_nbytes = IDIST__EPOCH_WORDS * sizeof *sizes + sizeof *counts;
     sizes = (uint64_t *)malloc((size_t)ranks * rank_nbytes);
     counts = (size_t *)(void *)(sizes ? sizes + IDIST__EPOCH_WORDS * ranks : NULL);
@@ -2780,17 +2783,17 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
 
     own[IDIST__EPOCH_ROWS] = n;
     own[IDIST__EPOCH_ROW_NBYTES] = row_nbytes;
-    status = idist__agree(status, &o);
+    status = idist__agree(status, &own_opts);
     if (status == IDIST_OK)
-        status = idist__epoch_metric_gather(rows, own, sizes, counts, &all, &total, &o);
+        status = idist__epoch_metric_gather(rows, own, sizes, counts, &all, &total, &own_opts);
 
     if (status == IDIST_OK) {
-        if (idist_group_rank(o.group) == 0)
+        if (idist_group_rank(own_opts.group) == 0)
             status = idist__epoch_metric_call(fn, all, total, arg, &computed);
-        status = idist__agree(status, &o);
+        status = idist__agree(status, &own_opts);
     }
 
-    if (status == IDIST_OK) status = idist_broadcast(&computed, 1, IDIST_F64, 0, &o);
+    if (status == IDIST_OK) status = idist_broadcast(&computed, 1, IDIST_F64, 0, &own_opts);
     if (status == IDIST_OK && value) *value = computed;
     free(all);
     free(sizes);
@@ -2922,19 +2925,22 @@ static size_t idist__checkpoint_table_nbytes(uint64_t tensors) {
 }
 
 // A part without its padding.
-static const void *idist__checkpoint_part(const idist__checkpoint *c, int part, size_t *nbytes) {
+static const void *idist__checkpoint_part(const idist__checkpoint *checkpoint, int part,
+                                          size_t *nbytes) {
     const idist_tensor *tensor;
 
     switch (part) {
-    case IDIST__PART_HEADER: *nbytes = sizeof c->header; return c->header;
+    case IDIST__PART_HEADER: *nbytes = sizeof checkpoint->header; return checkpoint->header;
     case IDIST__PART_TABLE:
-        *nbytes = idist__checkpoint_table_nbytes(c->header[IDIST__HEADER_TENSORS]);
-        return c->table;
-    case IDIST__PART_INFO: *nbytes = (size_t)c->header[IDIST__HEADER_INFO]; return c->info;
+        *nbytes = idist__checkpoint_table_nbytes(checkpoint->header[IDIST__HEADER_TENSORS]);
+        return checkpoint->table;
+    case IDIST__PART_INFO:
+        *nbytes = (size_t)checkpoint->header[IDIST__HEADER_INFO];
+        return checkpoint->info;
     default: break;
     }
 
-    tensor = &c->tensors[part - IDIST__PART_TENSORS];
+    tensor = &checkpoint->tensors[part - IDIST__PART_TENSORS];
     *nbytes = tensor->count * idist_dtype_size(tensor->dtype);
 
     return tensor->data;
@@ -2946,13 +2952,13 @@ static size_t idist__checkpoint_padded(size_t nbytes) {
 }
 
 // The checksum at the end of the file, computed from the parts in memory.
-static uint64_t idist__checkpoint_sum(const idist__checkpoint *c) {
+static uint64_t idist__checkpoint_sum(const idist__checkpoint *checkpoint) {
     idist__checksum sum = idist__checksum_begin();
     int part;
 
-    for (part = 0; part < c->part_count; part++) {
+    for (part = 0; part < checkpoint->part_count; part++) {
         size_t nbytes;
-        const void *data = idist__checkpoint_part(c, part, &nbytes);
+        const void *data = idist__checkpoint_part(checkpoint, part, &nbytes);
 
         idist__checksum_add(&sum, data, nbytes);
     }
@@ -2977,25 +2983,25 @@ static idist_status idist__checkpoint_check_tensor(const char *name, int i,
 }
 
 // Describes the arguments of a call. The caller frees c->table, also after a failure.
-static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *c,
+static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *checkpoint,
                                            const idist_tensor *tensors, int n, const void *info,
                                            size_t info_nbytes) {
     const uint64_t limit = (uint64_t)(SIZE_MAX < INT64_MAX ? SIZE_MAX : INT64_MAX) / 4;
     uint64_t total = info_nbytes;
     int i;
 
-    memset(c, 0, sizeof *c);
+    memset(checkpoint, 0, sizeof *checkpoint);
     if (n < 0 || (n && !tensors))
         return idist__fail(IDIST_ERR_ARG, "%s: %d tensors, or tensors is NULL", name, n);
     if (info_nbytes && !info)
         return idist__fail(IDIST_ERR_ARG, "%s: %zu bytes of info, but info is NULL", name,
                            info_nbytes);
-    c->table = (uint64_t *)malloc(idist__checkpoint_table_nbytes((uint64_t)n + 1));
-    if (!c->table)
+    checkpoint->table = (uint64_t *)malloc(idist__checkpoint_table_nbytes((uint64_t)n + 1));
+    if (!checkpoint->table)
         return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for a table of %d tensors", name, n);
 
     for (i = 0; i < n; i++) {
-        uint64_t *entry = c->table + IDIST__TABLE_WORDS * i;
+        uint64_t *entry = checkpoint->table + IDIST__TABLE_WORDS * i;
         idist_status status = idist__checkpoint_check_tensor(name, i, &tensors[i], limit);
 
         if (status != IDIST_OK) return status;
@@ -3008,19 +3014,19 @@ static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *
     if (total > limit)
         return idist__fail(IDIST_ERR_ARG, "%s: more bytes than a file can have", name);
     total += idist__checkpoint_padded(info_nbytes) - info_nbytes;
-    total +=
-        sizeof c->header + idist__checkpoint_padded(idist__checkpoint_table_nbytes((uint64_t)n));
+    total += sizeof checkpoint->header +
+             idist__checkpoint_padded(idist__checkpoint_table_nbytes((uint64_t)n));
     total += sizeof(uint64_t); // the checksum
 
-    c->info = info;
-    c->tensors = tensors;
-    c->part_count = IDIST__PART_TENSORS + n;
-    memcpy(&c->header[IDIST__HEADER_MAGIC], idist__checkpoint_magic,
+    checkpoint->info = info;
+    checkpoint->tensors = tensors;
+    checkpoint->part_count = IDIST__PART_TENSORS + n;
+    memcpy(&checkpoint->header[IDIST__HEADER_MAGIC], idist__checkpoint_magic,
            sizeof idist__checkpoint_magic);
-    c->header[IDIST__HEADER_VERSION] = IDIST__CHECKPOINT_VERSION;
-    c->header[IDIST__HEADER_TENSORS] = (uint64_t)n;
-    c->header[IDIST__HEADER_INFO] = info_nbytes;
-    c->header[IDIST__HEADER_FILE] = total;
+    checkpoint->header[IDIST__HEADER_VERSION] = IDIST__CHECKPOINT_VERSION;
+    checkpoint->header[IDIST__HEADER_TENSORS] = (uint64_t)n;
+    checkpoint->header[IDIST__HEADER_INFO] = info_nbytes;
+    checkpoint->header[IDIST__HEADER_FILE] = total;
 
     return IDIST_OK;
 }
@@ -3256,11 +3262,11 @@ static idist_status idist__load_fail(const char *path, int error) {
 }
 
 // Whether entry i of a file's table describes tensor i.
-static idist_status idist__load_match_entry(const idist__checkpoint *c, int i, idist__os_file file,
-                                            const char *path) {
-    const idist_tensor *tensor = &c->tensors[i];
+static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint, int i,
+                                            idist__os_file file, const char *path) {
+    const idist_tensor *tensor = &checkpoint->tensors[i];
     uint64_t entry[IDIST__TABLE_WORDS], dtype;
-    uint64_t at = sizeof c->header + (uint64_t)i * sizeof entry;
+    uint64_t at = sizeof checkpoint->header + (uint64_t)i * sizeof entry;
     int error = idist__checkpoint_read(file, at, entry, sizeof entry);
 
     if (error) return idist__load_fail(path, error);
@@ -3280,28 +3286,28 @@ static idist_status idist__load_match_entry(const idist__checkpoint *c, int i, i
 
 // Checks that a valid file has the tensors of this call. Takes over its header, with step and
 // score.
-static idist_status idist__load_match(idist__checkpoint *c, const uint64_t *header,
+static idist_status idist__load_match(idist__checkpoint *checkpoint, const uint64_t *header,
                                       idist__os_file file, const char *path) {
-    int i, n = c->part_count - IDIST__PART_TENSORS;
+    int i, n = checkpoint->part_count - IDIST__PART_TENSORS;
 
     if (header[IDIST__HEADER_TENSORS] != (uint64_t)n)
         return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s has %llu tensors, expected %d", path,
                            (unsigned long long)header[IDIST__HEADER_TENSORS], n);
-    if (header[IDIST__HEADER_INFO] != c->header[IDIST__HEADER_INFO])
+    if (header[IDIST__HEADER_INFO] != checkpoint->header[IDIST__HEADER_INFO])
         return idist__fail(IDIST_ERR_ARG,
                            "checkpoint_load: %s has %llu bytes of info, expected %llu", path,
                            (unsigned long long)header[IDIST__HEADER_INFO],
-                           (unsigned long long)c->header[IDIST__HEADER_INFO]);
+                           (unsigned long long)checkpoint->header[IDIST__HEADER_INFO]);
 
     for (i = 0; i < n; i++) {
-        idist_status status = idist__load_match_entry(c, i, file, path);
+        idist_status status = idist__load_match_entry(checkpoint, i, file, path);
         if (status != IDIST_OK) return status;
     }
 
-    if (header[IDIST__HEADER_FILE] != c->header[IDIST__HEADER_FILE])
+    if (header[IDIST__HEADER_FILE] != checkpoint->header[IDIST__HEADER_FILE])
         return idist__fail(IDIST_ERR_ARG,
                            "checkpoint_load: the size of %s does not match its tensors", path);
-    memcpy(c->header, header, sizeof c->header);
+    memcpy(checkpoint->header, header, sizeof checkpoint->header);
 
     return IDIST_OK;
 }
@@ -3316,16 +3322,16 @@ static idist_status idist__load_fail_flaw(const char *path, idist__flaw flaw) {
 
 // Checks that the padding is zero. If it were not, the checksum over the file could be right, but
 // the one over the memory of a rank would be wrong.
-static idist_status idist__load_check_padding(const idist__checkpoint *c, idist__os_file file,
-                                              const char *path) {
+static idist_status idist__load_check_padding(const idist__checkpoint *checkpoint,
+                                              idist__os_file file, const char *path) {
     char padding[IDIST__CHECKSUM_BLOCK];
     uint64_t at = 0;
     int part, error;
 
-    for (part = 0; part < c->part_count; part++) {
+    for (part = 0; part < checkpoint->part_count; part++) {
         size_t nbytes, padded, i;
 
-        idist__checkpoint_part(c, part, &nbytes);
+        idist__checkpoint_part(checkpoint, part, &nbytes);
         padded = idist__checkpoint_padded(nbytes);
         error = idist__checkpoint_read(file, at + nbytes, padding, padded - nbytes);
         if (error) return idist__load_fail(path, error);
@@ -3339,8 +3345,8 @@ static idist_status idist__load_check_padding(const idist__checkpoint *c, idist_
 }
 
 // Rank 0: opens the file and checks all of it. The caller closes *file, also after a failure.
-static idist_status idist__load_open(idist__checkpoint *c, const char *path, idist__os_file *file,
-                                     uint64_t *sum) {
+static idist_status idist__load_open(idist__checkpoint *checkpoint, const char *path,
+                                     idist__os_file *file, uint64_t *sum) {
     uint64_t header[IDIST__HEADER_WORDS];
     int error;
     idist__flaw flaw;
@@ -3358,36 +3364,36 @@ static idist_status idist__load_open(idist__checkpoint *c, const char *path, idi
     if (flaw == IDIST__FLAW_UNREADABLE) return idist__load_fail(path, error);
     if (flaw) return idist__load_fail_flaw(path, flaw);
 
-    status = idist__load_match(c, header, *file, path);
+    status = idist__load_match(checkpoint, header, *file, path);
     if (status != IDIST_OK) return status;
 
-    return idist__load_check_padding(c, *file, path);
+    return idist__load_check_padding(checkpoint, *file, path);
 }
 
 // Gets the header from rank 0, and compares the tensors with those of rank 0: broadcasts with
 // different counts would break the group.
-static idist_status idist__load_compare(idist__checkpoint *c, uint64_t *sum,
+static idist_status idist__load_compare(idist__checkpoint *checkpoint, uint64_t *sum,
                                         const idist_opts *opts) {
     enum { IDIST__ROOT_SUM = IDIST__HEADER_WORDS, IDIST__ROOT_TABLE_SUM, IDIST__ROOT_WORDS };
     uint64_t root[IDIST__ROOT_WORDS], own_table_sum;
     idist__checksum table_sum = idist__checksum_begin();
     idist_status status;
 
-    idist__checksum_add(&table_sum, c->table,
-                        idist__checkpoint_table_nbytes(c->header[IDIST__HEADER_TENSORS]));
+    idist__checksum_add(&table_sum, checkpoint->table,
+                        idist__checkpoint_table_nbytes(checkpoint->header[IDIST__HEADER_TENSORS]));
     own_table_sum = idist__checksum_end(&table_sum);
-    memcpy(root, c->header, sizeof c->header);
+    memcpy(root, checkpoint->header, sizeof checkpoint->header);
     root[IDIST__ROOT_SUM] = *sum;
     root[IDIST__ROOT_TABLE_SUM] = own_table_sum;
     status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, opts);
     if (status != IDIST_OK) return status;
 
-    if (root[IDIST__HEADER_TENSORS] != c->header[IDIST__HEADER_TENSORS] ||
-        root[IDIST__HEADER_INFO] != c->header[IDIST__HEADER_INFO] ||
+    if (root[IDIST__HEADER_TENSORS] != checkpoint->header[IDIST__HEADER_TENSORS] ||
+        root[IDIST__HEADER_INFO] != checkpoint->header[IDIST__HEADER_INFO] ||
         root[IDIST__ROOT_TABLE_SUM] != own_table_sum)
         status = idist__fail(IDIST_ERR_ARG,
                              "checkpoint_load: tensors or info are others than on rank 0");
-    memcpy(c->header, root, sizeof c->header);
+    memcpy(checkpoint->header, root, sizeof checkpoint->header);
     *sum = root[IDIST__ROOT_SUM];
 
     return idist__agree(status, opts);
@@ -3395,20 +3401,21 @@ static idist_status idist__load_compare(idist__checkpoint *c, uint64_t *sum,
 
 // Reads part by part on rank 0 and broadcasts each to all ranks. If rank 0 cannot read, it goes on
 // broadcasting, so that the others do not hang.
-static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os_file file,
+static idist_status idist__load_copy(idist__checkpoint *checkpoint, void *info, idist__os_file file,
                                      const char *path, uint64_t sum, const idist_opts *opts) {
-    uint64_t at = idist__checkpoint_padded(sizeof c->header);
+    uint64_t at = idist__checkpoint_padded(sizeof checkpoint->header);
     size_t nbytes;
     int part, error = 0;
     idist_status status = IDIST_OK;
 
-    idist__checkpoint_part(c, IDIST__PART_TABLE, &nbytes);
+    idist__checkpoint_part(checkpoint, IDIST__PART_TABLE, &nbytes);
     at += idist__checkpoint_padded(nbytes);
 
-    for (part = IDIST__PART_INFO; part < c->part_count; part++) {
-        void *data = part == IDIST__PART_INFO ? info : c->tensors[part - IDIST__PART_TENSORS].data;
+    for (part = IDIST__PART_INFO; part < checkpoint->part_count; part++) {
+        void *data =
+            part == IDIST__PART_INFO ? info : checkpoint->tensors[part - IDIST__PART_TENSORS].data;
 
-        idist__checkpoint_part(c, part, &nbytes);
+        idist__checkpoint_part(checkpoint, part, &nbytes);
         if (file != IDIST__OS_NO_FILE && !error)
             error = idist__checkpoint_read(file, at, data, nbytes);
         at += idist__checkpoint_padded(nbytes);
@@ -3417,7 +3424,7 @@ static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os
     }
 
     if (error) status = idist__load_fail(path, error);
-    else if (idist__checkpoint_sum(c) != sum)
+    else if (idist__checkpoint_sum(checkpoint) != sum)
         status = idist__fail(IDIST_ERR_SYSTEM,
                              "checkpoint_load: what has arrived is not what was in the file");
 
@@ -3426,22 +3433,23 @@ static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os
 
 idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors, int n, void *info,
                                    size_t info_nbytes, const idist_opts *opts) {
-    idist__checkpoint c;
-    idist_opts o;
+    idist__checkpoint checkpoint;
+    idist_opts own_opts;
     uint64_t sum = 0;
     idist__os_file file = IDIST__OS_NO_FILE;
-    idist_status status = idist__agree_enter("checkpoint_load", opts, &o);
+    idist_status status = idist__agree_enter("checkpoint_load", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    status = idist__checkpoint_init("checkpoint_load", &c, tensors, n, info, info_nbytes);
-    if (status == IDIST_OK && idist_group_rank(o.group) == 0)
-        status = idist__load_open(&c, path, &file, &sum);
-    status = idist__agree(status, &o);
+    status = idist__checkpoint_init("checkpoint_load", &checkpoint, tensors, n, info, info_nbytes);
+    if (status == IDIST_OK && idist_group_rank(own_opts.group) == 0)
+        status = idist__load_open(&checkpoint, path, &file, &sum);
+    status = idist__agree(status, &own_opts);
 
-    if (status == IDIST_OK) status = idist__load_compare(&c, &sum, &o);
-    if (status == IDIST_OK) status = idist__load_copy(&c, info, file, path, sum, &o);
+    if (status == IDIST_OK) status = idist__load_compare(&checkpoint, &sum, &own_opts);
+    if (status == IDIST_OK)
+        status = idist__load_copy(&checkpoint, info, file, path, sum, &own_opts);
     idist__os_file_close(&file);
-    free(c.table);
+    free(checkpoint.table);
 
     return status;
 }
@@ -3743,23 +3751,23 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
                                    size_t capacity, const idist_opts *opts) {
     char found[4096];
     const idist__world *world;
-    idist_opts o;
-    idist_status status = idist__agree_enter("checkpoint_find", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("checkpoint_find", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    world = o.group ? o.group->w : idist__world_default();
+    world = own_opts.group ? own_opts.group->w : idist__world_default();
     memset(found, 0, sizeof found);
-    if (idist_group_rank(o.group) == 0)
+    if (idist_group_rank(own_opts.group) == 0)
         status = idist__folder_find(desc, latest, found, sizeof found, &world->log);
-    status = idist__agree(status, &o);
-    if (status == IDIST_OK) status = idist_broadcast(found, sizeof found, IDIST_U8, 0, &o);
+    status = idist__agree(status, &own_opts);
+    if (status == IDIST_OK) status = idist_broadcast(found, sizeof found, IDIST_U8, 0, &own_opts);
     if (status != IDIST_OK) return status;
 
     if (!path) status = idist__fail(IDIST_ERR_ARG, "checkpoint_find: path is NULL");
     else if (strlen(found) >= capacity)
         status = idist__fail(IDIST_ERR_TRUNCATED, "checkpoint_find: %s does not fit into %zu bytes",
                              found, capacity);
-    status = idist__agree(status, &o);
+    status = idist__agree(status, &own_opts);
     if (status == IDIST_OK) memcpy(path, found, strlen(found) + 1);
 
     return status;
@@ -3775,14 +3783,14 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 // all but the best and the latest valid files.
 
 // 0 or an errno.
-static int idist__save_write_parts(const idist__checkpoint *c, idist__os_file file) {
+static int idist__save_write_parts(const idist__checkpoint *checkpoint, idist__os_file file) {
     static const char zeros[IDIST__CHECKSUM_BLOCK] = {0};
-    uint64_t at = 0, sum = idist__checkpoint_sum(c);
+    uint64_t at = 0, sum = idist__checkpoint_sum(checkpoint);
     int part;
 
-    for (part = 0; part < c->part_count; part++) {
+    for (part = 0; part < checkpoint->part_count; part++) {
         size_t nbytes, padded;
-        const void *data = idist__checkpoint_part(c, part, &nbytes);
+        const void *data = idist__checkpoint_part(checkpoint, part, &nbytes);
 
         padded = idist__checkpoint_padded(nbytes);
         if (!idist__os_file_write_at(file, data, nbytes, at) ||
@@ -3806,14 +3814,14 @@ static void idist__save_remember(idist__os_folder folder, const char *name) {
 }
 
 // Writes a file. Its name appears only when all bytes are on the disk. 0 or an errno.
-static int idist__save_write(const idist__checkpoint *c, const idist_checkpoint_desc *desc,
+static int idist__save_write(const idist__checkpoint *checkpoint, const idist_checkpoint_desc *desc,
                              idist__os_folder folder, const char *temporary, const char *name,
                              const idist__log *log) {
     idist__os_file file;
     int error = idist__os_folder_new_file(folder, temporary, &file);
 
     if (error) return error;
-    error = idist__save_write_parts(c, file);
+    error = idist__save_write_parts(checkpoint, file);
     if (!error && !idist__os_file_sync(file))
         error = idist__sync_judge(errno, "checkpoint_save", desc->folder, log);
     if (!idist__os_file_close(&file) && !error) error = errno;
@@ -3945,7 +3953,7 @@ static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, c
 // Saves to an open folder.
 static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
                                           idist__os_folder folder, const char *prefix,
-                                          const idist__checkpoint *c,
+                                          const idist__checkpoint *checkpoint,
                                           const idist__folder_entry *entry, const idist__log *log) {
     idist__folder_list list;
     const idist__folder_entry *better = NULL;
@@ -3960,7 +3968,7 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
     if (status != IDIST_OK || better) return status;
 
     snprintf(temporary, sizeof temporary, ".%s.tmp", entry->name);
-    error = idist__save_write(c, desc, folder, temporary, entry->name, log);
+    error = idist__save_write(checkpoint, desc, folder, temporary, entry->name, log);
     if (error)
         return idist__checkpoint_fail("checkpoint_save", desc->folder,
                                       error == EEXIST ? temporary : entry->name, error);
@@ -3970,7 +3978,8 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
 
 // Rank 0: completes the header and saves to the folder of the desc.
 static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint64_t step,
-                                        double score, idist__checkpoint *c, const idist__log *log) {
+                                        double score, idist__checkpoint *checkpoint,
+                                        const idist__log *log) {
     idist__folder_entry entry;
     char text[IDIST__NUMBER_NBYTES];
     const char *prefix = NULL;
@@ -3986,10 +3995,11 @@ static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint6
         entry.score = score;
         snprintf(entry.name, sizeof entry.name, "%s_%llu_score=%s.idist", prefix,
                  (unsigned long long)step, idist__number_print(text, score, 6));
-        c->header[IDIST__HEADER_STEP] = step;
-        memcpy(&c->header[IDIST__HEADER_SCORE], &score, sizeof score);
-        c->header[IDIST__HEADER_CHECKSUM] = idist__checkpoint_header_checksum(c->header);
-        status = idist__save_to_folder(desc, folder, prefix, c, &entry, log);
+        checkpoint->header[IDIST__HEADER_STEP] = step;
+        memcpy(&checkpoint->header[IDIST__HEADER_SCORE], &score, sizeof score);
+        checkpoint->header[IDIST__HEADER_CHECKSUM] =
+            idist__checkpoint_header_checksum(checkpoint->header);
+        status = idist__save_to_folder(desc, folder, prefix, checkpoint, &entry, log);
     }
 
     idist__os_folder_close(&folder);
@@ -4000,20 +4010,21 @@ static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint6
 idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step, double score,
                                    const idist_tensor *tensors, int n, const void *info,
                                    size_t info_nbytes, const idist_opts *opts) {
-    idist__checkpoint c;
+    idist__checkpoint checkpoint;
     const idist__world *world;
-    idist_opts o;
-    idist_status status = idist__agree_enter("checkpoint_save", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("checkpoint_save", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    if (idist_group_rank(o.group) != 0) return idist__agree(IDIST_OK, &o);
+    if (idist_group_rank(own_opts.group) != 0) return idist__agree(IDIST_OK, &own_opts);
 
-    world = o.group ? o.group->w : idist__world_default();
-    status = idist__checkpoint_init("checkpoint_save", &c, tensors, n, info, info_nbytes);
-    if (status == IDIST_OK) status = idist__save_on_root(desc, step, score, &c, &world->log);
-    free(c.table);
+    world = own_opts.group ? own_opts.group->w : idist__world_default();
+    status = idist__checkpoint_init("checkpoint_save", &checkpoint, tensors, n, info, info_nbytes);
+    if (status == IDIST_OK)
+        status = idist__save_on_root(desc, step, score, &checkpoint, &world->log);
+    free(checkpoint.table);
 
-    return idist__agree(status, &o);
+    return idist__agree(status, &own_opts);
 }
 
 // ---- train/tensor.h ------------------------------------------------------------------------------
@@ -4224,11 +4235,11 @@ static idist_status idist__tensor_share(const char *name, const char *what,
     char number[48];
     int group_size, option_count = 0;
     idist__shape *shapes = NULL;
-    idist_opts o;
-    idist_status status = idist__agree_enter(name, opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter(name, opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    group_size = idist_group_size(o.group);
+    group_size = idist_group_size(own_opts.group);
     status = idist__tensor_check(name, what, tensors, n, true);
     if (status == IDIST_OK && (root < 0 || root >= group_size))
         status = idist__fail(IDIST_ERR_ARG, "%s: root %d is not a rank of a group of %d", name,
@@ -4244,15 +4255,15 @@ static idist_status idist__tensor_share(const char *name, const char *what,
     }
 
     status = idist__shape_agree(name, shapes, option_count, shapes ? option_count + n : 0, status,
-                                root, &o);
+                                root, &own_opts);
     free(shapes);
 
-    if (status == IDIST_OK) status = idist__tensor_broadcast(tensors, n, root, &o);
+    if (status == IDIST_OK) status = idist__tensor_broadcast(tensors, n, root, &own_opts);
     if (status == IDIST_OK && options_nbytes)
-        status = idist_broadcast(options, options_nbytes, IDIST_U8, root, &o);
+        status = idist_broadcast(options, options_nbytes, IDIST_U8, root, &own_opts);
     if (status != IDIST_OK) return status;
 
-    return idist__agree(status, &o);
+    return idist__agree(status, &own_opts);
 }
 
 idist_status idist_broadcast_parameters(const idist_tensor *params, int n, int root,

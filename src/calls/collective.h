@@ -23,13 +23,13 @@
 static idist_status idist__collective_run(idist__kind kind, idist__kind label, const void *send,
                                           void *recv, size_t count, idist_dtype dtype, idist_op op,
                                           int root, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
-    idist__call_init(&c, kind, send, recv, count, dtype);
-    c.label = label;
-    c.op = op;
-    c.root = root;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, kind, send, recv, count, dtype);
+    call.label = label;
+    call.op = op;
+    call.root = root;
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
@@ -102,21 +102,21 @@ IDIST__UNUSED static idist_status
 idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idist_dtype dtype,
                                    idist_op op, const idist_opts *opts, bool *taken) {
     idist_group *g;
-    idist__call c;
+    idist__call call;
 
     *taken = false;
     if (idist__call_enter("all_reduce", opts->group, &g) != IDIST_OK) return IDIST_OK;
 
-    idist__call_init(&c, IDIST__ALL_REDUCE, parts[0].data, parts[0].data, parts[part_count - 1].end,
-                     dtype);
-    c.op = op;
-    c.parts = parts;
-    c.part_count = part_count;
+    idist__call_init(&call, IDIST__ALL_REDUCE, parts[0].data, parts[0].data,
+                     parts[part_count - 1].end, dtype);
+    call.op = op;
+    call.parts = parts;
+    call.part_count = part_count;
     if (g->rank >= 0 && g->status == IDIST_OK && g->w->backend->takes_parts)
-        *taken = g->w->backend->takes_parts(g, &c);
+        *taken = g->w->backend->takes_parts(g, &call);
     idist__os_mutex_unlock(&g->w->lock);
 
-    return *taken ? idist__call_run(&c, opts) : IDIST_OK;
+    return *taken ? idist__call_run(&call, opts) : IDIST_OK;
 }
 
 // Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
@@ -124,70 +124,70 @@ idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idi
 idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
     int n = idist_group_size(opts ? opts->group : NULL);
 
-    idist__call_init(&c, IDIST__ALL_GATHERV, send, recv, sendcount, dtype);
-    c.recvcounts = recvcounts;
-    c.recvdispls = recvdispls;
-    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__ALL_GATHERV, send, recv, sendcount, dtype);
+    call.recvcounts = recvcounts;
+    call.recvdispls = recvdispls;
+    call.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
                            const size_t *recvdispls, idist_dtype dtype, int root,
                            const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
-    idist__call_init(&c, IDIST__GATHERV, send, recv, sendcount, dtype);
-    c.recvcounts = recvcounts;
-    c.recvdispls = recvdispls;
-    c.root = root;
-    c.check = 0;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__GATHERV, send, recv, sendcount, dtype);
+    call.recvcounts = recvcounts;
+    call.recvdispls = recvdispls;
+    call.root = root;
+    call.check = 0;
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls,
                             void *recv, size_t recvcount, idist_dtype dtype, int root,
                             const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
-    idist__call_init(&c, IDIST__SCATTERV, send, recv, recvcount, dtype);
-    c.sendcounts = sendcounts;
-    c.senddispls = senddispls;
-    c.root = root;
-    c.check = 0;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__SCATTERV, send, recv, recvcount, dtype);
+    call.sendcounts = sendcounts;
+    call.senddispls = senddispls;
+    call.root = root;
+    call.check = 0;
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls,
                                void *recv, const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
     bool in_place = send == recv && (send || !sendcounts);
 
-    idist__call_init(&c, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
-    c.sendcounts = in_place ? recvcounts : sendcounts;
-    c.senddispls = in_place ? recvdispls : senddispls;
-    c.recvcounts = recvcounts;
-    c.recvdispls = recvdispls;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
+    call.sendcounts = in_place ? recvcounts : sendcounts;
+    call.senddispls = in_place ? recvdispls : senddispls;
+    call.recvcounts = recvcounts;
+    call.recvdispls = recvdispls;
+    return idist__call_run(&call, opts);
 }
 
 // The blocks of the send buffer are what sendcounts says.
 idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
                                    idist_dtype dtype, idist_op op, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
     int n = idist_group_size(opts ? opts->group : NULL);
     int rank = idist_group_rank(opts ? opts->group : NULL);
     size_t count = recvcounts && rank >= 0 ? recvcounts[rank] : 0;
 
-    idist__call_init(&c, IDIST__REDUCE_SCATTERV, send, recv, count, dtype);
-    c.sendcounts = recvcounts;
-    c.op = op;
-    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
-    return idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__REDUCE_SCATTERV, send, recv, count, dtype);
+    call.sendcounts = recvcounts;
+    call.op = op;
+    call.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
+    return idist__call_run(&call, opts);
 }
 
 // A rank whose buffer is too small takes part all the same, with a buffer of its own, so that the
@@ -248,7 +248,7 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     int i, n = idist_group_size(opts ? opts->group : NULL);
     size_t total = 0, own = nbytes;
     void *spare;
-    idist__call c;
+    idist__call call;
     idist_status status = idist__check_blocking(name, opts);
 
     if (status != IDIST_OK) return status;
@@ -265,11 +265,11 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     status = idist__collective_spare(name, total, capacity, opts, &spare);
     if (status != IDIST_OK) return status;
 
-    idist__call_init(&c, IDIST__ALL_GATHERV, send, spare ? spare : buf, nbytes, IDIST_U8);
-    c.label = IDIST__ALL_GATHER_BYTES;
-    c.recvcounts = sizes;
-    c.check = idist__hash(sizes, sizeof *sizes * (size_t)n);
-    status = idist__call_run(&c, opts);
+    idist__call_init(&call, IDIST__ALL_GATHERV, send, spare ? spare : buf, nbytes, IDIST_U8);
+    call.label = IDIST__ALL_GATHER_BYTES;
+    call.recvcounts = sizes;
+    call.check = idist__hash(sizes, sizeof *sizes * (size_t)n);
+    status = idist__call_run(&call, opts);
     free(spare);
     if (status != IDIST_OK) return status;
 
@@ -320,7 +320,7 @@ static idist_status idist__collective_head_of(idist__kind label, const void *sen
                                               idist__collective_head *head) {
     const char *name = idist__kind_names[label];
     idist_group *g = NULL;
-    idist__call c;
+    idist__call call;
     idist_status status;
 
     if (count && !send)
@@ -328,15 +328,15 @@ static idist_status idist__collective_head_of(idist__kind label, const void *sen
     status = idist__call_enter(name, opts ? opts->group : NULL, &g);
 
     if (status != IDIST_OK) return status;
-    idist__call_init(&c, IDIST__BROADCAST, send, NULL, count, dtype);
-    c.label = label;
-    c.root = g->rank;
-    c.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
-    status = idist__check_call(g, &c);
+    idist__call_init(&call, IDIST__BROADCAST, send, NULL, count, dtype);
+    call.label = label;
+    call.root = g->rank;
+    call.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
+    status = idist__check_call(g, &call);
     head->count = count;
     head->nbytes = count * idist_dtype_size(dtype);
     head->dtype = (uint8_t)dtype;
-    head->check = idist__fingerprint_tagged(g->w, &c, count);
+    head->check = idist__fingerprint_tagged(g->w, &call, count);
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;
@@ -399,7 +399,7 @@ idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype 
     int i, n = idist_group_size(opts ? opts->group : NULL);
     size_t total = 0, own = count, size = idist_dtype_size(dtype);
     idist__collective_head unused;
-    idist__call c;
+    idist__call call;
     idist_status status;
 
     if (recv) *recv = NULL;
@@ -418,10 +418,10 @@ idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype 
     status = idist__collective_alloc(name, (uint64_t)total * size, opts, recv);
     if (status != IDIST_OK) return status;
 
-    idist__call_init(&c, IDIST__ALL_GATHERV, send, *recv, count, dtype);
-    c.label = IDIST__ALL_GATHER_ALLOC;
-    c.recvcounts = recvcounts;
-    c.check = idist__hash(recvcounts, sizeof *recvcounts * (size_t)n);
+    idist__call_init(&call, IDIST__ALL_GATHERV, send, *recv, count, dtype);
+    call.label = IDIST__ALL_GATHER_ALLOC;
+    call.recvcounts = recvcounts;
+    call.check = idist__hash(recvcounts, sizeof *recvcounts * (size_t)n);
 
-    return idist__collective_alloc_end(idist__call_run(&c, opts), recv);
+    return idist__collective_alloc_end(idist__call_run(&call, opts), recv);
 }

@@ -85,16 +85,16 @@ const char *idist_device_backend(void) {
 }
 
 const char *idist_launcher(void) {
-    idist__config c;
+    idist__config cfg;
 
     if (idist__world_default()) return idist__world_default()->cfg.launcher;
     idist__fail_begin();
-    memset(&c, 0, sizeof c);
-    c.launcher = "none";
-    idist__detect_launcher(&c); // idist_initialize will say what is wrong with it
+    memset(&cfg, 0, sizeof cfg);
+    cfg.launcher = "none";
+    idist__detect_launcher(&cfg); // idist_initialize will say what is wrong with it
     idist__fail_end(IDIST_OK);
 
-    return c.launcher;
+    return cfg.launcher;
 }
 
 const char *idist_hostname(void) {

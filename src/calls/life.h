@@ -229,13 +229,13 @@ static idist_status idist__life_check_unused(const idist__world *w) {
 // The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
 // are told.
 static idist_status idist__life_last_barrier(idist__world *w) {
-    idist__call c;
-    idist_opts o;
+    idist__call call;
+    idist_opts opts;
 
-    memset(&o, 0, sizeof o);
-    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    c.label = IDIST__FINALIZE;
-    return idist__call_traced(&w->group, &c, &o);
+    memset(&opts, 0, sizeof opts);
+    idist__call_init(&call, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    call.label = IDIST__FINALIZE;
+    return idist__call_traced(&w->group, &call, &opts);
 }
 
 // Afterwards nothing touches the caller's buffers. If the world has failed, so do the groups of

@@ -95,7 +95,7 @@ static idist_status idist__new_group_make(idist_group *parent, idist_group *g, u
 // Exchanges the members' offers. Fails the group if this rank cannot take part.
 static idist_status idist__new_group_exchange(idist_group *g, idist__kind label) {
     idist__world *w = g->w;
-    idist_opts o;
+    idist_opts opts;
     idist_status status;
     uint64_t *offers =
         (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
@@ -107,14 +107,14 @@ static idist_status idist__new_group_exchange(idist_group *g, idist__kind label)
         return IDIST_ERR_NO_MEMORY;
     }
 
-    memset(&o, 0, sizeof o);
-    o.group = g;
+    memset(&opts, 0, sizeof opts);
+    opts.group = g;
     idist__world_lock(w);
     offers[g->size] = w->backend->group_offer(g);
     idist__os_mutex_unlock(&w->lock);
 
     status = idist__collective_run(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64,
-                                   IDIST_SUM, -1, &o);
+                                   IDIST_SUM, -1, &opts);
 
     if (status == IDIST_OK) {
         idist__world_lock(w);
@@ -196,18 +196,18 @@ static int idist__new_group_compare_ranks(const void *a, const void *b) {
 
 // A barrier whose fingerprint carries the list, which is ascending.
 static idist_status idist__new_group_barrier(int world_size, const int *ranks, int n) {
-    idist__call c;
+    idist__call call;
     int i;
 
     for (i = 0; i < n; i++)
         if (ranks[i] < 0 || ranks[i] >= world_size || (i && ranks[i] == ranks[i - 1]))
             return idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d",
                                ranks[i], world_size - 1);
-    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    c.label = IDIST__NEW_GROUP;
-    c.check = idist__hash(ranks, sizeof(int) * (size_t)n);
+    idist__call_init(&call, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    call.label = IDIST__NEW_GROUP;
+    call.check = idist__hash(ranks, sizeof(int) * (size_t)n);
 
-    return idist__call_run(&c, NULL);
+    return idist__call_run(&call, NULL);
 }
 
 idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
@@ -242,11 +242,11 @@ static idist_status idist__new_group_agree(idist_group *parent, const int *ranks
                                            uint64_t key, uint64_t *serial) {
     int tag = -2 - (int)(key % 0x40000000u), distance;
     idist__several_pair pair;
-    idist_opts o;
+    idist_opts opts;
     idist_status status = IDIST_OK;
 
-    memset(&o, 0, sizeof o);
-    o.group = parent;
+    memset(&opts, 0, sizeof opts);
+    opts.group = parent;
 
     for (distance = 1; distance < n && status == IDIST_OK; distance *= 2) {
         uint64_t sent = *serial, received = 0;
@@ -256,7 +256,7 @@ static idist_status idist__new_group_agree(idist_group *parent, const int *ranks
         idist__p2p_init(&pair.send, IDIST__SEND, &sent, NULL, 1, IDIST_U64,
                         ranks[idist__block_wrap(me + distance, n)], tag, NULL);
         pair.recv.label = pair.send.label = IDIST__NEW_GROUP_BY_MEMBERS;
-        status = idist__several_exchange(&pair, "new_group_by_members", &o);
+        status = idist__several_exchange(&pair, "new_group_by_members", &opts);
         if (received > *serial) *serial = received;
     }
 
@@ -358,7 +358,7 @@ static int idist__new_group_of_color(const idist_group *parent, const int *all, 
 
 idist_status idist_split(idist_group *parent, int color, int key, idist_group **group) {
     idist_group *p, *g;
-    idist_opts o;
+    idist_opts opts;
     idist_status status;
     idist_allocator mem;
     int mine[2], *all, *ranks, n = 0;
@@ -374,12 +374,12 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     mem = p->w->cfg.mem; // another thread may close the world when the group is finished
     all = (int *)idist__mem_alloc(&mem, sizeof(int) * 4 * (size_t)p->size);
     ranks = all ? all + 2 * p->size : NULL;
-    memset(&o, 0, sizeof o);
-    o.group = p;
+    memset(&opts, 0, sizeof opts);
+    opts.group = p;
     mine[0] = color < 0 ? -1 : color;
     mine[1] = key;
     status = all ? idist__collective_run(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32,
-                                         IDIST_SUM, -1, &o)
+                                         IDIST_SUM, -1, &opts)
                  : IDIST_ERR_NO_MEMORY;
     if (status == IDIST_OK) n = idist__new_group_of_color(p, all, mine[0], ranks);
     status = idist__new_group_finish(p, g, status, (uint64_t)(int64_t)mine[0] + 1, ranks, n,

@@ -41,10 +41,10 @@ static idist_status idist__one_rank_own_result(idist__kind label, const idist__o
 // others instead of prolonging it.
 static idist_status idist__one_rank_share_result(idist__kind label, int rank, bool mine,
                                                  const idist__one_result *own,
-                                                 const idist_opts *o) {
+                                                 const idist_opts *opts) {
     int32_t shared = mine ? own->code : 0;
     idist_status status = idist__collective_run(IDIST__BROADCAST, label, NULL, &shared, 1,
-                                                IDIST_I32, IDIST_SUM, rank, o);
+                                                IDIST_I32, IDIST_SUM, rank, opts);
 
     if (status != IDIST_OK || !shared) return status;
     if (mine && own->code == IDIST__ONE_THREW) return idist__one_rank_own_result(label, own);
@@ -76,18 +76,18 @@ static idist_status idist__one_rank_make_host_group(idist_group *g) {
 
 idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local,
                                   const idist_opts *opts) {
-    idist_opts o;
+    idist_opts own_opts;
     idist_status status;
     idist_group *g, *among;
     idist__one_result result;
     bool first;
 
     memset(&result, 0, sizeof result);
-    memset(&o, 0, sizeof o);
-    if (opts) o = *opts;
+    memset(&own_opts, 0, sizeof own_opts);
+    if (opts) own_opts = *opts;
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_first: fn is NULL");
     status = idist__check_blocking("one_rank_first", opts);
-    if (status == IDIST_OK) status = idist__call_enter("one_rank_first", o.group, &g);
+    if (status == IDIST_OK) status = idist__call_enter("one_rank_first", own_opts.group, &g);
     if (status != IDIST_OK) return status;
     if (g->rank < 0)
         status =
@@ -98,14 +98,14 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
 
     if (status == IDIST_OK && local) status = idist__one_rank_make_host_group(g);
     if (status != IDIST_OK) return status;
-    if (local) o.group = g->host_group;
+    if (local) own_opts.group = g->host_group;
     among = local ? g->host_group : g;
     status = idist__one_rank_check_rank(IDIST__ONE_RANK_FIRST, rank, idist_group_size(among));
     if (status != IDIST_OK) return status;
 
     first = idist_group_rank(among) == rank;
     if (first) idist__one_rank_run(fn, arg, &result);
-    status = idist__one_rank_share_result(IDIST__ONE_RANK_FIRST, rank, first, &result, &o);
+    status = idist__one_rank_share_result(IDIST__ONE_RANK_FIRST, rank, first, &result, &own_opts);
     if (status != IDIST_OK || first) return status;
     idist__one_rank_run(fn, arg, &result);
 

@@ -10,27 +10,27 @@
 #include "core/check.h"
 #include "core/call.h"
 
-static void idist__p2p_init(idist__call *c, idist__kind kind, const void *send, void *recv,
+static void idist__p2p_init(idist__call *call, idist__kind kind, const void *send, void *recv,
                             size_t count, idist_dtype dtype, int peer, int tag,
                             idist_recv_info *info) {
-    idist__call_init(c, kind, send, recv, count, dtype);
-    c->root = peer;
-    c->tag = tag;
-    c->info = info;
+    idist__call_init(call, kind, send, recv, count, dtype);
+    call->root = peer;
+    call->tag = tag;
+    call->info = info;
 }
 
 idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
                         const idist_opts *opts) {
-    idist__call c;
-    idist__p2p_init(&c, IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL);
-    return idist__call_message(&c, opts);
+    idist__call call;
+    idist__p2p_init(&call, IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL);
+    return idist__call_message(&call, opts);
 }
 
 idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
                         idist_recv_info *info, const idist_opts *opts) {
-    idist__call c;
-    idist__p2p_init(&c, IDIST__RECV, NULL, buf, count, dtype, src, tag, info);
-    return idist__call_message(&c, opts);
+    idist__call call;
+    idist__p2p_init(&call, IDIST__RECV, NULL, buf, count, dtype, src, tag, info);
+    return idist__call_message(&call, opts);
 }
 
 // A call ends before it has begun.
@@ -39,36 +39,36 @@ static idist_status idist__p2p_refuse(const char *why, const idist_opts *opts) {
 }
 
 // A probe is a receive that leaves the message. message: NULL, or where a matched probe puts it.
-static void idist__p2p_init_probe(idist__call *c, idist__kind label, int src, int tag,
+static void idist__p2p_init_probe(idist__call *call, idist__kind label, int src, int tag,
                                   idist_recv_info *info, idist_message *message) {
-    idist__p2p_init(c, IDIST__RECV, NULL, NULL, 0, IDIST_U8, src, tag, info);
-    c->label = label;
-    c->peeks = true;
-    c->u.message = message;
+    idist__p2p_init(call, IDIST__RECV, NULL, NULL, 0, IDIST_U8, src, tag, info);
+    call->label = label;
+    call->peeks = true;
+    call->u.message = message;
 }
 
 idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
     if (!info) return idist__p2p_refuse("probe: info is NULL", opts);
-    idist__p2p_init_probe(&c, IDIST__PROBE, src, tag, info, NULL);
+    idist__p2p_init_probe(&call, IDIST__PROBE, src, tag, info, NULL);
 
-    return idist__call_run(&c, opts);
+    return idist__call_run(&call, opts);
 }
 
 idist_status idist_mprobe(int src, int tag, idist_message *message, const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
     if (!message) return idist__p2p_refuse("mprobe: message is NULL", opts);
     message->group = NULL;
-    idist__p2p_init_probe(&c, IDIST__MPROBE, src, tag, &message->info, message);
+    idist__p2p_init_probe(&call, IDIST__MPROBE, src, tag, &message->info, message);
 
-    return idist__call_run(&c, opts);
+    return idist__call_run(&call, opts);
 }
 
 // Begins a probe, moves what can move, and takes it back if it has found nothing.
-static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, bool *found) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call, bool *found) {
+    const char *name = idist__kind_names[call->label];
     idist__world *w = g->w;
     idist_opts none;
     idist__task *t;
@@ -81,7 +81,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, b
     if (!t) return idist__fail(IDIST_ERR_NO_MEMORY, "%s: out of memory", name);
 
     memset(&none, 0, sizeof none);
-    idist__call_task_init(t, c, &none, false);
+    idist__call_task_init(t, call, &none, false);
     idist__task_start(t);
     idist__fail_begin();
     if (!t->done && w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
@@ -97,9 +97,9 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, b
 }
 
 // A probe without waiting.
-static idist_status idist__p2p_probe_try(const idist__call *c, bool *found,
+static idist_status idist__p2p_probe_try(const idist__call *call, bool *found,
                                          const idist_opts *opts) {
-    const char *name = idist__kind_names[c->label];
+    const char *name = idist__kind_names[call->label];
     idist_group *g = NULL;
     idist_status status;
 
@@ -110,8 +110,8 @@ static idist_status idist__p2p_probe_try(const idist__call *c, bool *found,
     status = idist__call_enter(name, opts ? opts->group : NULL, &g);
     if (status != IDIST_OK) return status;
 
-    status = idist__check_call(g, c);
-    if (status == IDIST_OK) status = idist__p2p_probe_now(g, c, found);
+    status = idist__check_call(g, call);
+    if (status == IDIST_OK) status = idist__p2p_probe_now(g, call, found);
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;
@@ -120,40 +120,40 @@ static idist_status idist__p2p_probe_try(const idist__call *c, bool *found,
 idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
                           const idist_opts *opts) {
     idist_recv_info unused;
-    idist__call c;
+    idist__call call;
 
-    idist__p2p_init_probe(&c, IDIST__IPROBE, src, tag, info ? info : &unused, NULL);
+    idist__p2p_init_probe(&call, IDIST__IPROBE, src, tag, info ? info : &unused, NULL);
 
-    return idist__p2p_probe_try(&c, found, opts);
+    return idist__p2p_probe_try(&call, found, opts);
 }
 
 idist_status idist_improbe(int src, int tag, bool *found, idist_message *message,
                            const idist_opts *opts) {
-    idist__call c;
+    idist__call call;
 
     if (!message) return idist__fail(IDIST_ERR_ARG, "improbe: message is NULL");
     message->group = NULL;
-    idist__p2p_init_probe(&c, IDIST__IMPROBE, src, tag, &message->info, message);
+    idist__p2p_init_probe(&call, IDIST__IMPROBE, src, tag, &message->info, message);
 
-    return idist__p2p_probe_try(&c, found, opts);
+    return idist__p2p_probe_try(&call, found, opts);
 }
 
 idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype, idist_message *message,
                          const idist_opts *opts) {
-    idist_opts o;
-    idist__call c;
+    idist_opts own_opts;
+    idist__call call;
 
     if (!message || !message->group)
         return idist__p2p_refuse("mrecv: the message is empty: no probe has matched it", opts);
     if (opts && opts->plan) return idist__p2p_refuse("mrecv: opts.plan must be NULL", opts);
 
-    memset(&o, 0, sizeof o);
-    if (opts) o = *opts;
-    o.group = message->group;
-    idist__p2p_init(&c, IDIST__RECV, NULL, buf, count, dtype, message->info.source,
+    memset(&own_opts, 0, sizeof own_opts);
+    if (opts) own_opts = *opts;
+    own_opts.group = message->group;
+    idist__p2p_init(&call, IDIST__RECV, NULL, buf, count, dtype, message->info.source,
                     (int)message->number, NULL);
-    c.label = IDIST__MRECV;
-    c.u.message = message;
+    call.label = IDIST__MRECV;
+    call.u.message = message;
 
-    return idist__call_run(&c, &o);
+    return idist__call_run(&call, &own_opts);
 }

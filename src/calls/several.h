@@ -30,20 +30,21 @@ idist_status idist_plan_create(idist_plan **plan) {
     return *plan ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-static idist_status idist__plan_run(idist_group *g, const idist_plan *plan, const idist_opts *o) {
-    const idist__call *c = &plan->call;
-    bool may_differ = idist__reduce_op_is_user(c->op) || !idist__dtype_is_builtin(c->dtype) ||
+static idist_status idist__plan_run(idist_group *g, const idist_plan *plan,
+                                    const idist_opts *opts) {
+    const idist__call *call = &plan->call;
+    bool may_differ = idist__reduce_op_is_user(call->op) || !idist__dtype_is_builtin(call->dtype) ||
                       idist__tracer_now();
 
     if (g->w->serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
         g->size != plan->size)
         return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
-    return may_differ ? idist__call_traced(g, c, o) : idist__call_checked(g, c, o);
+    return may_differ ? idist__call_traced(g, call, opts) : idist__call_checked(g, call, opts);
 }
 
 idist_status idist_plan_start(const idist_plan *plan, idist_request *request) {
     idist_group *g = NULL;
-    idist_opts o;
+    idist_opts opts;
     idist_status status = IDIST_OK;
 
     if (!plan) status = idist__fail(IDIST_ERR_ARG, "plan_start: plan is NULL");
@@ -53,9 +54,9 @@ idist_status idist_plan_start(const idist_plan *plan, idist_request *request) {
     else status = idist__call_enter("plan_start", plan->opts.group, &g);
 
     if (g) {
-        o = plan->opts;
-        o.request = request;
-        status = idist__plan_run(g, plan, &o);
+        opts = plan->opts;
+        opts.request = request;
+        status = idist__plan_run(g, plan, &opts);
         idist__os_mutex_unlock(&g->w->lock);
     }
 
@@ -84,15 +85,15 @@ typedef struct idist__several_pair {
 
 // Checks both calls before either begins; *host: neither is for the device.
 static idist_status idist__several_check(idist_group *g, const idist__several_pair *pair,
-                                         const idist_opts *o, bool *host) {
+                                         const idist_opts *opts, bool *host) {
     bool send_on_device = false, recv_on_device = false, detached;
     idist_status status = idist__check_call(g, &pair->send);
 
     if (status == IDIST_OK) status = idist__check_call(g, &pair->recv);
     if (status == IDIST_OK)
-        status = idist__call_route(g, &pair->send, o, &send_on_device, &detached);
+        status = idist__call_route(g, &pair->send, opts, &send_on_device, &detached);
     if (status == IDIST_OK)
-        status = idist__call_route(g, &pair->recv, o, &recv_on_device, &detached);
+        status = idist__call_route(g, &pair->recv, opts, &recv_on_device, &detached);
     *host = !send_on_device && !recv_on_device;
 
     return status;
@@ -100,14 +101,14 @@ static idist_status idist__several_check(idist_group *g, const idist__several_pa
 
 // Starts what passed the check, the receive first, and waits for it.
 static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
-                                       const idist_opts *o, bool quick, idist_status status) {
+                                       const idist_opts *opts, bool quick, idist_status status) {
     idist__together *now = &idist__together_now;
     idist__task *first, *t, *next;
 
     now->depth = quick ? 0 : 1;
     now->status = IDIST_OK;
-    if (status == IDIST_OK) status = idist__call_locked(g, &pair->recv, o);
-    if (status == IDIST_OK && !quick) status = idist__call_locked(g, &pair->send, o);
+    if (status == IDIST_OK) status = idist__call_locked(g, &pair->recv, opts);
+    if (status == IDIST_OK && !quick) status = idist__call_locked(g, &pair->send, opts);
     now->depth = 0;
     if (g->w->device_api) g->w->device_api->launch(g->w);
 
@@ -127,16 +128,16 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
 
 // Both calls of a pair in the group of o, which block until they are complete.
 static idist_status idist__several_exchange(const idist__several_pair *pair, const char *name,
-                                            const idist_opts *o) {
+                                            const idist_opts *opts) {
     idist_group *g = NULL;
     bool quick, host;
-    idist_status status = idist__call_enter(name, o->group, &g);
+    idist_status status = idist__call_enter(name, opts->group, &g);
 
     if (status != IDIST_OK) return status;
-    status = idist__several_check(g, pair, o, &host);
+    status = idist__several_check(g, pair, opts, &host);
     idist__tracer_begin("call", name, g, status == IDIST_OK ? &pair->send : NULL);
-    quick = status == IDIST_OK && host && idist__call_quick(g, &pair->send, o);
-    status = idist__several_run(g, pair, o, quick, status);
+    quick = status == IDIST_OK && host && idist__call_quick(g, &pair->send, opts);
+    status = idist__several_run(g, pair, opts, quick, status);
     idist__os_mutex_unlock(&g->w->lock);
 
     return idist__tracer_end(status);
@@ -146,7 +147,7 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
                             size_t recvcount, int src, int recvtag, idist_dtype dtype,
                             idist_recv_info *info, const idist_opts *opts) {
     idist__several_pair pair;
-    idist_opts o;
+    idist_opts own_opts;
     size_t size = idist_dtype_size(dtype);
     const char *from = (const char *)send, *to = (const char *)recv;
     idist_status status = idist__check_blocking("sendrecv", opts);
@@ -155,12 +156,12 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     if (size && sendcount && recvcount && from && to && from < to + recvcount * size &&
         to < from + sendcount * size)
         return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
-    memset(&o, 0, sizeof o);
-    if (opts) o = *opts;
+    memset(&own_opts, 0, sizeof own_opts);
+    if (opts) own_opts = *opts;
     idist__p2p_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype, src, recvtag, info);
     idist__p2p_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype, dst, sendtag, NULL);
 
-    return idist__several_exchange(&pair, "sendrecv", &o);
+    return idist__several_exchange(&pair, "sendrecv", &own_opts);
 }
 
 idist_status idist_group_begin(void) {

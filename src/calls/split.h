@@ -72,19 +72,20 @@ static void idist__split_meet(idist__task *t, idist_request *request) {
 static void idist__split_exchange(idist__task *t, idist_request *request) {
     idist__split *split = (idist__split *)t->then_arg;
     idist_group *g = split->made;
-    idist__call c;
-    idist_opts o;
+    idist__call call;
+    idist_opts opts;
     idist_status status;
 
     split->offers[g->size] = g->w->backend->group_offer(g);
-    idist__call_init(&c, IDIST__ALL_GATHER, &split->offers[g->size], split->offers, 1, IDIST_U64);
-    c.label = IDIST__SPLIT;
-    memset(&o, 0, sizeof o);
-    o.group = g;
-    o.request = request;
+    idist__call_init(&call, IDIST__ALL_GATHER, &split->offers[g->size], split->offers, 1,
+                     IDIST_U64);
+    call.label = IDIST__SPLIT;
+    memset(&opts, 0, sizeof opts);
+    opts.group = g;
+    opts.request = request;
     if (split->parent->status != IDIST_OK)
         idist__group_fail(g, split->parent->status, split->parent->cause);
-    status = idist__call_locked(g, &c, &o);
+    status = idist__call_locked(g, &call, &opts);
 
     if (status == IDIST_OK) {
         idist__task *next = (idist__task *)request->impl;
@@ -131,8 +132,8 @@ static idist_status idist__split_begin(idist_group *p, int color, int key, idist
                                        idist_request *request) {
     idist__split *split;
     idist__task *t;
-    idist__call c;
-    idist_opts o;
+    idist__call call;
+    idist_opts opts;
     idist_status status;
 
     if (p->size > 1 && !p->w->backend->group_meet)
@@ -145,12 +146,12 @@ static idist_status idist__split_begin(idist_group *p, int color, int key, idist
     split->mine[0] = color < 0 ? -1 : color;
     split->mine[1] = key;
 
-    idist__call_init(&c, IDIST__ALL_GATHER, split->mine, split->all, 2, IDIST_I32);
-    c.label = IDIST__SPLIT;
-    memset(&o, 0, sizeof o);
-    o.group = p;
-    o.request = request;
-    status = idist__call_locked(p, &c, &o);
+    idist__call_init(&call, IDIST__ALL_GATHER, split->mine, split->all, 2, IDIST_I32);
+    call.label = IDIST__SPLIT;
+    memset(&opts, 0, sizeof opts);
+    opts.group = p;
+    opts.request = request;
+    status = idist__call_locked(p, &call, &opts);
 
     if (status != IDIST_OK) {
         idist__group_free(split->made);

@@ -130,8 +130,8 @@ static const idist__tracer *idist__tracer_now(void) {
 }
 
 static void idist__tracer_begin(const char *category, const char *name, const idist_group *g,
-                                const idist__call *c) {
-    if (idist__tracer_now()) idist__tracer_now()->begin(category, name, g, c);
+                                const idist__call *call) {
+    if (idist__tracer_now()) idist__tracer_now()->begin(category, name, g, call);
 }
 
 static idist_status idist__tracer_end(idist_status status) {

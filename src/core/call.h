@@ -41,17 +41,17 @@
 #include "core/extent.h"
 #include "core/check.h"
 
-static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv,
+static void idist__call_init(idist__call *call, idist__kind kind, const void *send, void *recv,
                              size_t count, idist_dtype dtype) {
-    idist__mem_clear(c, sizeof *c);
-    c->kind = kind;
-    c->send = send;
-    c->recv = recv;
-    c->count = count;
-    c->label = kind;
-    c->check = count;
-    c->dtype = dtype;
-    c->root = -1;
+    idist__mem_clear(call, sizeof *call);
+    call->kind = kind;
+    call->send = send;
+    call->recv = recv;
+    call->count = count;
+    call->label = kind;
+    call->check = count;
+    call->dtype = dtype;
+    call->root = -1;
 }
 
 // Locks the world of a call and finds its group. On failure nothing is locked and *out is NULL.
@@ -83,37 +83,37 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
 }
 
 // An all_to_allv in place overwrites what it sends. So the backends get a copy to send.
-static bool idist__call_needs_copy(const idist__call *c) {
-    return c->kind == IDIST__ALL_TO_ALLV && c->send == c->recv;
+static bool idist__call_needs_copy(const idist__call *call) {
+    return call->kind == IDIST__ALL_TO_ALLV && call->send == call->recv;
 }
 
 // False: no memory for it.
 static bool idist__call_copy_send(idist__task *t) {
     const idist_group *g = t->group;
-    idist__call *c = &t->call;
-    size_t nbytes = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+    idist__call *call = &t->call;
+    size_t nbytes = idist__extent_end(call->sendcounts, call->senddispls, g->size);
 
-    nbytes *= idist_dtype_size(c->dtype);
+    nbytes *= idist_dtype_size(call->dtype);
     t->copy = idist__mem_raw(&g->w->cfg.mem, nbytes ? nbytes : 1);
     if (!t->copy) return false;
-    if (nbytes) memcpy(t->copy, c->send, nbytes);
-    c->send = t->copy; // also of nothing: Open MPI 4 takes equal addresses for in place
+    if (nbytes) memcpy(t->copy, call->send, nbytes);
+    call->send = t->copy; // also of nothing: Open MPI 4 takes equal addresses for in place
 
     return true;
 }
 
 // A call without a task, if the backend can do that now. With a request, inside idist_group_begin
 // or beside other calls, only a message can.
-static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
+static bool idist__call_quick(idist_group *g, const idist__call *call, const idist_opts *opts) {
     const idist_backend_api *backend = g->w->backend;
-    bool blocks = !o->request && !idist__together_now.depth;
+    bool blocks = !opts->request && !idist__together_now.depth;
 
-    if (g->status != IDIST_OK || c->peeks || idist__call_needs_copy(c)) return false;
-    if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, c);
-    if (!backend->quick_message || !idist__kind_is_p2p(c->kind) || idist__tracer_now())
+    if (g->status != IDIST_OK || call->peeks || idist__call_needs_copy(call)) return false;
+    if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, call);
+    if (!backend->quick_message || !idist__kind_is_p2p(call->kind) || idist__tracer_now())
         return false;
 
-    return backend->quick_message(g, c);
+    return backend->quick_message(g, call);
 }
 
 // The value of request->impl for a call that completed before it returned: it has no task.
@@ -124,28 +124,28 @@ static bool idist__call_was_complete(const idist_request *request) {
 }
 
 // Whether the device backend takes part in a call. A stream needs one.
-static idist_status idist__call_route(idist_group *g, const idist__call *c, const idist_opts *o,
-                                      bool *on_device, bool *detached) {
+static idist_status idist__call_route(idist_group *g, const idist__call *call,
+                                      const idist_opts *opts, bool *on_device, bool *detached) {
     idist__world *w = g->w;
 
     *on_device = *detached = false;
-    if (w->device_api) return w->device_api->route(g, c, o, on_device, detached);
-    if (!o->stream) return IDIST_OK;
+    if (w->device_api) return w->device_api->route(g, call, opts, on_device, detached);
+    if (!opts->stream) return IDIST_OK;
 
     return idist__fail(w->wrap ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
-                       "%s: a stream is for device memory: %s", idist__kind_names[c->label],
+                       "%s: a stream is for device memory: %s", idist__kind_names[call->label],
                        w->no_device);
 }
 
-static void idist__call_task_init(idist__task *t, const idist__call *c, const idist_opts *o,
+static void idist__call_task_init(idist__task *t, const idist__call *call, const idist_opts *opts,
                                   bool on_device) {
-    t->call = *c;
-    t->call.dtype_tag = idist__fingerprint_tag(t->group->w, c);
-    t->async = o->request != NULL;
+    t->call = *call;
+    t->call.dtype_tag = idist__fingerprint_tag(t->group->w, call);
+    t->async = opts->request != NULL;
     t->on_device = on_device;
-    t->stream = o->stream;
-    t->patient = o->timeout_ms == 0;
-    t->timeout_ms = o->timeout_ms ? o->timeout_ms : t->group->w->cfg.timeout_ms;
+    t->stream = opts->stream;
+    t->patient = opts->timeout_ms == 0;
+    t->timeout_ms = opts->timeout_ms ? opts->timeout_ms : t->group->w->cfg.timeout_ms;
 }
 
 // Before a task that outlasts the function that begins it. While a thread closes the world, it
@@ -201,23 +201,23 @@ static void idist__call_forget(idist__world *closed) {
 }
 
 // A call that the backend could not complete at once.
-static idist_status idist__call_begin(idist_group *g, const idist__call *c, const idist_opts *o,
-                                      bool on_device, bool detached) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__call_begin(idist_group *g, const idist__call *call,
+                                      const idist_opts *opts, bool on_device, bool detached) {
+    const char *name = idist__kind_names[call->label];
     idist_status status = IDIST_OK;
     idist__task *t;
 
-    if (g->status != IDIST_OK && idist__kind_is_p2p(c->kind)) // what has just arrived says so
+    if (g->status != IDIST_OK && idist__kind_is_p2p(call->kind)) // what has just arrived says so
         return idist__fail(g->status, "%s: %s", name, g->cause);
 
-    if (o->request || idist__together_now.depth) status = idist__call_check_open(g->w, name);
-    if (o->request && status == IDIST_OK) status = idist__progress_thread_need(g->w);
+    if (opts->request || idist__together_now.depth) status = idist__call_check_open(g->w, name);
+    if (opts->request && status == IDIST_OK) status = idist__progress_thread_need(g->w);
     if (status != IDIST_OK) return status;
 
     t = idist__task_new(g);
-    if (t) idist__call_task_init(t, c, o, on_device);
+    if (t) idist__call_task_init(t, call, opts, on_device);
 
-    if (!t || (!on_device && idist__call_needs_copy(c) && !idist__call_copy_send(t))) {
+    if (!t || (!on_device && idist__call_needs_copy(call) && !idist__call_copy_send(t))) {
         if (t) idist__task_free(t);
         idist__group_fail_memory(g); // others count on it
         return IDIST_ERR_NO_MEMORY;
@@ -228,8 +228,8 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *c, cons
     if (detached)
         return g->status == IDIST_OK ? IDIST_OK : idist__fail(g->status, "%s: %s", name, g->cause);
 
-    if (o->request) {
-        o->request->impl = t;
+    if (opts->request) {
+        opts->request->impl = t;
         return IDIST_OK;
     }
 
@@ -244,10 +244,11 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *c, cons
 }
 
 // A call whose arguments have passed the check.
-static idist_status idist__call_checked(idist_group *g, const idist__call *c, const idist_opts *o) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__call_checked(idist_group *g, const idist__call *call,
+                                        const idist_opts *opts) {
+    const char *name = idist__kind_names[call->label];
     bool on_device = false, detached = false;
-    idist_status status = idist__call_route(g, c, o, &on_device, &detached);
+    idist_status status = idist__call_route(g, call, opts, &on_device, &detached);
 
     if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
@@ -255,21 +256,24 @@ static idist_status idist__call_checked(idist_group *g, const idist__call *c, co
     if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
         return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
 
-    if (!on_device && idist__call_quick(g, c, o)) {
-        if (o->request) o->request->impl = &idist__call_complete;
+    if (!on_device && idist__call_quick(g, call, opts)) {
+        if (opts->request) opts->request->impl = &idist__call_complete;
         return IDIST_OK;
     }
 
-    return idist__call_begin(g, c, o, on_device, detached);
+    return idist__call_begin(g, call, opts, on_device, detached);
 }
 
-static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
-    idist_status status = idist__check_call(g, c);
-    return status == IDIST_OK ? idist__call_checked(g, c, o) : status;
+static idist_status idist__call_locked(idist_group *g, const idist__call *call,
+                                       const idist_opts *opts) {
+    idist_status status = idist__check_call(g, call);
+    return status == IDIST_OK ? idist__call_checked(g, call, opts) : status;
 }
 
-static idist_status idist__call_traced(idist_group *g, const idist__call *c, const idist_opts *o) {
-    return idist__tracer_now() ? idist__tracer_now()->call(g, c, o) : idist__call_locked(g, c, o);
+static idist_status idist__call_traced(idist_group *g, const idist__call *call,
+                                       const idist_opts *opts) {
+    return idist__tracer_now() ? idist__tracer_now()->call(g, call, opts)
+                               : idist__call_locked(g, call, opts);
 }
 
 // Whether a plan keeps this call of this group already.
@@ -308,23 +312,24 @@ static idist_status idist__call_number_plan(idist_group *g, const idist_plan *pl
 }
 
 // Keeps a call for idist_plan_start.
-static idist_status idist__call_plan(idist_group *g, const idist__call *c, const idist_opts *o) {
-    idist_plan *plan = o->plan;
+static idist_status idist__call_plan(idist_group *g, const idist__call *call,
+                                     const idist_opts *opts) {
+    idist_plan *plan = opts->plan;
     uint32_t number;
-    idist_status status = idist__check_call(g, c);
+    idist_status status = idist__check_call(g, call);
 
     if (status != IDIST_OK) return status;
-    if (o->request)
+    if (opts->request)
         return idist__fail(
             IDIST_ERR_ARG,
             "%s: with opts.plan, opts.request must be NULL; idist_plan_start takes it",
-            idist__kind_names[c->label]);
-    status = idist__call_number_plan(g, plan, c, &number);
+            idist__kind_names[call->label]);
+    status = idist__call_number_plan(g, plan, call, &number);
     if (status != IDIST_OK) return status;
 
-    plan->call = *c;
+    plan->call = *call;
     plan->call.plan = number;
-    plan->opts = *o;
+    plan->opts = *opts;
     plan->opts.plan = NULL;
     plan->opts.group = g;
     plan->world_serial = g->w->serial;
@@ -350,58 +355,60 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
 }
 
 // Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
-static bool idist__call_is_plain(const idist__world *w, const idist__call *c, const idist_opts *o) {
-    if (w->device_api || idist__tracer_now() || o->stream || o->plan) return false;
-    if (!idist__dtype_is_builtin(c->dtype) || c->count > SIZE_MAX / 16) return false;
-    return c->tag >= 0 && (c->send || c->recv);
+static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
+                                 const idist_opts *opts) {
+    if (w->device_api || idist__tracer_now() || opts->stream || opts->plan) return false;
+    if (!idist__dtype_is_builtin(call->dtype) || call->count > SIZE_MAX / 16) return false;
+    return call->tag >= 0 && (call->send || call->recv);
 }
 
 // Whether a group, whose world is locked, can take a message to or from this rank by the short way.
 // Another thread may have closed the world: then the rest of the struct is zero.
-static bool idist__call_is_ready(const idist_group *g, const idist__call *c) {
+static bool idist__call_is_ready(const idist_group *g, const idist__call *call) {
     if (!g->w || g->status != IDIST_OK || g->w->thread_stops || g->rank < 0) return false;
-    return g->w->backend->quick_message && c->root >= 0 && c->root < g->size;
+    return g->w->backend->quick_message && call->root >= 0 && call->root < g->size;
 }
 
 static idist_opts idist__call_defaults; // all zero; never written
 
-static idist_status idist__call_run(const idist__call *c, const idist_opts *opts) {
-    const idist_opts *o = opts ? opts : &idist__call_defaults;
+static idist_status idist__call_run(const idist__call *call, const idist_opts *opts) {
+    const idist_opts *own_opts = opts ? opts : &idist__call_defaults;
     idist_group *g = NULL;
-    idist_status status = idist__call_enter(idist__kind_names[c->label], o->group, &g);
+    idist_status status = idist__call_enter(idist__kind_names[call->label], own_opts->group, &g);
 
     if (g) {
-        status = o->plan ? idist__call_plan(g, c, o) : idist__call_traced(g, c, o);
+        status = own_opts->plan ? idist__call_plan(g, call, own_opts)
+                                : idist__call_traced(g, call, own_opts);
         idist__os_mutex_unlock(&g->w->lock);
     }
 
-    return idist__call_ended(status, o->request);
+    return idist__call_ended(status, own_opts->request);
 }
 
 // A send or receive. In the ordinary case nothing can be wrong with the call, and it gets by with
 // fewer checks; otherwise, and while another thread has the lock, it goes by idist__call_run.
-static idist_status idist__call_message(const idist__call *c, const idist_opts *opts) {
-    const idist_opts *o = opts ? opts : &idist__call_defaults;
-    idist_group *g = o->group;
+static idist_status idist__call_message(const idist__call *call, const idist_opts *opts) {
+    const idist_opts *own_opts = opts ? opts : &idist__call_defaults;
+    idist_group *g = own_opts->group;
     idist__world *w = g ? g->w : __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
-    bool blocks = !o->request && !idist__together_now.depth, done;
+    bool blocks = !own_opts->request && !idist__together_now.depth, done;
     idist_status status = IDIST_OK;
 
     if (!w || idist__world_forked(w) || idist__me.callbacks || (g && g->freed) ||
         !idist__os_mutex_try_lock(&w->lock))
-        return idist__call_run(c, opts);
+        return idist__call_run(call, opts);
 
     if (!g) g = &w->group;
 
-    if (!idist__call_is_ready(g, c) || !idist__call_is_plain(w, c, o)) {
+    if (!idist__call_is_ready(g, call) || !idist__call_is_plain(w, call, own_opts)) {
         idist__os_mutex_unlock(&w->lock);
-        return idist__call_run(c, opts);
+        return idist__call_run(call, opts);
     }
 
-    done = blocks && !w->tasks ? w->backend->quick(g, c) : w->backend->quick_message(g, c);
-    if (!done) status = idist__call_begin(g, c, o, false, false);
-    else if (o->request) o->request->impl = &idist__call_complete;
+    done = blocks && !w->tasks ? w->backend->quick(g, call) : w->backend->quick_message(g, call);
+    if (!done) status = idist__call_begin(g, call, own_opts, false, false);
+    else if (own_opts->request) own_opts->request->impl = &idist__call_complete;
     idist__os_mutex_unlock(&w->lock);
 
-    return done ? IDIST_OK : idist__call_ended(status, o->request);
+    return done ? IDIST_OK : idist__call_ended(status, own_opts->request);
 }

@@ -12,25 +12,25 @@
 #include "core/fingerprint.h"
 
 static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
-    const idist__call *c = &t->call;
+    const idist__call *call = &t->call;
 
-    if (!idist__kind_is_p2p(c->kind)) {
-        idist__fingerprint p = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
-        idist__fingerprint_text(t->group->w, &p, buf, cap);
+    if (!idist__kind_is_p2p(call->kind)) {
+        idist__fingerprint print = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+        idist__fingerprint_text(t->group->w, &print, buf, cap);
         return;
     }
 
-    snprintf(buf, cap, "%s (", idist__kind_names[c->label]);
-    if (!(c->label >= IDIST__PROBE && c->label <= IDIST__IMPROBE) &&
-        c->label != IDIST__NEW_GROUP_BY_MEMBERS)
-        idist__text_append(buf, cap, "%s x %zu, ", idist__world_dtype_name(t->group->w, c->dtype),
-                           c->count);
-    idist__text_append(buf, cap, c->kind == IDIST__SEND ? "to " : "from ");
-    if (c->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
-    else idist__text_append(buf, cap, "rank %d", c->root);
-    if (c->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
-    else if (c->tag < 0) idist__text_append(buf, cap, ")"); // of idist itself
-    else idist__text_append(buf, cap, ", tag %d)", c->tag);
+    snprintf(buf, cap, "%s (", idist__kind_names[call->label]);
+    if (!(call->label >= IDIST__PROBE && call->label <= IDIST__IMPROBE) &&
+        call->label != IDIST__NEW_GROUP_BY_MEMBERS)
+        idist__text_append(buf, cap, "%s x %zu, ",
+                           idist__world_dtype_name(t->group->w, call->dtype), call->count);
+    idist__text_append(buf, cap, call->kind == IDIST__SEND ? "to " : "from ");
+    if (call->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
+    else idist__text_append(buf, cap, "rank %d", call->root);
+    if (call->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
+    else if (call->tag < 0) idist__text_append(buf, cap, ")"); // of idist itself
+    else idist__text_append(buf, cap, ", tag %d)", call->tag);
 }
 
 // What two ranks of the world have called, and where it differs. field NULL: in their order.

@@ -66,45 +66,46 @@ static size_t idist__extent_end(const size_t *counts, const size_t *displs, int 
     return total;
 }
 
-static void idist__extent_of_v(const idist_group *g, const idist__call *c, idist__extent *e) {
-    bool root = c->root == g->rank;
+static void idist__extent_of_v(const idist_group *g, const idist__call *call, idist__extent *e) {
+    bool root = call->root == g->rank;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__ALL_GATHERV:
     case IDIST__GATHERV:
-        e->send = c->count;
-        if (c->kind == IDIST__GATHERV && !root) break;
-        e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
-        e->recv_at = idist__extent_displ(c->recvcounts, c->recvdispls, g->rank);
+        e->send = call->count;
+        if (call->kind == IDIST__GATHERV && !root) break;
+        e->recv = idist__extent_end(call->recvcounts, call->recvdispls, g->size);
+        e->recv_at = idist__extent_displ(call->recvcounts, call->recvdispls, g->rank);
         break;
     case IDIST__SCATTERV:
-        e->recv = c->count;
+        e->recv = call->count;
         if (!root) break;
-        e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
-        e->send_at = idist__extent_displ(c->sendcounts, c->senddispls, g->rank);
+        e->send = idist__extent_end(call->sendcounts, call->senddispls, g->size);
+        e->send_at = idist__extent_displ(call->sendcounts, call->senddispls, g->rank);
         break;
     case IDIST__ALL_TO_ALLV:
-        e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
-        e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
+        e->send = idist__extent_end(call->sendcounts, call->senddispls, g->size);
+        e->recv = idist__extent_end(call->recvcounts, call->recvdispls, g->size);
         break;
     case IDIST__REDUCE_SCATTERV:
-        e->send = idist__extent_end(c->sendcounts, NULL, g->size);
-        e->recv = c->count;
-        e->send_at = idist__extent_displ(c->sendcounts, NULL, g->rank);
+        e->send = idist__extent_end(call->sendcounts, NULL, g->size);
+        e->recv = call->count;
+        e->send_at = idist__extent_displ(call->sendcounts, NULL, g->rank);
         break;
     default: break;
     }
 }
 
-static idist_status idist__extent_of(const idist_group *g, const idist__call *c, idist__extent *e) {
-    size_t n = (size_t)g->size, r = (size_t)g->rank, count = c->count, all;
-    bool root = c->root == g->rank;
+static idist_status idist__extent_of(const idist_group *g, const idist__call *call,
+                                     idist__extent *e) {
+    size_t n = (size_t)g->size, r = (size_t)g->rank, count = call->count, all;
+    bool root = call->root == g->rank;
 
     memset(e, 0, sizeof *e);
     if (count > SIZE_MAX / 16 / n) return IDIST_ERR_ARG;
     all = n * count;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__ALL_REDUCE:
     case IDIST__SCAN:
     case IDIST__EXSCAN: e->send = e->recv = count; break;
@@ -116,105 +117,108 @@ static idist_status idist__extent_of(const idist_group *g, const idist__call *c,
     case IDIST__ALL_GATHER:
     case IDIST__GATHER:
         e->send = count;
-        e->recv = c->kind == IDIST__ALL_GATHER || root ? all : 0;
+        e->recv = call->kind == IDIST__ALL_GATHER || root ? all : 0;
         e->recv_at = r * count;
         break;
     case IDIST__SCATTER:
     case IDIST__REDUCE_SCATTER:
-        e->send = c->kind == IDIST__REDUCE_SCATTER || root ? all : 0;
+        e->send = call->kind == IDIST__REDUCE_SCATTER || root ? all : 0;
         e->recv = count;
         e->send_at = r * count;
         break;
     case IDIST__ALL_TO_ALL: e->send = e->recv = all; break;
     case IDIST__SEND: e->send = count; break;
     case IDIST__RECV: e->recv = count; break;
-    default: idist__extent_of_v(g, c, e); break;
+    default: idist__extent_of_v(g, call, e); break;
     }
 
     return e->send == SIZE_MAX || e->recv == SIZE_MAX ? IDIST_ERR_ARG : IDIST_OK;
 }
 
 // Whether one buffer lies in the other as the in-place rule of the call has it.
-static bool idist__extent_in_place(const idist__extent *e, const idist__call *c) {
-    const char *send = (const char *)c->send, *recv = (const char *)c->recv;
-    size_t size = idist_dtype_size(c->dtype);
+static bool idist__extent_in_place(const idist__extent *e, const idist__call *call) {
+    const char *send = (const char *)call->send, *recv = (const char *)call->recv;
+    size_t size = idist_dtype_size(call->dtype);
 
     if (!e->send || !e->recv) return false;
     return (recv == send + e->send_at * size && !e->recv_at) ||
            (send == recv + e->recv_at * size && !e->send_at);
 }
 
-IDIST__UNUSED static bool idist__extent_call_in_place(const idist_group *g, const idist__call *c) {
+IDIST__UNUSED static bool idist__extent_call_in_place(const idist_group *g,
+                                                      const idist__call *call) {
     idist__extent e;
-    return idist__extent_of(g, c, &e) == IDIST_OK && idist__extent_in_place(&e, c);
+    return idist__extent_of(g, call, &e) == IDIST_OK && idist__extent_in_place(&e, call);
 }
 
 // Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's
 // or the receiver's.
-static char *idist__extent_part(const idist__call *c, char *base, int from, int to, bool at_sender,
-                                size_t *count) {
-    const size_t *counts = at_sender ? c->sendcounts : c->recvcounts;
-    const size_t *displs = at_sender ? c->senddispls : c->recvdispls;
-    size_t size = idist_dtype_size(c->dtype);
-    bool gather = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV;
-    bool scatter = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
-    bool all_to_allv = counts && c->sendcounts && c->recvcounts;
+static char *idist__extent_part(const idist__call *call, char *base, int from, int to,
+                                bool at_sender, size_t *count) {
+    const size_t *counts = at_sender ? call->sendcounts : call->recvcounts;
+    const size_t *displs = at_sender ? call->senddispls : call->recvdispls;
+    size_t size = idist_dtype_size(call->dtype);
+    bool gather = call->kind == IDIST__GATHER || call->kind == IDIST__GATHERV;
+    bool scatter = call->kind == IDIST__SCATTER || call->kind == IDIST__SCATTERV;
+    bool all_to_allv = counts && call->sendcounts && call->recvcounts;
     int k = at_sender ? to : from; // which part of a buffer of many
 
     *count = 0;
-    if ((gather && to != c->root) || (scatter && from != c->root)) return base;
-    *count = c->count;
-    if (c->kind != IDIST__ALL_TO_ALL && !all_to_allv && at_sender != scatter)
+    if ((gather && to != call->root) || (scatter && from != call->root)) return base;
+    *count = call->count;
+    if (call->kind != IDIST__ALL_TO_ALL && !all_to_allv && at_sender != scatter)
         return base; // a buffer of one part
-    if (!idist__kind_is_v(c->kind) || !counts) return base + (size_t)k * c->count * size;
+    if (!idist__kind_is_v(call->kind) || !counts) return base + (size_t)k * call->count * size;
     *count = counts[k];
 
     return base + idist__extent_displ(counts, displs, k) * size;
 }
 
 // The first element of block b of a reduce_scatter or reduce_scatterv.
-IDIST__UNUSED static size_t idist__extent_block_at(const idist__call *c, int b) {
-    return c->sendcounts ? idist__extent_displ(c->sendcounts, NULL, b) : (size_t)b * c->count;
+IDIST__UNUSED static size_t idist__extent_block_at(const idist__call *call, int b) {
+    return call->sendcounts ? idist__extent_displ(call->sendcounts, NULL, b)
+                            : (size_t)b * call->count;
 }
 
-IDIST__UNUSED static size_t idist__extent_block_count(const idist__call *c, int b) {
-    return c->sendcounts ? c->sendcounts[b] : c->count;
+IDIST__UNUSED static size_t idist__extent_block_count(const idist__call *call, int b) {
+    return call->sendcounts ? call->sendcounts[b] : call->count;
 }
 
 // The count of the message between this rank and a peer, as this rank understands it. In three of
 // the v-forms only these two know it.
-static size_t idist__extent_pair_count(const idist_group *g, const idist__call *c, int peer,
+static size_t idist__extent_pair_count(const idist_group *g, const idist__call *call, int peer,
                                        bool sends) {
-    int root = c->root, me = g->rank;
+    int root = call->root, me = g->rank;
 
-    if (c->kind == IDIST__ALL_TO_ALLV) return sends ? c->sendcounts[peer] : c->recvcounts[peer];
+    if (call->kind == IDIST__ALL_TO_ALLV)
+        return sends ? call->sendcounts[peer] : call->recvcounts[peer];
 
-    if (c->kind == IDIST__GATHERV) {
-        if (sends) return peer == root ? c->count : 0;
-        return me == root ? c->recvcounts[peer] : 0;
+    if (call->kind == IDIST__GATHERV) {
+        if (sends) return peer == root ? call->count : 0;
+        return me == root ? call->recvcounts[peer] : 0;
     }
 
-    if (sends) return me == root ? c->sendcounts[peer] : 0;
-    return peer == root ? c->count : 0;
+    if (sends) return me == root ? call->sendcounts[peer] : 0;
+    return peer == root ? call->count : 0;
 }
 
 // See idist__fingerprint_pair.
-IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *c,
+IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *call,
                                                  int peer, bool sends) {
-    return idist__fingerprint_pair(g->w, c, idist__extent_pair_count(g, c, peer, sends));
+    return idist__fingerprint_pair(g->w, call, idist__extent_pair_count(g, call, peer, sends));
 }
 
 // A number for each pair, added for what is sent and subtracted for what is expected. Over all
 // ranks the sum is 0 when all pairs agree; otherwise it is non-zero with overwhelming probability.
-IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *c) {
+IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *call) {
     uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
     int i;
 
-    if (!idist__kind_is_by_pair(c->kind)) return 0; // the fingerprint has the counts
+    if (!idist__kind_is_by_pair(call->kind)) return 0; // the fingerprint has the counts
 
     for (i = 0; i < g->size; i++) {
-        sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair(g, c, i, true));
-        sum -= idist__hash_mix((uint64_t)i * n + me, idist__extent_pair(g, c, i, false));
+        sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair(g, call, i, true));
+        sum -= idist__hash_mix((uint64_t)i * n + me, idist__extent_pair(g, call, i, false));
     }
 
     return sum;

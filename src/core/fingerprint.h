@@ -29,16 +29,16 @@ enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
 #define IDIST__TAGGED_COUNT ((uint64_t)1 << (64 - IDIST__TAG_BITS))
 
 // 0: not a dtype of the program. The program may free it while a call runs, and create another one.
-static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *c) {
-    int user = idist__dtype_user_number(c->dtype);
+static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *call) {
+    int user = idist__dtype_user_number(call->dtype);
 
     if (user < 0) return 0;
-    return c->dtype_tag ? c->dtype_tag : w->dtypes[user].tag;
+    return call->dtype_tag ? call->dtype_tag : w->dtypes[user].tag;
 }
 
-static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__call *c,
+static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__call *call,
                                           uint64_t check) {
-    uint64_t tag = idist__fingerprint_tag(w, c);
+    uint64_t tag = idist__fingerprint_tag(w, call);
     return tag ? tag << (64 - IDIST__TAG_BITS) | check % IDIST__TAGGED_COUNT : check;
 }
 
@@ -48,18 +48,19 @@ enum {
     IDIST__ROOT_MASK = (1 << IDIST__PLAN_SHIFT) - 1
 };
 
-static int32_t idist__fingerprint_planned_root(const idist__call *c) {
-    uint32_t root = (uint32_t)c->root;
-    return c->plan ? (int32_t)(c->plan << IDIST__PLAN_SHIFT | (root & IDIST__ROOT_MASK)) : c->root;
+static int32_t idist__fingerprint_planned_root(const idist__call *call) {
+    uint32_t root = (uint32_t)call->root;
+    return call->plan ? (int32_t)(call->plan << IDIST__PLAN_SHIFT | (root & IDIST__ROOT_MASK))
+                      : call->root;
 }
 
-static uint32_t idist__fingerprint_plan(const idist__fingerprint *p) {
-    return p->root < 0 ? 0 : (uint32_t)p->root >> IDIST__PLAN_SHIFT;
+static uint32_t idist__fingerprint_plan(const idist__fingerprint *print) {
+    return print->root < 0 ? 0 : (uint32_t)print->root >> IDIST__PLAN_SHIFT;
 }
 
 // The root without the number of a plan; -1: there is none.
-static int32_t idist__fingerprint_root(const idist__fingerprint *p) {
-    uint32_t root = (uint32_t)p->root & IDIST__ROOT_MASK;
+static int32_t idist__fingerprint_root(const idist__fingerprint *print) {
+    uint32_t root = (uint32_t)print->root & IDIST__ROOT_MASK;
     return root == IDIST__ROOT_MASK ? -1 : (int32_t)root;
 }
 
@@ -78,54 +79,56 @@ static bool idist__fingerprint_equal(const idist__fingerprint *a, const idist__f
 }
 
 // The count that a fingerprint carries.
-static uint64_t idist__fingerprint_count(const idist__fingerprint *p) {
-    return p->dtype >= IDIST_DTYPE_USER ? p->check % IDIST__TAGGED_COUNT : p->check;
+static uint64_t idist__fingerprint_count(const idist__fingerprint *print) {
+    return print->dtype >= IDIST_DTYPE_USER ? print->check % IDIST__TAGGED_COUNT : print->check;
 }
 
 // Whether a message of this fingerprint can have so many bytes.
-IDIST__UNUSED static bool idist__fingerprint_has_nbytes(const idist__fingerprint *p,
+IDIST__UNUSED static bool idist__fingerprint_has_nbytes(const idist__fingerprint *print,
                                                         uint64_t nbytes) {
-    uint64_t count = idist__fingerprint_count(p);
+    uint64_t count = idist__fingerprint_count(print);
 
     if (count > SIZE_MAX / 16) return false;
-    if (p->dtype < IDIST_DTYPE_USER)
-        return nbytes == count * idist_dtype_size((idist_dtype)p->dtype);
+    if (print->dtype < IDIST_DTYPE_USER)
+        return nbytes == count * idist_dtype_size((idist_dtype)print->dtype);
     if (!count) return !nbytes;
     return nbytes % count == 0 && nbytes / count <= IDIST__DTYPE_MAX_NBYTES;
 }
 
-static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, const idist__call *c,
+static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, const idist__call *call,
                                                      uint32_t seq) {
-    idist__fingerprint p;
+    idist__fingerprint print;
 
-    memset(&p, 0, sizeof p);
+    memset(&print, 0, sizeof print);
     // Messages are compared by what they are, whatever they serve: a probe is a receive.
-    p.kind = (uint8_t)(idist__kind_is_p2p(c->kind) ? c->kind : c->label);
-    p.dtype = (uint8_t)(c->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)c->dtype);
-    p.op = (uint8_t)c->op;
-    p.root = idist__fingerprint_planned_root(c);
-    p.check = c->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, c, c->check);
-    p.seq = seq;
+    print.kind = (uint8_t)(idist__kind_is_p2p(call->kind) ? call->kind : call->label);
+    print.dtype =
+        (uint8_t)(call->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)call->dtype);
+    print.op = (uint8_t)call->op;
+    print.root = idist__fingerprint_planned_root(call);
+    print.check =
+        call->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, call, call->check);
+    print.seq = seq;
 
-    return p;
+    return print;
 }
 
 // Of a part the ranks compare the call that the user made.
 static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
                                                      idist__algorithm algorithm) {
-    idist__fingerprint p = t->whole;
+    idist__fingerprint print = t->whole;
 
-    if (p.kind) {
-        p.whole = p.seq;
-        p.seq = t->seq;
-        p.algorithm = (uint8_t)(algorithm | (p.algorithm & IDIST__ON_DEVICE));
-        return p;
+    if (print.kind) {
+        print.whole = print.seq;
+        print.seq = t->seq;
+        print.algorithm = (uint8_t)(algorithm | (print.algorithm & IDIST__ON_DEVICE));
+        return print;
     }
 
-    p = idist__fingerprint_of_call(t->group->w, &t->call, t->seq);
-    p.algorithm = (uint8_t)algorithm;
+    print = idist__fingerprint_of_call(t->group->w, &t->call, t->seq);
+    print.algorithm = (uint8_t)algorithm;
 
-    return p;
+    return print;
 }
 
 // What two ranks of a v-form must agree on about what one sends to the other; 0: nothing.
@@ -133,10 +136,10 @@ static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
 //     bits 63 .. 56   the dtype's number, which only all_to_allv does not have in its fingerprint
 //     bits 55 .. 40   of a user dtype: the low bits of its tag
 //     below           the count
-static uint64_t idist__fingerprint_pair(const idist__world *w, const idist__call *c,
+static uint64_t idist__fingerprint_pair(const idist__world *w, const idist__call *call,
                                         uint64_t count) {
-    uint64_t tag = idist__fingerprint_tag(w, c) & 0xffff;
-    return count ? (uint64_t)(uint8_t)c->dtype << 56 | tag << 40 | count : 0;
+    uint64_t tag = idist__fingerprint_tag(w, call) & 0xffff;
+    return count ? (uint64_t)(uint8_t)call->dtype << 56 | tag << 40 | count : 0;
 }
 
 static uint64_t idist__fingerprint_pair_count(uint64_t pair) {
@@ -174,33 +177,35 @@ IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fing
 }
 
 // Appends the arguments of a call: " (F32 x 1024, SUM)".
-static void idist__fingerprint_add_arguments(const idist__world *w, const idist__fingerprint *p,
+static void idist__fingerprint_add_arguments(const idist__world *w, const idist__fingerprint *print,
                                              idist__kind kind, char *buf, size_t cap) {
-    int root = idist__fingerprint_root(p);
+    int root = idist__fingerprint_root(print);
 
     if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || !idist__kind_is_collective(kind)) {
-        if (p->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
+        if (print->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
         return;
     }
 
     idist__text_append(buf, cap, " (%s",
-                       idist__world_dtype_name(w, idist__world_dtype(w, p->dtype)));
+                       idist__world_dtype_name(w, idist__world_dtype(w, print->dtype)));
     if (!idist__kind_is_v(kind))
-        idist__text_append(buf, cap, " x %llu", (unsigned long long)idist__fingerprint_count(p));
+        idist__text_append(buf, cap, " x %llu",
+                           (unsigned long long)idist__fingerprint_count(print));
     if (idist__kind_reduces(kind))
-        idist__text_append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
+        idist__text_append(buf, cap, ", %s", idist_op_name((idist_op)print->op));
     if (root >= 0) idist__text_append(buf, cap, ", root %d", root);
-    idist__text_append(buf, cap, p->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
+    idist__text_append(buf, cap, print->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
 }
 
 // "all_reduce #42 (F32 x 1024, SUM) by plan 2"
-static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *p, char *buf,
-                                    size_t cap) {
-    idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
+static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *print,
+                                    char *buf, size_t cap) {
+    idist__kind kind = print->kind < IDIST__KIND_COUNT ? (idist__kind)print->kind : IDIST__NONE;
 
     snprintf(buf, cap, "%s", idist__kind_names[kind]);
-    if (p->seq) idist__text_append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
-    idist__fingerprint_add_arguments(w, p, kind, buf, cap);
-    if (idist__fingerprint_plan(p))
-        idist__text_append(buf, cap, " by plan %u", (unsigned)idist__fingerprint_plan(p));
+    if (print->seq)
+        idist__text_append(buf, cap, " #%u", (unsigned)(print->whole ? print->whole : print->seq));
+    idist__fingerprint_add_arguments(w, print, kind, buf, cap);
+    if (idist__fingerprint_plan(print))
+        idist__text_append(buf, cap, " by plan %u", (unsigned)idist__fingerprint_plan(print));
 }

@@ -17,18 +17,18 @@ static bool idist__matching_has_tag(const idist__call *recv, int tag) {
 
 // Whether a receive takes a message from a rank of the world.
 IDIST__UNUSED static bool idist__matching_matches(const idist__task *t, int rank, int tag) {
-    const idist__call *c = &t->call;
-    return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) &&
-           idist__matching_has_tag(c, tag);
+    const idist__call *call = &t->call;
+    return (call->root == IDIST_ANY_SOURCE || t->group->ranks[call->root] == rank) &&
+           idist__matching_has_tag(call, tag);
 }
 
-static void idist__matching_describe(const idist__call *c, int source, int tag, idist_dtype dtype,
-                                     size_t count) {
-    if (!c->info) return;
-    c->info->source = source;
-    c->info->tag = tag;
-    c->info->count = count;
-    c->info->dtype = dtype;
+static void idist__matching_describe(const idist__call *call, int source, int tag,
+                                     idist_dtype dtype, size_t count) {
+    if (!call->info) return;
+    call->info->source = source;
+    call->info->tag = tag;
+    call->info->count = count;
+    call->info->dtype = dtype;
 }
 
 // The dtype of a message; IDIST_DTYPE_COUNT: this rank has not created it.

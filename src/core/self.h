@@ -37,20 +37,22 @@ typedef struct idist__self_group {
 
 // Any collective among one rank: its own contribution is the result.
 static void idist__self_collective(idist__task *t) {
-    const idist__call *c = &t->call;
+    const idist__call *call = &t->call;
     const idist__user_op *op =
-        idist__reduce_op_is_user(c->op) ? idist__world_user_op(t->group, c) : NULL;
+        idist__reduce_op_is_user(call->op) ? idist__world_user_op(t->group, call) : NULL;
 
-    if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
+    if (call->kind != IDIST__BARRIER && call->kind != IDIST__BROADCAST &&
+        call->kind != IDIST__EXSCAN) {
         size_t count;
-        const char *from = idist__extent_part(c, (char *)(uintptr_t)c->send, 0, 0, true, &count);
+        const char *from =
+            idist__extent_part(call, (char *)(uintptr_t)call->send, 0, 0, true, &count);
 
-        idist__block_copy(idist__extent_part(c, (char *)c->recv, 0, 0, false, &count), from,
-                          count * idist_dtype_size(c->dtype));
-        if (idist__kind_reduces(c->kind) && op && !op->fn)
-            idist__reduce_scale(c->recv, count, c->dtype, op->factor);
-        if (idist__kind_reduces(c->kind) && !op)
-            idist__reduce_finish(c->recv, count, c->dtype, c->op, 1);
+        idist__block_copy(idist__extent_part(call, (char *)call->recv, 0, 0, false, &count), from,
+                          count * idist_dtype_size(call->dtype));
+        if (idist__kind_reduces(call->kind) && op && !op->fn)
+            idist__reduce_scale(call->recv, count, call->dtype, op->factor);
+        if (idist__kind_reduces(call->kind) && !op)
+            idist__reduce_finish(call->recv, count, call->dtype, call->op, 1);
     }
 
     idist__task_complete(t, IDIST_OK, "");
@@ -231,9 +233,9 @@ static int idist__self_missing(idist__task *t, char *text, size_t cap) {
     return 1;
 }
 
-static idist_status idist__self_claim(idist__config *c, const char **why) {
+static idist_status idist__self_claim(idist__config *cfg, const char **why) {
     *why = "it serves a world of 1 only";
-    return c->world_size > 1 ? IDIST_ERR_NO_BACKEND : IDIST_OK;
+    return cfg->world_size > 1 ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
 static void idist__self_fill(idist_backend_api *api) {

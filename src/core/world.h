@@ -107,8 +107,8 @@ IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint6
 }
 
 // The op of a call that names a registered one.
-static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *c) {
-    return c->u.user ? c->u.user : &g->w->ops[(int)c->op - IDIST_OP_USER];
+static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *call) {
+    return call->u.user ? call->u.user : &g->w->ops[(int)call->op - IDIST_OP_USER];
 }
 
 // The dtype with the number that a fingerprint carries; IDIST_DTYPE_COUNT if there is none.

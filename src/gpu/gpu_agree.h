@@ -28,18 +28,18 @@ static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const voi
 // All-gathers nbytes of each member. Called with the lock, which is released while waiting.
 static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, void *all,
                                               size_t nbytes) {
-    idist__call c;
-    idist_opts o;
+    idist__call call;
+    idist_opts opts;
     idist_status status;
     int depth =
         idist__together_now.depth; // of idist_group_begin, which must not hold this call back
 
-    memset(&o, 0, sizeof o);
-    o.group = g;
-    idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
-    c.label = IDIST__FIRST_DEVICE_CALL;
+    memset(&opts, 0, sizeof opts);
+    opts.group = g;
+    idist__call_init(&call, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
+    call.label = IDIST__FIRST_DEVICE_CALL;
     idist__together_now.depth = 0;
-    status = idist__call_locked(g, &c, &o);
+    status = idist__call_locked(g, &call, &opts);
     idist__together_now.depth = depth;
 
     return status;

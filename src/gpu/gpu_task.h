@@ -88,14 +88,14 @@ typedef struct idist__gpu_shape {
     size_t contribution; // the largest number that others read from a rank
 } idist__gpu_shape;
 
-static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idist__call *c) {
+static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idist__call *call) {
     size_t n = (size_t)g->size;
-    bool root = c->root == g->rank;
+    bool root = call->root == g->rank;
     idist__gpu_shape shape;
 
     shape.send = shape.recv = shape.most = shape.contribution = 1;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__REDUCE: shape.recv = root; break;
     case IDIST__BROADCAST: shape.send = 0; break;
     case IDIST__ALL_GATHER: shape.recv = shape.most = n; break;
@@ -158,6 +158,6 @@ static void idist__gpu_task_complete(idist__task *t) {
     idist__task_complete(t, IDIST_OK, "");
 }
 
-static bool idist__gpu_task_op_is_premul(const idist_group *g, const idist__call *c) {
-    return idist__reduce_op_is_user(c->op) && !idist__world_user_op(g, c)->fn;
+static bool idist__gpu_task_op_is_premul(const idist_group *g, const idist__call *call) {
+    return idist__reduce_op_is_user(call->op) && !idist__world_user_op(g, call)->fn;
 }

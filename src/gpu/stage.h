@@ -23,23 +23,23 @@
 #include "gpu/pinned.h"
 #include "gpu/gpu_task.h"
 
-static bool idist__stage_is_unchunked(const idist__call *c) {
-    return idist__kind_is_v(c->kind) || idist__kind_is_p2p(c->kind);
+static bool idist__stage_is_unchunked(const idist__call *call) {
+    return idist__kind_is_v(call->kind) || idist__kind_is_p2p(call->kind);
 }
 
 static void idist__stage_plan_chunks(idist__task *t, size_t nbytes, size_t parts) {
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
 
     op->enqueued_count = op->started_count = 0;
     op->nchunks = 1;
-    op->chunk_count = c->count;
-    if (idist__stage_is_unchunked(c) || c->kind == IDIST__BARRIER) return;
+    op->chunk_count = call->count;
+    if (idist__stage_is_unchunked(call) || call->kind == IDIST__BARRIER) return;
     op->chunk_count = nbytes / parts / op->size;
     if (op->chunk_count > 1024) op->chunk_count &= ~(size_t)1023;
     if (!op->chunk_count) op->chunk_count = 1;
-    if (op->chunk_count > c->count) op->chunk_count = c->count;
-    if (op->chunk_count) op->nchunks = (c->count + op->chunk_count - 1) / op->chunk_count;
+    if (op->chunk_count > call->count) op->chunk_count = call->count;
+    if (op->chunk_count) op->nchunks = (call->count + op->chunk_count - 1) / op->chunk_count;
 }
 
 // The host's call for chunk `nth`: its buffers are pinned memory, the same for both where the call
@@ -95,7 +95,7 @@ static bool idist__stage_out(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     idist__gpu_slot *slot = &op->slots[op->enqueued_count % IDIST__GPU_SLOTS];
     size_t at = op->enqueued_count * op->chunk_count * op->size;
     cudaError_t error = cudaSuccess;
@@ -111,17 +111,17 @@ static bool idist__stage_out(idist__task *t) {
     if (!idist__stage_may_copy(t, slot->memory)) return false;
     if (op->enqueued_count >= IDIST__GPU_SLOTS)
         error = cudaStreamWaitEvent(gg->stream[IDIST__STREAM_OUT], slot->in, 0);
-    if (error == cudaSuccess && idist__stage_is_unchunked(c) && part.send &&
+    if (error == cudaSuccess && idist__stage_is_unchunked(call) && part.send &&
         idist__extent_of(g, &part, &e) == IDIST_OK)
-        error = idist__gpu_task_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1,
+        error = idist__gpu_task_copy((void *)(uintptr_t)part.send, 0, call->send, 0, e.send, 1,
                                      op->size, gg->stream[IDIST__STREAM_OUT]);
-    else if (error == cudaSuccess && c->kind == IDIST__BROADCAST && c->root == g->rank)
-        error = idist__gpu_task_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size,
-                                     gg->stream[IDIST__STREAM_OUT]);
-    else if (error == cudaSuccess && !idist__stage_is_unchunked(c) && part.send)
+    else if (error == cudaSuccess && call->kind == IDIST__BROADCAST && call->root == g->rank)
+        error = idist__gpu_task_copy(part.recv, 0, (char *)call->recv + at, 0, part.count, 1,
+                                     op->size, gg->stream[IDIST__STREAM_OUT]);
+    else if (error == cudaSuccess && !idist__stage_is_unchunked(call) && part.send)
         error = idist__gpu_task_copy((void *)(uintptr_t)part.send, part.count,
-                                     (const char *)c->send + at, c->count, part.count,
-                                     idist__gpu_task_shape_of(g, c).send, op->size,
+                                     (const char *)call->send + at, call->count, part.count,
+                                     idist__gpu_task_shape_of(g, call).send, op->size,
                                      gg->stream[IDIST__STREAM_OUT]);
     if (op->error == cudaSuccess) op->error = error; // the first error is reported
     if (op->error == cudaSuccess)
@@ -136,20 +136,21 @@ static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part
                                          cudaStream_t stream) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     cudaError_t error = cudaSuccess;
     size_t count;
     int i;
 
-    if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV || c->kind == IDIST__REDUCE_SCATTERV) {
-        count = c->kind == IDIST__RECV ? part->info->count : c->count;
-        return idist__gpu_task_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
+    if (call->kind == IDIST__RECV || call->kind == IDIST__SCATTERV ||
+        call->kind == IDIST__REDUCE_SCATTERV) {
+        count = call->kind == IDIST__RECV ? part->info->count : call->count;
+        return idist__gpu_task_copy(call->recv, 0, part->recv, 0, count, 1, op->size, stream);
     }
 
     for (i = 0; i < g->size && error == cudaSuccess; i++) {
-        char *to = idist__extent_part(c, (char *)c->recv, i, g->rank, false, &count);
-        error = idist__gpu_task_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count,
-                                     1, op->size, stream);
+        char *to = idist__extent_part(call, (char *)call->recv, i, g->rank, false, &count);
+        error = idist__gpu_task_copy(to, 0, (char *)part->recv + (to - (char *)call->recv), 0,
+                                     count, 1, op->size, stream);
     }
 
     return error;
@@ -160,20 +161,20 @@ static cudaError_t idist__stage_in(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     size_t nth = op->started_count - 1, at = nth * op->chunk_count * op->size;
     idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
-    bool keeps = (c->kind == IDIST__BROADCAST && c->root == g->rank) ||
-                 (c->kind == IDIST__EXSCAN && g->rank == 0);
+    bool keeps = (call->kind == IDIST__BROADCAST && call->root == g->rank) ||
+                 (call->kind == IDIST__EXSCAN && g->rank == 0);
     cudaError_t error = cudaSuccess;
     idist__call part;
 
     if (!idist__stage_slot(t, nth, &part)) return cudaErrorMemoryAllocation;
-    if (idist__stage_is_unchunked(c) && part.recv)
+    if (idist__stage_is_unchunked(call) && part.recv)
         error = idist__stage_in_whole(t, &part, gg->stream[IDIST__STREAM_IN]);
     else if (part.recv && !keeps)
-        error = idist__gpu_task_copy((char *)c->recv + at, c->count, part.recv, part.count,
-                                     part.count, idist__gpu_task_shape_of(g, c).recv, op->size,
+        error = idist__gpu_task_copy((char *)call->recv + at, call->count, part.recv, part.count,
+                                     part.count, idist__gpu_task_shape_of(g, call).recv, op->size,
                                      gg->stream[IDIST__STREAM_IN]);
     if (error == cudaSuccess) error = cudaEventRecord(slot->in, gg->stream[IDIST__STREAM_IN]);
 

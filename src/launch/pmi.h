@@ -51,61 +51,61 @@ static struct {
 
 // Reads one line, byte by byte, since what follows belongs to the next. The launcher's socket is a
 // blocking one, so each read waits for a byte first.
-static bool idist__pmi_read_line(idist__pmi *p) {
+static bool idist__pmi_read_line(idist__pmi *pmi) {
     size_t nbytes = 0;
 
-    while (nbytes + 1 < sizeof p->line &&
-           idist__os_poll_wait(p->fd, IDIST__OS_READABLE, p->deadline_ns) &&
-           idist__connection_read_all(p->fd, p->line + nbytes, 1, p->deadline_ns) &&
-           p->line[nbytes] != '\n')
+    while (nbytes + 1 < sizeof pmi->line &&
+           idist__os_poll_wait(pmi->fd, IDIST__OS_READABLE, pmi->deadline_ns) &&
+           idist__connection_read_all(pmi->fd, pmi->line + nbytes, 1, pmi->deadline_ns) &&
+           pmi->line[nbytes] != '\n')
         nbytes++;
-    p->line[nbytes] = 0;
+    pmi->line[nbytes] = 0;
     return nbytes > 0;
 }
 
 // Sends a line, and reads until an answer that begins with `answer`. False: the answer reports an
 // error, or none came.
-static bool idist__pmi_request(idist__pmi *p, const char *line, const char *answer) {
-    if (!idist__connection_write_all(p->fd, line, strlen(line), p->deadline_ns)) return false;
+static bool idist__pmi_request(idist__pmi *pmi, const char *line, const char *answer) {
+    if (!idist__connection_write_all(pmi->fd, line, strlen(line), pmi->deadline_ns)) return false;
 
     do {
-        if (!idist__pmi_read_line(p)) return false;
-    } while (strncmp(p->line, answer, strlen(answer)) != 0);
+        if (!idist__pmi_read_line(pmi)) return false;
+    } while (strncmp(pmi->line, answer, strlen(answer)) != 0);
 
-    return !strstr(p->line, "rc=") || strstr(p->line, "rc=0") != NULL;
+    return !strstr(pmi->line, "rc=") || strstr(pmi->line, "rc=0") != NULL;
 }
 
 // The rest of the last answer behind "name=".
-static const char *idist__pmi_value(const idist__pmi *p, const char *name) {
-    const char *at = strstr(p->line, name);
+static const char *idist__pmi_value(const idist__pmi *pmi, const char *name) {
+    const char *at = strstr(pmi->line, name);
     return at ? at + strlen(name) : "";
 }
 
 // Connects to PMI_PORT and learns rank and size. The connection stays open for
 // idist__pmi_share_address.
 static bool idist__pmi_connect(const char *port, const char *id, int64_t deadline_ns) {
-    idist__pmi p;
+    idist__pmi pmi;
     char text[320];
     idist__os_address address;
     int value = 0;
     bool ok;
 
-    p.deadline_ns = deadline_ns;
-    p.fd = -1;
+    pmi.deadline_ns = deadline_ns;
+    pmi.fd = -1;
     snprintf(text, sizeof text, "tcp:%.300s", port);
     if (idist__address_parse(&address, text) == IDIST_OK)
-        p.fd = idist__os_socket_connect(&address, deadline_ns);
+        pmi.fd = idist__os_socket_connect(&address, deadline_ns);
     snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
-    ok = p.fd >= 0 && idist__pmi_request(&p, text, "cmd=initack");
+    ok = pmi.fd >= 0 && idist__pmi_request(&pmi, text, "cmd=initack");
 
-    while (ok && !strstr(p.line, "debug=")) { // the last of the lines that follow
-        ok = idist__pmi_read_line(&p);
-        if (sscanf(p.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
-        if (sscanf(p.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
+    while (ok && !strstr(pmi.line, "debug=")) { // the last of the lines that follow
+        ok = idist__pmi_read_line(&pmi);
+        if (sscanf(pmi.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
+        if (sscanf(pmi.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
     }
 
-    if (!ok) idist__os_descriptor_close(&p.fd);
-    idist__pmi_known.fd = p.fd;
+    if (!ok) idist__os_descriptor_close(&pmi.fd);
+    idist__pmi_known.fd = pmi.fd;
 
     return ok;
 }
@@ -201,27 +201,27 @@ static idist_status idist__pmi_listen(idist__config *config, char *where, size_t
 
 // Rank 0 puts `where` into the key-value space, and all ranks get it from there; "-" says that rank
 // 0 could not listen. False: the launcher does not answer.
-static bool idist__pmi_exchange(idist__pmi *p, bool puts, char *where, size_t capacity) {
+static bool idist__pmi_exchange(idist__pmi *pmi, bool puts, char *where, size_t capacity) {
     char space[256], text[900];
     const char *value;
     bool ok;
 
-    p->answers =
-        (p->fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &p->fd) == IDIST_OK) &&
-        idist__pmi_request(p, "cmd=init pmi_version=1 pmi_subversion=1\n", "cmd=response_to_init");
-    ok = p->answers && idist__pmi_request(p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
-    value = idist__pmi_value(p, "kvsname=");
+    pmi->answers = (pmi->fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &pmi->fd) == IDIST_OK) &&
+                   idist__pmi_request(pmi, "cmd=init pmi_version=1 pmi_subversion=1\n",
+                                      "cmd=response_to_init");
+    ok = pmi->answers && idist__pmi_request(pmi, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
+    value = idist__pmi_value(pmi, "kvsname=");
     snprintf(space, sizeof space, "%.*s", (int)strcspn(value, " "), value);
 
     if (puts) {
         snprintf(text, sizeof text, "cmd=put kvsname=%s key=idist value=%s\n", space, where);
-        ok = ok && idist__pmi_request(p, text, "cmd=put_result");
+        ok = ok && idist__pmi_request(pmi, text, "cmd=put_result");
     }
 
-    ok = ok && idist__pmi_request(p, "cmd=barrier_in\n", "cmd=barrier_out");
+    ok = ok && idist__pmi_request(pmi, "cmd=barrier_in\n", "cmd=barrier_out");
     snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", space);
-    ok = ok && idist__pmi_request(p, text, "cmd=get_result");
-    idist__text_copy(where, capacity, ok ? idist__pmi_value(p, "value=") : "-");
+    ok = ok && idist__pmi_request(pmi, text, "cmd=get_result");
+    idist__text_copy(where, capacity, ok ? idist__pmi_value(pmi, "value=") : "-");
 
     return ok;
 }
@@ -242,27 +242,27 @@ static idist_status idist__pmi_no_answer(void) {
 // ranks have called it, or init_timeout_ms has passed.
 IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
     char where[320] = "-";
-    idist__pmi p;
+    idist__pmi pmi;
     idist_status status = IDIST_OK;
     bool ok = true;
 
-    memset(&p, 0, sizeof p);
-    p.answers = true;
-    p.deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
+    memset(&pmi, 0, sizeof pmi);
+    pmi.answers = true;
+    pmi.deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
     idist__os_mutex_lock(&idist__pmi_known.lock);
-    p.fd = idist__pmi_known.fd;
+    pmi.fd = idist__pmi_known.fd;
 
     if (!idist__pmi_known.where[0]) {
         if (config->rank == 0) status = idist__pmi_listen(config, where, sizeof where);
         if (status != IDIST_OK) snprintf(where, sizeof where, "-");
-        ok = idist__pmi_exchange(&p, config->rank == 0, where, sizeof where);
-        if (ok && idist__pmi_request(&p, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
+        ok = idist__pmi_exchange(&pmi, config->rank == 0, where, sizeof where);
+        if (ok && idist__pmi_request(&pmi, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
             idist__text_copy(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
     }
 
     idist__text_copy(where, sizeof where, idist__pmi_known.where);
     idist__os_mutex_unlock(&idist__pmi_known.lock);
-    if (!p.answers) return idist__pmi_no_answer();
+    if (!pmi.answers) return idist__pmi_no_answer();
     if (status != IDIST_OK) return status;
     if (where[0]) return idist__meet_read(&config->meet, where);
 

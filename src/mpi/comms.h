@@ -12,29 +12,29 @@
 #include "mpi/mpi_model.h"
 #include "mpi/control.h"
 
-static idist__mpi_comm **idist__comms_find(idist__mpi *m, uint64_t ctx) {
-    idist__mpi_comm **at = &m->comms;
+static idist__mpi_comm **idist__comms_find(idist__mpi *mpi, uint64_t ctx) {
+    idist__mpi_comm **at = &mpi->comms;
 
     while (*at && (*at)->ctx != ctx) at = &(*at)->next;
     return at;
 }
 
 // A member has freed the group. False: the group does not exist here yet.
-static bool idist__comms_leave(idist__mpi *m, uint64_t ctx) {
-    idist__mpi_comm **at = idist__comms_find(m, ctx), *c = *at;
+static bool idist__comms_leave(idist__mpi *mpi, uint64_t ctx) {
+    idist__mpi_comm **at = idist__comms_find(mpi, ctx), *c = *at;
 
     if (!c) return false;
 
     if (!c->failed && --c->user_count == 0) {
         MPI_Comm_free(&c->comm);
         *at = c->next;
-        idist__mem_free(&m->w->cfg.mem, c);
+        idist__mem_free(&mpi->w->cfg.mem, c);
     }
 
     return true;
 }
 
-static void idist__comms_tell_freed(idist__mpi *m, const idist_group *g) {
+static void idist__comms_tell_freed(idist__mpi *mpi, const idist_group *g) {
     idist__mpi_control freed;
     int i;
 
@@ -42,12 +42,12 @@ static void idist__comms_tell_freed(idist__mpi *m, const idist_group *g) {
     freed.type = IDIST__CONTROL_FREED;
     freed.ctx = g->ctx;
     for (i = 0; i < g->size; i++)
-        if (i != g->rank) idist__control_send(m, g->ranks[i], &freed, NULL, 0);
+        if (i != g->rank) idist__control_send(mpi, g->ranks[i], &freed, NULL, 0);
 }
 
 // The group has failed on a member. False: it does not exist here yet.
-static bool idist__comms_keep(idist__mpi *m, uint64_t ctx) {
-    idist__mpi_comm *c = *idist__comms_find(m, ctx);
+static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
+    idist__mpi_comm *c = *idist__comms_find(mpi, ctx);
 
     if (c) c->failed = true;
     return c != NULL;

@@ -21,73 +21,73 @@
 #include "mpi/mpi_model.h"
 #include "mpi/mpi_error.h"
 
-static void idist__control_post_receive(idist__mpi *m) {
-    int error = MPI_Irecv(m->incoming_buffer, (int)sizeof m->incoming_buffer, MPI_BYTE,
-                          MPI_ANY_SOURCE, IDIST__TAG_CONTROL, m->p2p_comm, &m->incoming);
-    if (error != MPI_SUCCESS) idist__mpi_error_fail_group(m, &m->w->group, "MPI_Irecv", error);
+static void idist__control_post_receive(idist__mpi *mpi) {
+    int error = MPI_Irecv(mpi->incoming_buffer, (int)sizeof mpi->incoming_buffer, MPI_BYTE,
+                          MPI_ANY_SOURCE, IDIST__TAG_CONTROL, mpi->p2p_comm, &mpi->incoming);
+    if (error != MPI_SUCCESS) idist__mpi_error_fail_group(mpi, &mpi->w->group, "MPI_Irecv", error);
 }
 
 // Whether a control message is in the buffer. Under ULFM a receive from any rank fails while a rank
 // is lost, unless it was posted after we acknowledged the loss; so it is posted again.
-static bool idist__control_arrived(idist__mpi *m, MPI_Status *status) {
-    int arrived = 0, cancelled = 0, error = MPI_Test(&m->incoming, &arrived, status);
+static bool idist__control_arrived(idist__mpi *mpi, MPI_Status *status) {
+    int arrived = 0, cancelled = 0, error = MPI_Test(&mpi->incoming, &arrived, status);
 
     if (error == MPI_SUCCESS) return arrived;
-    idist__mpi_error_fail_group(m, &m->w->group, "MPI_Test", error);
+    idist__mpi_error_fail_group(mpi, &mpi->w->group, "MPI_Test", error);
     if (!idist__mpi_error_is_loss(error)) return false;
-    idist__mpi_error_find_lost(m);
+    idist__mpi_error_find_lost(mpi);
 
-    if (m->incoming != MPI_REQUEST_NULL) {
-        MPI_Cancel(&m->incoming);
-        arrived = MPI_Wait(&m->incoming, status) == MPI_SUCCESS;
+    if (mpi->incoming != MPI_REQUEST_NULL) {
+        MPI_Cancel(&mpi->incoming);
+        arrived = MPI_Wait(&mpi->incoming, status) == MPI_SUCCESS;
         if (arrived) MPI_Test_cancelled(status, &cancelled);
     }
 
-    if (!arrived || cancelled) idist__control_post_receive(m);
+    if (!arrived || cancelled) idist__control_post_receive(mpi);
 
     return arrived && !cancelled;
 }
 
-static void idist__control_progress(idist__mpi *m) {
-    const char *payload = m->incoming_buffer + sizeof(idist__mpi_control);
+static void idist__control_progress(idist__mpi *mpi) {
+    const char *payload = mpi->incoming_buffer + sizeof(idist__mpi_control);
     idist__mpi_control control;
-    char cause[sizeof m->w->group.cause];
+    char cause[sizeof mpi->w->group.cause];
     MPI_Status status;
     int i;
 
     for (i = 0; i < IDIST__CONTROL_BATCH; i++) {
-        if (m->incoming == MPI_REQUEST_NULL || !idist__control_arrived(m, &status)) break;
-        m->received_count++;
-        memcpy(&control, m->incoming_buffer, sizeof control);
+        if (mpi->incoming == MPI_REQUEST_NULL || !idist__control_arrived(mpi, &status)) break;
+        mpi->received_count++;
+        memcpy(&control, mpi->incoming_buffer, sizeof control);
 
         // Handling a failure receives other messages, so the buffer must be free by then.
         if (control.type == IDIST__CONTROL_FAILED) {
             memcpy(cause, payload,
                    control.nbytes < sizeof cause ? (size_t)control.nbytes : sizeof cause);
-            idist__control_post_receive(m);
-            m->deliver(m, status.MPI_SOURCE, &control, cause);
+            idist__control_post_receive(mpi);
+            mpi->deliver(mpi, status.MPI_SOURCE, &control, cause);
         } else {
-            m->deliver(m, status.MPI_SOURCE, &control, payload);
-            idist__control_post_receive(m);
+            mpi->deliver(mpi, status.MPI_SOURCE, &control, payload);
+            idist__control_post_receive(mpi);
         }
     }
 }
 
 // A buffer for a control message; NULL: out of memory.
-static idist__mpi_outgoing *idist__control_buffer(idist__mpi *m, bool announces_failure) {
-    idist__mpi_outgoing *o = m->free_outgoing;
+static idist__mpi_outgoing *idist__control_buffer(idist__mpi *mpi, bool announces_failure) {
+    idist__mpi_outgoing *o = mpi->free_outgoing;
 
     if (o) {
-        m->free_outgoing = o->next;
+        mpi->free_outgoing = o->next;
         return o;
     }
 
-    o = (idist__mpi_outgoing *)idist__mem_raw(&m->w->cfg.mem,
+    o = (idist__mpi_outgoing *)idist__mem_raw(&mpi->w->cfg.mem,
                                               sizeof *o + IDIST__CONTROL_MAX_NBYTES);
 
-    if (!o && announces_failure && m->reserve) {
-        o = m->reserve;
-        m->reserve = o->next;
+    if (!o && announces_failure && mpi->reserve) {
+        o = mpi->reserve;
+        mpi->reserve = o->next;
     }
 
     return o;
@@ -95,50 +95,50 @@ static idist__mpi_outgoing *idist__control_buffer(idist__mpi *m, bool announces_
 
 // Sends a control message to a rank of the world; the payload is copied. If memory runs out or MPI
 // refuses, the group fails.
-static void idist__control_send(idist__mpi *m, int rank, const idist__mpi_control *control,
+static void idist__control_send(idist__mpi *mpi, int rank, const idist__mpi_control *control,
                                 const void *payload, size_t nbytes) {
     idist__mpi_outgoing *o;
     idist_group *g;
     int error = MPI_SUCCESS;
 
-    if (m->peers[rank].lost || m->closing) return;
+    if (mpi->peers[rank].lost || mpi->closing) return;
 
-    if (rank == m->w->cfg.rank) {
+    if (rank == mpi->w->cfg.rank) {
         idist__mpi_control own = *control;
         own.nbytes = nbytes;
-        m->deliver(m, rank, &own, payload);
+        mpi->deliver(mpi, rank, &own, payload);
         return;
     }
 
-    o = idist__control_buffer(m, control->type == IDIST__CONTROL_FAILED);
+    o = idist__control_buffer(mpi, control->type == IDIST__CONTROL_FAILED);
 
     if (o) {
         o->control = *control;
         o->control.nbytes = nbytes;
         if (nbytes) memcpy(o + 1, payload, nbytes);
         error = MPI_Isend(&o->control, (int)(sizeof o->control + nbytes), MPI_BYTE, rank,
-                          IDIST__TAG_CONTROL, m->p2p_comm, &o->request);
+                          IDIST__TAG_CONTROL, mpi->p2p_comm, &o->request);
 
         if (error == MPI_SUCCESS) {
-            o->next = m->outgoing;
-            m->outgoing = o;
-            m->sent_counts[rank]++;
+            o->next = mpi->outgoing;
+            mpi->outgoing = o;
+            mpi->sent_counts[rank]++;
             return;
         }
 
-        o->next = m->free_outgoing;
-        m->free_outgoing = o;
+        o->next = mpi->free_outgoing;
+        mpi->free_outgoing = o;
     }
 
-    g = idist__world_find_group(m->w, control->ctx);
+    g = idist__world_find_group(mpi->w, control->ctx);
     if (!g) return;
-    if (o) idist__mpi_error_fail_group(m, g, "MPI_Isend", error);
+    if (o) idist__mpi_error_fail_group(mpi, g, "MPI_Isend", error);
     else idist__group_fail_memory(g);
 }
 
 // Takes back the buffers of messages that are sent, or whose receiver is lost.
-static void idist__control_sweep(idist__mpi *m) {
-    idist__mpi_outgoing **at = &m->outgoing;
+static void idist__control_sweep(idist__mpi *mpi) {
+    idist__mpi_outgoing **at = &mpi->outgoing;
 
     while (*at) {
         idist__mpi_outgoing *o = *at;
@@ -150,20 +150,20 @@ static void idist__control_sweep(idist__mpi *m) {
         }
 
         *at = o->next;
-        o->next = m->free_outgoing;
-        m->free_outgoing = o;
+        o->next = mpi->free_outgoing;
+        mpi->free_outgoing = o;
     }
 }
 
 // Keeps a message whose receive or group does not exist yet.
-static void idist__control_keep(idist__mpi *m, int source, const idist__mpi_control *control,
+static void idist__control_keep(idist__mpi *mpi, int source, const idist__mpi_control *control,
                                 const void *payload) {
     size_t nbytes = (size_t)control->nbytes;
     idist__mpi_unexpected **last,
-        *u = (idist__mpi_unexpected *)idist__mem_raw(&m->w->cfg.mem, sizeof *u + nbytes);
+        *u = (idist__mpi_unexpected *)idist__mem_raw(&mpi->w->cfg.mem, sizeof *u + nbytes);
 
     if (!u) {
-        idist__group_fail_memory(&m->w->group);
+        idist__group_fail_memory(&mpi->w->group);
         return;
     }
 
@@ -171,18 +171,18 @@ static void idist__control_keep(idist__mpi *m, int source, const idist__mpi_cont
     u->source = source;
     u->control = *control;
     if (nbytes) memcpy(u + 1, payload, nbytes);
-    for (last = &m->unexpected; *last; last = &(*last)->next) continue;
+    for (last = &mpi->unexpected; *last; last = &(*last)->next) continue;
     *last = u;
 }
 
 // Receives what others sent before the last barrier. MPI frees a communicator only when nothing is
 // in flight on it.
-static void idist__control_drain(idist__mpi *m) {
+static void idist__control_drain(idist__mpi *mpi) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLOSE_MS);
     uint32_t expected = 0;
 
-    m->closing = true;
-    MPI_Reduce_scatter_block(m->sent_counts, &expected, 1, MPI_UINT32_T, MPI_SUM, m->p2p_comm);
-    while ((int32_t)(expected - m->received_count) > 0 && idist__os_clock_now_ns() < deadline_ns)
-        idist__control_progress(m);
+    mpi->closing = true;
+    MPI_Reduce_scatter_block(mpi->sent_counts, &expected, 1, MPI_UINT32_T, MPI_SUM, mpi->p2p_comm);
+    while ((int32_t)(expected - mpi->received_count) > 0 && idist__os_clock_now_ns() < deadline_ns)
+        idist__control_progress(mpi);
 }

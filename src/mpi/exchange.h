@@ -164,48 +164,51 @@ static uint32_t idist__exchange_flags(const idist_group *g) {
 
 // The bytes that this rank contributes if the call fits into headers, else -1. All ranks agree on
 // whether it fits.
-static int idist__exchange_contribution(const idist_group *g, const idist__call *c) {
-    size_t nbytes = idist_dtype_size(c->dtype);
-    bool one_part_per_rank = c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__ALL_TO_ALL ||
-                             c->kind == IDIST__SCATTER,
+static int idist__exchange_contribution(const idist_group *g, const idist__call *call) {
+    size_t nbytes = idist_dtype_size(call->dtype);
+    bool one_part_per_rank = call->kind == IDIST__REDUCE_SCATTER ||
+                             call->kind == IDIST__ALL_TO_ALL || call->kind == IDIST__SCATTER,
          contributes;
 
-    if (g->size > IDIST__HEADER_MAX_RANKS || idist__kind_is_v(c->kind)) return -1;
-    if (c->count > IDIST__HEADER_DATA_NBYTES) return -1;
-    if (idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op)) return -1;
-    nbytes *= c->count * (one_part_per_rank ? (size_t)g->size : 1);
+    if (g->size > IDIST__HEADER_MAX_RANKS || idist__kind_is_v(call->kind)) return -1;
+    if (call->count > IDIST__HEADER_DATA_NBYTES) return -1;
+    if (idist__kind_reduces(call->kind) && idist__reduce_op_is_user(call->op)) return -1;
+    nbytes *= call->count * (one_part_per_rank ? (size_t)g->size : 1);
     if (nbytes > IDIST__HEADER_DATA_NBYTES) return -1;
-    contributes = (c->kind != IDIST__BROADCAST && c->kind != IDIST__SCATTER) || c->root == g->rank;
+    contributes =
+        (call->kind != IDIST__BROADCAST && call->kind != IDIST__SCATTER) || call->root == g->rank;
 
     return contributes ? (int)nbytes : 0;
 }
 
 // Computes the result of a call whose contributions are all in the headers. Reductions go in the
 // order of ranks, so the result is the same everywhere.
-static void idist__exchange_result(const idist_group *g, const idist__call *c) {
-    size_t part = c->count * idist_dtype_size(c->dtype), at = 0;
+static void idist__exchange_result(const idist_group *g, const idist__call *call) {
+    size_t part = call->count * idist_dtype_size(call->dtype), at = 0;
     const void *in[IDIST__HEADER_MAX_RANKS];
-    char *recv = (char *)c->recv;
+    char *recv = (char *)call->recv;
     int i, n = g->size;
 
-    if (c->kind == IDIST__SCAN) n = g->rank + 1;
-    if (c->kind == IDIST__EXSCAN) n = g->rank;
+    if (call->kind == IDIST__SCAN) n = g->rank + 1;
+    if (call->kind == IDIST__EXSCAN) n = g->rank;
     if (!part || !n) return;
-    if ((c->kind == IDIST__GATHER || c->kind == IDIST__REDUCE) && c->root != g->rank) return;
-    if (c->kind == IDIST__SCATTER || c->kind == IDIST__REDUCE_SCATTER ||
-        c->kind == IDIST__ALL_TO_ALL)
+    if ((call->kind == IDIST__GATHER || call->kind == IDIST__REDUCE) && call->root != g->rank)
+        return;
+    if (call->kind == IDIST__SCATTER || call->kind == IDIST__REDUCE_SCATTER ||
+        call->kind == IDIST__ALL_TO_ALL)
         at = part * (size_t)g->rank;
 
-    if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER) {
-        if (c->kind == IDIST__SCATTER || c->root != g->rank)
-            memcpy(recv, idist__exchange_header(g, c->root)->data + at, part);
+    if (call->kind == IDIST__BROADCAST || call->kind == IDIST__SCATTER) {
+        if (call->kind == IDIST__SCATTER || call->root != g->rank)
+            memcpy(recv, idist__exchange_header(g, call->root)->data + at, part);
         return;
     }
 
     for (i = 0; i < n; i++) in[i] = idist__exchange_header(g, i)->data + at;
 
-    if (idist__kind_reduces(c->kind))
-        idist__reduce_many(recv, in, n, c->count, c->dtype, c->op, c->op == IDIST_AVG ? n : 0);
+    if (idist__kind_reduces(call->kind))
+        idist__reduce_many(recv, in, n, call->count, call->dtype, call->op,
+                           call->op == IDIST_AVG ? n : 0);
     else
         for (i = 0; i < n; i++) memcpy(recv + part * (size_t)i, in[i], part);
 }

@@ -13,9 +13,9 @@
 #include "mpi/mpi_group.h"
 
 // MPI reduces in the floating-point mode of the thread that calls it.
-static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *c) {
+static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *call) {
     uint32_t mode = idist__mode_enter();
-    bool done = idist__mpi_coll_quick(g, c);
+    bool done = idist__mpi_coll_quick(g, call);
 
     idist__mode_leave(mode);
     return done;

@@ -119,24 +119,25 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
 }
 
 // Whether all ranks enter MPI together right after this call, so that none may be missing.
-static bool idist__mpi_coll_binds(const idist__call *c) {
-    return c->label == IDIST__NEW_GROUP || c->label == IDIST__SPLIT || c->label == IDIST__FINALIZE;
+static bool idist__mpi_coll_binds(const idist__call *call) {
+    return call->label == IDIST__NEW_GROUP || call->label == IDIST__SPLIT ||
+           call->label == IDIST__FINALIZE;
 }
 
 // Begins the header exchange.
-static void idist__mpi_coll_enter(idist_group *g, const idist__call *c,
+static void idist__mpi_coll_enter(idist_group *g, const idist__call *call,
                                   const idist__fingerprint *fingerprint, bool busy) {
-    int contribution = idist__exchange_contribution(g, c);
-    const void *data = c->kind == IDIST__BROADCAST ? c->recv : c->send;
+    int contribution = idist__exchange_contribution(g, call);
+    const void *data = call->kind == IDIST__BROADCAST ? call->recv : call->send;
     size_t nbytes = contribution > 0 ? (size_t)contribution : 0;
     uint32_t flags = busy ? IDIST__HEADER_BUSY : 0;
     uint64_t balance;
 
-    if (!idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
-    if (idist__extent_call_in_place(g, c)) flags |= IDIST__HEADER_IN_PLACE;
+    if (!idist__native_fits(g, call)) flags |= IDIST__HEADER_LARGE;
+    if (idist__extent_call_in_place(g, call)) flags |= IDIST__HEADER_IN_PLACE;
 
-    if (idist__kind_is_v(c->kind)) {
-        balance = idist__extent_balance(g, c);
+    if (idist__kind_is_v(call->kind)) {
+        balance = idist__extent_balance(g, call);
         data = &balance;
         nbytes = sizeof balance;
     }
@@ -146,37 +147,37 @@ static void idist__mpi_coll_enter(idist_group *g, const idist__call *c,
 
 // Begins the header exchange of this call, unless it is under way already; then polls it up to
 // `polls` times. On FAILED, *error says what MPI said.
-static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idist__call *c,
+static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idist__call *call,
                                                       const idist__fingerprint *fingerprint,
                                                       bool busy, int polls, int *error) {
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     int i;
 
     if (idist__mpi_model_group(g)->exchange_seq != fingerprint->seq)
-        idist__mpi_coll_enter(g, c, fingerprint, busy);
+        idist__mpi_coll_enter(g, call, fingerprint, busy);
     for (i = 0; i < polls && state == IDIST__EXCHANGE_PENDING; i++)
         state = idist__exchange_step(g, error);
 
     return state;
 }
 
-static void idist__mpi_coll_done(idist__mpi *m, idist__task *t) {
+static void idist__mpi_coll_done(idist__mpi *mpi, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     const char *function = op->native.function;
     int error;
 
     op->phase = IDIST__PHASE_WAITING;
-    m->poll_ns = 0;
-    m->w->moved_count++;
+    mpi->poll_ns = 0;
+    mpi->w->moved_count++;
     error = idist__native_end(&op->native);
 
     if (error == MPI_SUCCESS) idist__task_complete(t, IDIST_OK, "");
-    else idist__mpi_error_fail_group(m, t->group, function, error);
+    else idist__mpi_error_fail_group(mpi, t->group, function, error);
 }
 
 // Takes the first collective from its queue: hands it to MPI, or completes it if all data was in
 // the headers.
-static void idist__mpi_coll_run(idist__mpi *m, idist__task *t, bool blocking) {
+static void idist__mpi_coll_run(idist__mpi *mpi, idist__task *t, bool blocking) {
     idist__mpi_op *op = idist__mpi_op_of(t);
 
     idist__mpi_model_group(t->group)->queue_head = op->next;
@@ -190,11 +191,11 @@ static void idist__mpi_coll_run(idist__mpi *m, idist__task *t, bool blocking) {
 
     op->phase = IDIST__PHASE_RUNNING;
     idist__native_begin(&op->native, blocking);
-    if (blocking || op->native.error != MPI_SUCCESS) idist__mpi_coll_done(m, t);
+    if (blocking || op->native.error != MPI_SUCCESS) idist__mpi_coll_done(mpi, t);
 }
 
 // The headers of all ranks have arrived for the first time.
-static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
+static void idist__mpi_coll_entered(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__native *nat = &idist__mpi_op_of(t)->native;
     uint32_t flags = idist__exchange_flags(g);
@@ -216,7 +217,7 @@ static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
     if (!small) idist__native_init(nat, g, &t->call, flags);
 
     if (nat->error != MPI_SUCCESS) {
-        idist__mpi_error_fail_group(m, g, nat->function, nat->error);
+        idist__mpi_error_fail_group(mpi, g, nat->function, nat->error);
         return;
     }
 
@@ -227,34 +228,34 @@ static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
         idist__mpi_op_of(t)->phase = IDIST__PHASE_COMMITTING;
         idist__exchange_commit(g);
     } else {
-        idist__mpi_coll_run(m, t, false);
+        idist__mpi_coll_run(mpi, t, false);
     }
 }
 
 // The union of all flags as far as one rank can tell without an exchange. In v-forms it does not
 // know whether the counts of the others fit.
-static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idist__call *c) {
-    uint32_t flags = idist__extent_call_in_place(g, c) ? IDIST__HEADER_IN_PLACE : 0;
+static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idist__call *call) {
+    uint32_t flags = idist__extent_call_in_place(g, call) ? IDIST__HEADER_IN_PLACE : 0;
 
-    if (idist__kind_is_v(c->kind) || !idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
+    if (idist__kind_is_v(call->kind) || !idist__native_fits(g, call)) flags |= IDIST__HEADER_LARGE;
     return flags;
 }
 
 // Whether another collective of this rank has committed, so that others may block in that one
 // before they come to this call, which binds.
-static bool idist__mpi_coll_must_wait(const idist__mpi *m, const idist__task *t) {
+static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *t) {
     const idist__task *other;
 
     if (!idist__mpi_coll_binds(&t->call)) return false;
 
-    for (other = m->w->tasks; other; other = other->next)
+    for (other = mpi->w->tasks; other; other = other->next)
         if (idist__mpi_op_of(other)->phase == IDIST__PHASE_COMMITTING) return true;
 
     return false;
 }
 
 // One step of the first collective of a group. False: it has to wait.
-static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
+static bool idist__mpi_coll_step(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__fingerprint fingerprint;
@@ -262,14 +263,14 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     bool busy = t->async || t->next || t->prev || idist__together_now.depth;
     int error = MPI_SUCCESS;
 
-    if (op->phase == IDIST__PHASE_QUEUED && m->w->cfg.unchecked) {
+    if (op->phase == IDIST__PHASE_QUEUED && mpi->w->cfg.unchecked) {
         idist__native_init(&op->native, g, &t->call, idist__mpi_coll_unchecked_flags(g, &t->call));
-        idist__mpi_coll_run(m, t, !t->async);
+        idist__mpi_coll_run(mpi, t, !t->async);
         return true;
     }
 
     if (op->phase == IDIST__PHASE_QUEUED) {
-        if (idist__mpi_coll_must_wait(m, t)) return false;
+        if (idist__mpi_coll_must_wait(mpi, t)) return false;
         op->phase = IDIST__PHASE_ENTERING;
     }
 
@@ -278,22 +279,22 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     if (state == IDIST__EXCHANGE_PENDING) return false;
 
     if (state == IDIST__EXCHANGE_FAILED)
-        idist__mpi_error_fail_group(m, g, "the header exchange", error);
-    else if (op->phase == IDIST__PHASE_ENTERING) idist__mpi_coll_entered(m, t);
-    else idist__mpi_coll_run(m, t, !(idist__exchange_flags(g) & IDIST__HEADER_BUSY));
+        idist__mpi_error_fail_group(mpi, g, "the header exchange", error);
+    else if (op->phase == IDIST__PHASE_ENTERING) idist__mpi_coll_entered(mpi, t);
+    else idist__mpi_coll_run(mpi, t, !(idist__exchange_flags(g) & IDIST__HEADER_BUSY));
 
     return true;
 }
 
-static void idist__mpi_coll_progress(idist__mpi *m, idist_group *g) {
+static void idist__mpi_coll_progress(idist__mpi *mpi, idist_group *g) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
-    while (mg->queue_head && g->status == IDIST_OK && idist__mpi_coll_step(m, mg->queue_head))
+    while (mg->queue_head && g->status == IDIST_OK && idist__mpi_coll_step(mpi, mg->queue_head))
         continue;
 }
 
 // The group has failed after this rank committed to t. Other ranks may wait for us inside MPI; if
 // so, the call succeeds here as it does there.
-static void idist__mpi_coll_keep_commitment(idist__mpi *m, idist__task *t) {
+static void idist__mpi_coll_keep_commitment(idist__mpi *mpi, idist__task *t) {
     idist__mpi_group *mg = idist__mpi_model_group(t->group);
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
@@ -302,78 +303,78 @@ static void idist__mpi_coll_keep_commitment(idist__mpi *m, idist__task *t) {
 
     while (!mg->commit_refused && state == IDIST__EXCHANGE_PENDING && !late) {
         state = idist__exchange_step(t->group, &error);
-        idist__control_progress(m);
+        idist__control_progress(mpi);
         late = idist__os_clock_now_ns() > deadline_ns;
     }
 
     if (late && state == IDIST__EXCHANGE_PENDING) {
         mg->committed_seq--; // ranks that hear of our failure will not wait for us
-        m->abandoned = true;
+        mpi->abandoned = true;
     }
 
     if (state == IDIST__EXCHANGE_DONE && !mg->commit_refused)
-        idist__mpi_coll_run(m, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
+        idist__mpi_coll_run(mpi, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
 }
 
 // A blocking call without an exchange (IDIST_CHECK=0). The most common one goes to MPI directly.
-static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__call *c) {
-    const void *in = c->send == c->recv ? MPI_IN_PLACE : c->send;
+static bool idist__mpi_coll_direct(idist__mpi *mpi, idist_group *g, const idist__call *call) {
+    const void *in = call->send == call->recv ? MPI_IN_PLACE : call->send;
     idist__native nat;
     int error;
 
-    if (c->kind == IDIST__ALL_REDUCE && c->count && c->count <= IDIST__MPI_COUNT &&
-        !idist__reduce_op_is_user(c->op) && c->op != IDIST_AVG &&
-        !idist__dtype_is_narrow(c->dtype) && idist__mpi_type_exists(c->dtype)) {
-        error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type_of(c->dtype),
-                              idist__mpi_type_builtin_op(m, c->op, c->dtype),
+    if (call->kind == IDIST__ALL_REDUCE && call->count && call->count <= IDIST__MPI_COUNT &&
+        !idist__reduce_op_is_user(call->op) && call->op != IDIST_AVG &&
+        !idist__dtype_is_narrow(call->dtype) && idist__mpi_type_exists(call->dtype)) {
+        error = MPI_Allreduce(in, call->recv, (int)call->count, idist__mpi_type_of(call->dtype),
+                              idist__mpi_type_builtin_op(mpi, call->op, call->dtype),
                               idist__mpi_model_group(g)->comm);
     } else {
-        idist__native_init(&nat, g, c, idist__mpi_coll_unchecked_flags(g, c));
+        idist__native_init(&nat, g, call, idist__mpi_coll_unchecked_flags(g, call));
         idist__native_begin(&nat, true);
         error = idist__native_end(&nat);
     }
 
     if (error == MPI_SUCCESS) g->seq++;
-    else idist__mpi_error_fail_group(m, g, "a collective of MPI", error);
+    else idist__mpi_error_fail_group(mpi, g, "a collective of MPI", error);
 
     return error == MPI_SUCCESS;
 }
 
 // Polls for control messages if no quick call has for a millisecond, because the group may have
 // failed meanwhile.
-static void idist__mpi_coll_poll_control(idist__mpi *m) {
+static void idist__mpi_coll_poll_control(idist__mpi *mpi) {
     int64_t now_ns = idist__os_clock_now_ns();
     int i;
 
-    if (now_ns - m->polled_ns <= IDIST__MS) return;
-    for (i = 0; i < IDIST__QUICK_CONTROL_POLLS; i++) idist__control_progress(m);
-    m->polled_ns = now_ns;
+    if (now_ns - mpi->polled_ns <= IDIST__MS) return;
+    for (i = 0; i < IDIST__QUICK_CONTROL_POLLS; i++) idist__control_progress(mpi);
+    mpi->polled_ns = now_ns;
 }
 
 // Runs a blocking collective without a task, if all data fits into headers and the others come
 // soon. Otherwise, and after any error, it returns false, and the task that follows continues the
 // exchange.
-static bool idist__mpi_coll_quick(idist_group *g, const idist__call *c) {
-    idist__mpi *m = idist__mpi_of(g->w);
+static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
+    idist__mpi *mpi = idist__mpi_of(g->w);
     idist__exchange_state state;
     idist__fingerprint fingerprint;
     char text[400];
-    int error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
+    int error, polls = mpi->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
-    if (!idist__kind_is_collective(c->kind) || g->size == 1) return false;
-    if (m->w->cfg.unchecked) return idist__mpi_coll_direct(m, g, c);
-    idist__mpi_coll_poll_control(m);
+    if (!idist__kind_is_collective(call->kind) || g->size == 1) return false;
+    if (mpi->w->cfg.unchecked) return idist__mpi_coll_direct(mpi, g, call);
+    idist__mpi_coll_poll_control(mpi);
     if (g->status != IDIST_OK) return false;
 
     // A call that needs MPI or binds only begins here, so that the headers are on their way early.
-    if (idist__exchange_contribution(g, c) < 0 || idist__mpi_coll_binds(c)) polls = 0;
-    fingerprint = idist__fingerprint_of_call(g->w, c, g->seq + 1);
-    state = idist__mpi_coll_exchange(g, c, &fingerprint, false, polls, &error);
+    if (idist__exchange_contribution(g, call) < 0 || idist__mpi_coll_binds(call)) polls = 0;
+    fingerprint = idist__fingerprint_of_call(g->w, call, g->seq + 1);
+    state = idist__mpi_coll_exchange(g, call, &fingerprint, false, polls, &error);
     if (state == IDIST__EXCHANGE_FAILED)
-        idist__mpi_error_fail_group(m, g, "the header exchange", error);
+        idist__mpi_error_fail_group(mpi, g, "the header exchange", error);
     if (state != IDIST__EXCHANGE_DONE || !idist__exchange_agree(g, text, sizeof text)) return false;
 
-    idist__exchange_result(g, c);
+    idist__exchange_result(g, call);
     g->seq++;
 
     return true;

@@ -28,39 +28,40 @@
 #include "mpi/mpi_wait.h"
 
 // Handles one control message.
-static void idist__mpi_engine_deliver(idist__mpi *m, int source, idist__mpi_control *control,
+static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_control *control,
                                       const void *payload) {
-    idist_group *g = idist__world_find_group(m->w, control->ctx);
+    idist_group *g = idist__world_find_group(mpi->w, control->ctx);
 
-    m->poll_ns = 0;
+    mpi->poll_ns = 0;
 
     switch (control->type) {
     case IDIST__CONTROL_EAGER:
     case IDIST__CONTROL_READY_TO_SEND:
-        m->peers[source].received++;
-        m->w->moved_count++;
+        mpi->peers[source].received++;
+        mpi->w->moved_count++;
         if (g && g->status != IDIST_OK) break;
-        if (!g || !idist__mpi_p2p_match(m, g, source, control, payload))
-            idist__control_keep(m, source, control, payload);
+        if (!g || !idist__mpi_p2p_match(mpi, g, source, control, payload))
+            idist__control_keep(mpi, source, control, payload);
         break;
-    case IDIST__CONTROL_CLEAR_TO_SEND: idist__mpi_p2p_cleared(m, source, control); break;
-    case IDIST__CONTROL_WAITING: idist__mpi_wait_received(m, source, control); break;
+    case IDIST__CONTROL_CLEAR_TO_SEND: idist__mpi_p2p_cleared(mpi, source, control); break;
+    case IDIST__CONTROL_WAITING: idist__mpi_wait_received(mpi, source, control); break;
     case IDIST__CONTROL_ENTERED:
         if (g) idist__mpi_wait_seen(g, source, &control->fingerprint);
         break;
     case IDIST__CONTROL_ABSENT:
-        m->peers[source].absent_ctx = control->ctx;
-        m->peers[source].absent_seq = control->fingerprint.seq;
-        idist__mpi_wait_find_deadlock(m, source);
+        mpi->peers[source].absent_ctx = control->ctx;
+        mpi->peers[source].absent_seq = control->fingerprint.seq;
+        idist__mpi_wait_find_deadlock(mpi, source);
         break;
     case IDIST__CONTROL_FREED:
         // the group may not exist here yet
-        if (!idist__comms_leave(m, control->ctx)) idist__control_keep(m, source, control, payload);
+        if (!idist__comms_leave(mpi, control->ctx))
+            idist__control_keep(mpi, source, control, payload);
         break;
     case IDIST__CONTROL_FAILED:
         if (!g) { // not yet, or no longer
-            if (!idist__comms_keep(m, control->ctx))
-                idist__control_keep(m, source, control, payload);
+            if (!idist__comms_keep(mpi, control->ctx))
+                idist__control_keep(mpi, source, control, payload);
             break;
         }
 
@@ -73,16 +74,16 @@ static void idist__mpi_engine_deliver(idist__mpi *m, int source, idist__mpi_cont
 }
 
 static void idist__mpi_engine_progress(idist__world *w) {
-    idist__mpi *m = idist__mpi_of(w);
+    idist__mpi *mpi = idist__mpi_of(w);
     idist_group *g;
     idist__task *t;
     uint32_t ended;
 
-    if (m->finalized) return;
-    idist__control_progress(m);
-    if (m->outgoing) idist__control_sweep(m);
+    if (mpi->finalized) return;
+    idist__control_progress(mpi);
+    if (mpi->outgoing) idist__control_sweep(mpi);
     for (g = &w->group; g; g = g->next)
-        if (g->rank >= 0) idist__mpi_coll_progress(m, g);
+        if (g->rank >= 0) idist__mpi_coll_progress(mpi, g);
 
     // The list changes whenever a task ends; then start over.
     do {
@@ -94,28 +95,28 @@ static void idist__mpi_engine_progress(idist__world *w) {
 
             if (!running && op->phase != IDIST__PHASE_TRANSFERRING) continue;
             if (!idist__native_done(&op->native)) continue;
-            if (running) idist__mpi_coll_done(m, t);
-            else idist__mpi_p2p_done(m, t);
+            if (running) idist__mpi_coll_done(mpi, t);
+            else idist__mpi_p2p_done(mpi, t);
         }
     } while (ended != w->ended_count);
 }
 
 // Remembers which threads call.
-static void idist__mpi_engine_count_threads(idist__mpi *m) {
+static void idist__mpi_engine_count_threads(idist__mpi *mpi) {
     idist__os_thread self = idist__os_thread_self();
 
-    if (m->called && !idist__os_thread_equal(m->last_caller, self)) m->multithreaded = true;
-    m->last_caller = self;
-    m->called = true;
+    if (mpi->called && !idist__os_thread_equal(mpi->last_caller, self)) mpi->multithreaded = true;
+    mpi->last_caller = self;
+    mpi->called = true;
 }
 
 static void idist__mpi_engine_start(idist__task *t) {
     idist_group *g = t->group;
-    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi *mpi = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
 
-    idist__mpi_engine_count_threads(m);
+    idist__mpi_engine_count_threads(mpi);
     memset(op, 0, sizeof *op);
     op->phase = IDIST__PHASE_WAITING;
 
@@ -126,15 +127,15 @@ static void idist__mpi_engine_start(idist__task *t) {
 
     if (g->status != IDIST_OK)
         idist__task_complete(t, g->status, g->cause); // found by the quick call
-    else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(m, t);
-    else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(m, t);
+    else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(mpi, t);
+    else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(mpi, t);
     else if (g->size == 1) idist__self_collective(t);
     else {
         op->phase = IDIST__PHASE_QUEUED;
         if (mg->queue_head) idist__mpi_op_of(mg->queue_tail)->next = t;
         else mg->queue_head = t;
         mg->queue_tail = t;
-        idist__mpi_coll_progress(m, g);
+        idist__mpi_coll_progress(mpi, g);
     }
 }
 
@@ -160,9 +161,9 @@ static int64_t idist__mpi_engine_next_pause(int64_t pause_ns, int64_t max_ns) {
 }
 
 static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
-    idist__mpi *m = idist__mpi_of(w);
+    idist__mpi *mpi = idist__mpi_of(w);
     bool in_flight = idist__mpi_engine_has_data_in_flight(w);
-    uint32_t wake_count = m->wake_count;
+    uint32_t wake_count = mpi->wake_count;
     int64_t wake_ns;
 
     // As inside a blocking call of MPI: only our polling moves the data.
@@ -173,12 +174,13 @@ static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
         return;
     }
 
-    m->poll_ns =
-        idist__mpi_engine_next_pause(m->poll_ns, in_flight || m->outgoing ? IDIST__POLL_TRANSFER_NS
-                                                                          : IDIST__POLL_MAX_NS);
-    wake_ns = idist__os_clock_now_ns() + m->poll_ns;
+    mpi->poll_ns = idist__mpi_engine_next_pause(mpi->poll_ns, in_flight || mpi->outgoing
+                                                                  ? IDIST__POLL_TRANSFER_NS
+                                                                  : IDIST__POLL_MAX_NS);
+    wake_ns = idist__os_clock_now_ns() + mpi->poll_ns;
     idist__os_mutex_unlock(&w->lock);
-    idist__os_wake_await_word(&m->wake_count, wake_count, wake_ns < until_ns ? wake_ns : until_ns);
+    idist__os_wake_await_word(&mpi->wake_count, wake_count,
+                              wake_ns < until_ns ? wake_ns : until_ns);
     idist__os_mutex_lock(&w->lock);
 }
 
@@ -189,7 +191,7 @@ static void idist__mpi_engine_wake(idist__world *w) {
 
 // Only a receive that has matched nothing can be cancelled; the peer knows of anything else.
 static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
-    idist__mpi *m = idist__mpi_of(t->group->w);
+    idist__mpi *mpi = idist__mpi_of(t->group->w);
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__task **at = &idist__mpi_model_group(t->group)->receives;
     bool receives = t->call.kind == IDIST__RECV;
@@ -205,7 +207,7 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     if (receives) {
         for (i = 0; i < op->native.request_count; i++)
             if (op->native.requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&op->native.requests[i]);
-        m->retired_tags[op->data_tag / 8] |= (unsigned char)(1u << op->data_tag % 8);
+        mpi->retired_tags[op->data_tag / 8] |= (unsigned char)(1u << op->data_tag % 8);
     }
 
     idist__native_abandon(&op->native);
@@ -241,14 +243,14 @@ static bool idist__mpi_engine_cancel(idist__task *t) {
 }
 
 static void idist__mpi_engine_tell(idist_group *g) {
-    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi *mpi = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__task *first = mg->queue_head;
     idist__mpi_control failed;
     int i;
 
     if (first && idist__mpi_op_of(first)->phase == IDIST__PHASE_COMMITTING)
-        idist__mpi_coll_keep_commitment(m, first);
+        idist__mpi_coll_keep_commitment(mpi, first);
     idist__exchange_cancel(g);
     if (mg->failure_known) return;
     mg->failure_known = true;
@@ -260,18 +262,18 @@ static void idist__mpi_engine_tell(idist_group *g) {
     failed.sent = mg->committed_seq;
     for (i = 0; i < g->size; i++)
         if (i != g->rank)
-            idist__control_send(m, g->ranks[i], &failed, g->cause, strlen(g->cause) + 1);
+            idist__control_send(mpi, g->ranks[i], &failed, g->cause, strlen(g->cause) + 1);
 
 #ifdef IDIST__ULFM
     // After the messages: it brings back ranks that are blocked in MPI.
-    if (m->fault_tolerant && mg->comm != MPI_COMM_NULL) MPIX_Comm_revoke(mg->comm);
+    if (mpi->fault_tolerant && mg->comm != MPI_COMM_NULL) MPIX_Comm_revoke(mg->comm);
 #endif
 }
 
 static void idist__mpi_engine_flush(idist__world *w, int64_t until_ns) {
-    const idist__mpi *m = idist__mpi_of(w);
+    const idist__mpi *mpi = idist__mpi_of(w);
 
-    while (m->outgoing && !m->finalized && idist__os_clock_now_ns() < until_ns) {
+    while (mpi->outgoing && !mpi->finalized && idist__os_clock_now_ns() < until_ns) {
         idist__mpi_engine_progress(w);
         idist__os_mutex_unlock(&w->lock);
         idist__os_thread_yield();

@@ -32,49 +32,49 @@ static bool idist__mpi_error_is_loss(int error) {
 }
 
 // Asks MPI which ranks are lost, and fails every group that has one of them.
-static void idist__mpi_error_find_lost(idist__mpi *m) {
+static void idist__mpi_error_find_lost(idist__mpi *mpi) {
 #ifdef IDIST__ULFM
     MPI_Group all, failed;
     int i, failed_count = 0;
 
-    if (!m->fault_tolerant || MPIX_Comm_failure_ack(m->p2p_comm) != MPI_SUCCESS) return;
-    if (MPIX_Comm_failure_get_acked(m->p2p_comm, &failed) != MPI_SUCCESS) return;
-    MPI_Comm_group(m->p2p_comm, &all);
+    if (!mpi->fault_tolerant || MPIX_Comm_failure_ack(mpi->p2p_comm) != MPI_SUCCESS) return;
+    if (MPIX_Comm_failure_get_acked(mpi->p2p_comm, &failed) != MPI_SUCCESS) return;
+    MPI_Comm_group(mpi->p2p_comm, &all);
     MPI_Group_size(failed, &failed_count);
 
     for (i = 0; i < failed_count; i++) {
         int rank = -1;
         MPI_Group_translate_ranks(failed, 1, &i, all, &rank);
-        if (rank < 0 || rank >= m->w->group.size || m->peers[rank].lost) continue;
-        m->peers[rank].lost = true;
-        idist__group_lose_rank(m->w, rank, "its process ended");
+        if (rank < 0 || rank >= mpi->w->group.size || mpi->peers[rank].lost) continue;
+        mpi->peers[rank].lost = true;
+        idist__group_lose_rank(mpi->w, rank, "its process ended");
     }
 
     MPI_Group_free(&failed);
     MPI_Group_free(&all);
 #else
-    (void)m;
+    (void)mpi;
 #endif
 }
 
 // A call of MPI failed in this group, which fails with it. After a loss MPI may take a moment to
 // find out whose it was. Receiving may itself fail and come back here; finding_lost ends that.
-static void idist__mpi_error_fail_group(idist__mpi *m, idist_group *g, const char *what,
+static void idist__mpi_error_fail_group(idist__mpi *mpi, idist_group *g, const char *what,
                                         int error) {
     char cause[400];
     idist_status status;
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
 
-    while (idist__mpi_error_is_loss(error) && !m->finding_lost && g->status == IDIST_OK &&
+    while (idist__mpi_error_is_loss(error) && !mpi->finding_lost && g->status == IDIST_OK &&
            idist__os_clock_now_ns() < deadline_ns) {
-        m->finding_lost = true;
-        idist__mpi_error_find_lost(m);
-        m->receive(m); // another rank may tell us what happened
-        m->finding_lost = false;
+        mpi->finding_lost = true;
+        idist__mpi_error_find_lost(mpi);
+        mpi->receive(mpi); // another rank may tell us what happened
+        mpi->finding_lost = false;
     }
 
     status = idist__mpi_error_fail(what, error);
-    snprintf(cause, sizeof cause, "on rank %d %.350s", m->w->cfg.rank, idist__me.text);
+    snprintf(cause, sizeof cause, "on rank %d %.350s", mpi->w->cfg.rank, idist__me.text);
     idist__group_fail(g, idist__mpi_error_is_loss(error) ? IDIST_ERR_PEER_LOST : status, cause);
 }
 

@@ -18,25 +18,25 @@
 // so there it is made from the parent's: that has no lost rank, or else the parent has failed.
 // Everywhere else it is made from one with all ranks; MPICH 4.0 may crash in
 // MPI_Comm_create_group on any other.
-static int idist__mpi_group_comm(idist__mpi *m, const idist_group *g, MPI_Comm *comm) {
+static int idist__mpi_group_comm(idist__mpi *mpi, const idist_group *g, MPI_Comm *comm) {
     MPI_Comm from;
     MPI_Group all, members;
     int error;
 
-    if (m->shrunk_comm != MPI_COMM_NULL && m->shrunk_ctx == g->ctx) {
-        *comm = m->shrunk_comm;
-        m->shrunk_comm = MPI_COMM_NULL;
+    if (mpi->shrunk_comm != MPI_COMM_NULL && mpi->shrunk_ctx == g->ctx) {
+        *comm = mpi->shrunk_comm;
+        mpi->shrunk_comm = MPI_COMM_NULL;
         return MPI_SUCCESS;
     }
 
-    if (g == &m->w->group) {
-        *comm = m->world_comm;
+    if (g == &mpi->w->group) {
+        *comm = mpi->world_comm;
         return MPI_SUCCESS;
     }
 
-    MPI_Comm_group(m->p2p_comm, &all);
+    MPI_Comm_group(mpi->p2p_comm, &all);
     MPI_Group_incl(all, g->size, g->ranks, &members);
-    from = m->fault_tolerant ? idist__mpi_model_group(g->parent)->comm : m->p2p_comm;
+    from = mpi->fault_tolerant ? idist__mpi_model_group(g->parent)->comm : mpi->p2p_comm;
     error = MPI_Comm_create_group(from, members, (int)(g->ctx % IDIST__TAG_RANGE), comm);
     MPI_Group_free(&members);
     MPI_Group_free(&all);
@@ -54,18 +54,18 @@ static void idist__mpi_group_free(idist_group *g) {
 
 // MPI could not make the communicator of a group. If a rank was lost, the parent fails first, with
 // a cause that names the rank.
-static idist_status idist__mpi_group_comm_fail(idist__mpi *m, const idist_group *g, int error) {
-    idist_group *parent = idist__world_find_group(m->w, g->parent->ctx);
+static idist_status idist__mpi_group_comm_fail(idist__mpi *mpi, const idist_group *g, int error) {
+    idist_group *parent = idist__world_find_group(mpi->w, g->parent->ctx);
 
     if (!parent || !idist__mpi_error_is_loss(error))
         return idist__mpi_error_fail("MPI_Comm_create_group", error);
-    idist__mpi_error_fail_group(m, parent, "MPI_Comm_create_group", error);
+    idist__mpi_error_fail_group(mpi, parent, "MPI_Comm_create_group", error);
 
     return idist__fail(parent->status, "%s", parent->cause);
 }
 
 static idist_status idist__mpi_group_open(idist_group *g) {
-    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi *mpi = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_model_group(g);
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t world_size = (size_t)g->w->group.size, size = (size_t)g->size;
@@ -75,11 +75,12 @@ static idist_status idist__mpi_group_open(idist_group *g) {
 
     mg->comm = MPI_COMM_NULL;
     mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
-    if (m->comms) idist__control_progress(m); // FREED may free communicators, which MPI has few of
+    if (mpi->comms)
+        idist__control_progress(mpi); // FREED may free communicators, which MPI has few of
 
     // First of all, because the other members are in it whatever happens here.
-    error = idist__mpi_group_comm(m, g, &mg->comm);
-    if (error != MPI_SUCCESS) return idist__mpi_group_comm_fail(m, g, error);
+    error = idist__mpi_group_comm(mpi, g, &mg->comm);
+    if (error != MPI_SUCCESS) return idist__mpi_group_comm_fail(mpi, g, error);
     mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * world_size);
     mg->last_seen = (idist__fingerprint *)idist__mem_alloc(mem, sizeof *mg->last_seen * size);
     mg->headers = (idist__mpi_header *)idist__mem_alloc(mem, sizeof *mg->headers * size);
@@ -96,31 +97,31 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     c->ctx = g->ctx;
     c->user_count = g->size;
     c->failed = false;
-    c->next = m->comms;
-    m->comms = c;
+    c->next = mpi->comms;
+    mpi->comms = c;
 
     MPI_Comm_set_errhandler(mg->comm, MPI_ERRORS_RETURN);
     memset(mg->rank_of, -1, sizeof(int) * world_size);
     for (i = 0; i < g->size; i++) mg->rank_of[g->ranks[i]] = i;
 
     // What happened before the group existed here.
-    for (u = m->unexpected; u; u = u->next) {
+    for (u = mpi->unexpected; u; u = u->next) {
         if (u->control.ctx != g->ctx) continue;
-        if (u->control.type == IDIST__CONTROL_FREED) idist__comms_leave(m, g->ctx);
+        if (u->control.type == IDIST__CONTROL_FREED) idist__comms_leave(mpi, g->ctx);
         if (u->control.type == IDIST__CONTROL_FAILED)
             idist__group_fail(g, (idist_status)u->control.tag, (const char *)(u + 1));
     }
 
     for (i = 0; i < g->size; i++)
-        if (m->peers[g->ranks[i]].lost)
-            idist__group_lose_rank(m->w, g->ranks[i], "its process ended");
+        if (mpi->peers[g->ranks[i]].lost)
+            idist__group_lose_rank(mpi->w, g->ranks[i], "its process ended");
 
     return IDIST_OK;
 }
 
 static void idist__mpi_group_close(idist_group *g) {
-    idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_unexpected **at = &m->unexpected;
+    idist__mpi *mpi = idist__mpi_of(g->w);
+    idist__mpi_unexpected **at = &mpi->unexpected;
     char cause[200];
 
     snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", g->w->cfg.rank,
@@ -128,7 +129,7 @@ static void idist__mpi_group_close(idist_group *g) {
     if (g->w->leaves && g->w->group.status != IDIST_OK)
         idist__group_fail(g, g->w->group.status, g->w->group.cause);
     if (g->w->leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
-    if (!m->finalized) idist__exchange_cancel(g);
+    if (!mpi->finalized) idist__exchange_cancel(g);
 
     while (*at) {
         idist__mpi_unexpected *u = *at;
@@ -143,12 +144,12 @@ static void idist__mpi_group_close(idist_group *g) {
     }
 
     // Without fault tolerance a failed world ends soon, and its communicators with it.
-    if (g->status == IDIST_OK && g != &m->w->group &&
-        (m->w->group.status == IDIST_OK || m->fault_tolerant)) {
-        idist__comms_tell_freed(m, g);
-        idist__comms_leave(m, g->ctx);
+    if (g->status == IDIST_OK && g != &mpi->w->group &&
+        (mpi->w->group.status == IDIST_OK || mpi->fault_tolerant)) {
+        idist__comms_tell_freed(mpi, g);
+        idist__comms_leave(mpi, g->ctx);
     } else {
-        idist__comms_keep(m, g->ctx);
+        idist__comms_keep(mpi, g->ctx);
     }
 
     idist__mpi_group_free(g);
@@ -159,12 +160,12 @@ static void idist__mpi_group_close(idist_group *g) {
 // for the group_open that follows.
 static idist_status idist__mpi_group_shrink(idist_group *g, int *ranks, int *count,
                                             uint32_t *serial) {
-    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi *mpi = idist__mpi_of(g->w);
     MPI_Comm from = idist__mpi_model_group(g)->comm, to = MPI_COMM_NULL;
     MPI_Group all, members;
     int error, attempt, i;
 
-    if (!m->fault_tolerant) return idist__new_group_needs_ulfm("shrink");
+    if (!mpi->fault_tolerant) return idist__new_group_needs_ulfm("shrink");
     MPIX_Comm_revoke(from);
     error = MPIX_Comm_shrink(from, &to);
 
@@ -186,14 +187,14 @@ static idist_status idist__mpi_group_shrink(idist_group *g, int *ranks, int *cou
     }
 
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("shrink: MPIX_Comm_shrink", error);
-    MPI_Comm_group(m->p2p_comm, &all);
+    MPI_Comm_group(mpi->p2p_comm, &all);
     MPI_Comm_group(to, &members);
     MPI_Group_size(members, count);
     for (i = 0; i < *count; i++) MPI_Group_translate_ranks(members, 1, &i, all, &ranks[i]);
     MPI_Group_free(&members);
     MPI_Group_free(&all);
-    m->shrunk_comm = to;
-    m->shrunk_ctx = idist__new_group_ctx(g, *serial, 0);
+    mpi->shrunk_comm = to;
+    mpi->shrunk_ctx = idist__new_group_ctx(g, *serial, 0);
 
     return IDIST_OK;
 }

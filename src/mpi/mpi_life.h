@@ -17,8 +17,8 @@ static bool idist__mpi_initialised;    // by us
 static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
 static bool idist__mpi_never_finalize; // a failed world did not end on all ranks: it would block
 
-static MPI_Comm idist__mpi_life_base_comm(const idist__config *c) {
-    return c->mpi_comm ? *(const MPI_Comm *)c->mpi_comm : MPI_COMM_WORLD;
+static MPI_Comm idist__mpi_life_base_comm(const idist__config *cfg) {
+    return cfg->mpi_comm ? *(const MPI_Comm *)cfg->mpi_comm : MPI_COMM_WORLD;
 }
 
 static bool idist__mpi_life_is_one_of(const char *name, const char *const *names, size_t count) {
@@ -30,8 +30,8 @@ static bool idist__mpi_life_is_one_of(const char *name, const char *const *names
 }
 
 // Whether the user asked for this backend by name.
-static bool idist__mpi_life_is_asked(const idist__config *c) {
-    const char *at = c->backends;
+static bool idist__mpi_life_is_asked(const idist__config *cfg) {
+    const char *at = cfg->backends;
 
     for (; *at; at += strcspn(at, ","), at += *at == ',')
         if (idist__choose_backend_is(at, strcspn(at, ","), "mpi")) return true;
@@ -40,22 +40,22 @@ static bool idist__mpi_life_is_asked(const idist__config *c) {
 
 // Whether the user asked for MPI, a launcher of MPI started us, or the program uses MPI itself. A
 // rank and size from the user or from torchrun belong to another world.
-static bool idist__mpi_life_is_meant(const idist__config *c, bool initialised) {
+static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialised) {
     static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
     static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
     bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
 
-    if (idist__mpi_life_is_asked(c) || c->mpi_comm) return true;
-    if (idist__mpi_life_is_one_of(c->launcher, mpi_launchers, IDIST__COUNT_OF(mpi_launchers)))
+    if (idist__mpi_life_is_asked(cfg) || cfg->mpi_comm) return true;
+    if (idist__mpi_life_is_one_of(cfg->launcher, mpi_launchers, IDIST__COUNT_OF(mpi_launchers)))
         return true;
     if (pmi &&
-        idist__mpi_life_is_one_of(c->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
+        idist__mpi_life_is_one_of(cfg->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
         return true;
 
-    return initialised && strcmp(c->launcher, "none") == 0;
+    return initialised && strcmp(cfg->launcher, "none") == 0;
 }
 
-static idist_status idist__mpi_life_sizes_differ(const idist__config *c, int rank, int size) {
+static idist_status idist__mpi_life_sizes_differ(const idist__config *cfg, int rank, int size) {
     char library[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
     int length = 0;
 
@@ -67,8 +67,8 @@ static idist_status idist__mpi_life_sizes_differ(const idist__config *c, int ran
         "initialize: the launcher (%s%s%s) says rank %d of %d, but the MPI that this "
         "program is linked with (%s) says rank %d of %d; start it with the mpirun "
         "or mpiexec of that MPI, or set IDIST_BACKEND=ring",
-        c->launcher, c->rank_var ? " by " : "", c->rank_var ? c->rank_var : "", c->rank,
-        c->world_size, library, rank, size);
+        cfg->launcher, cfg->rank_var ? " by " : "", cfg->rank_var ? cfg->rank_var : "", cfg->rank,
+        cfg->world_size, library, rank, size);
 }
 
 static idist_status idist__mpi_life_initialise(void) {
@@ -98,15 +98,15 @@ static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
                                       "one group of both by MPI_Intercomm_merge");
 }
 
-static idist_status idist__mpi_life_claim(idist__config *c, const char **why) {
+static idist_status idist__mpi_life_claim(idist__config *cfg, const char **why) {
     int initialised = 0, finalized = 0, rank, size;
-    bool explicit_rank = strcmp(c->launcher, "explicit") == 0, size_known;
+    bool explicit_rank = strcmp(cfg->launcher, "explicit") == 0, size_known;
     idist_status status;
 
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalized);
     *why = "no launcher of MPI started this process";
-    if (!idist__mpi_life_is_meant(c, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
+    if (!idist__mpi_life_is_meant(cfg, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
     if (finalized)
         return idist__fail(IDIST_ERR_STATE,
                            "initialize: MPI was finalized in this process and cannot be "
@@ -118,21 +118,21 @@ static idist_status idist__mpi_life_claim(idist__config *c, const char **why) {
         if (status != IDIST_OK) return status;
     }
 
-    status = idist__mpi_life_check_comm(idist__mpi_life_base_comm(c));
+    status = idist__mpi_life_check_comm(idist__mpi_life_base_comm(cfg));
     if (status != IDIST_OK) return status;
-    MPI_Comm_rank(idist__mpi_life_base_comm(c), &rank);
-    MPI_Comm_size(idist__mpi_life_base_comm(c), &size);
+    MPI_Comm_rank(idist__mpi_life_base_comm(cfg), &rank);
+    MPI_Comm_size(idist__mpi_life_base_comm(cfg), &size);
 
-    if (strcmp(c->launcher, "none") == 0) {
-        c->launcher = "mpi";
+    if (strcmp(cfg->launcher, "none") == 0) {
+        cfg->launcher = "mpi";
     } else {
-        size_known = explicit_rank || !c->mpi_comm;
-        if (size_known && (size != c->world_size || (explicit_rank && rank != c->rank)))
-            return idist__mpi_life_sizes_differ(c, rank, size);
+        size_known = explicit_rank || !cfg->mpi_comm;
+        if (size_known && (size != cfg->world_size || (explicit_rank && rank != cfg->rank)))
+            return idist__mpi_life_sizes_differ(cfg, rank, size);
     }
 
-    c->rank = rank;
-    c->world_size = size;
+    cfg->rank = rank;
+    cfg->world_size = size;
 
     return IDIST_OK;
 }

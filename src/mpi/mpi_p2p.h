@@ -36,7 +36,7 @@
 
 // Posts the data of a large message, in pieces that MPI can count.
 static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes) {
-    idist__mpi *m = idist__mpi_of(t->group->w);
+    idist__mpi *mpi = idist__mpi_of(t->group->w);
     idist__native *nat = &idist__mpi_op_of(t)->native;
     bool sends = t->call.kind == IDIST__SEND;
     size_t at, n, max = IDIST__PIECE_MAX_NBYTES;
@@ -49,32 +49,32 @@ static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nb
         n = nbytes - at < max ? nbytes - at : max;
         if (sends)
             IDIST__NATIVE_REQUEST(nat, MPI_Isend, (const char *)t->call.send + at, (int)n, MPI_BYTE,
-                                  rank, tag, m->p2p_comm);
+                                  rank, tag, mpi->p2p_comm);
         else
             IDIST__NATIVE_REQUEST(nat, MPI_Irecv, (char *)t->call.recv + at, (int)n, MPI_BYTE, rank,
-                                  tag, m->p2p_comm);
+                                  tag, mpi->p2p_comm);
     }
 }
 
 // The next MPI tag for data. It skips the tags of cancelled receives, whose data may yet arrive.
-static int idist__mpi_p2p_next_tag(idist__mpi *m) {
+static int idist__mpi_p2p_next_tag(idist__mpi *mpi) {
     int i;
 
     for (i = 0; i < IDIST__TAG_RANGE; i++) {
-        m->next_tag = (m->next_tag + 1) % IDIST__TAG_RANGE;
-        if (!(m->retired_tags[m->next_tag / 8] >> m->next_tag % 8 & 1)) break;
+        mpi->next_tag = (mpi->next_tag + 1) % IDIST__TAG_RANGE;
+        if (!(mpi->retired_tags[mpi->next_tag / 8] >> mpi->next_tag % 8 & 1)) break;
     }
 
-    return m->next_tag;
+    return mpi->next_tag;
 }
 
 // Receives the large message that READY_TO_SEND announces.
-static void idist__mpi_p2p_clear(idist__mpi *m, idist__task *t, int source,
+static void idist__mpi_p2p_clear(idist__mpi *mpi, idist__task *t, int source,
                                  const idist__mpi_control *ready) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__mpi_control clear;
 
-    op->data_tag = idist__mpi_p2p_next_tag(m);
+    op->data_tag = idist__mpi_p2p_next_tag(mpi);
     op->source = source;
     op->control = *ready;
 
@@ -86,12 +86,12 @@ static void idist__mpi_p2p_clear(idist__mpi *m, idist__task *t, int source,
     idist__mpi_p2p_transfer(t, source, clear.tag,
                             (size_t)idist__fingerprint_count(&ready->fingerprint) *
                                 idist_dtype_size(t->call.dtype));
-    idist__control_send(m, source, &clear, NULL, 0);
+    idist__control_send(mpi, source, &clear, NULL, 0);
 }
 
 // Gives a message to the oldest receive that wants it; false: there is none. Receives that it does
 // not fit fail.
-static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
+static bool idist__mpi_p2p_match(idist__mpi *mpi, idist_group *g, int source,
                                  idist__mpi_control *control, const void *payload) {
     idist__task **at = &idist__mpi_model_group(g)->receives;
     int from = idist__mpi_model_group(g)->rank_of[source];
@@ -116,7 +116,7 @@ static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
         }
 
         if (control->type == IDIST__CONTROL_READY_TO_SEND) {
-            idist__mpi_p2p_clear(m, t, source, control);
+            idist__mpi_p2p_clear(mpi, t, source, control);
         } else {
             idist__block_copy(t->call.recv, payload, (size_t)control->nbytes);
             idist__matching_received(t, from, control->tag, count);
@@ -128,28 +128,28 @@ static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
     return false;
 }
 
-static void idist__mpi_p2p_send(idist__mpi *m, idist__task *t) {
+static void idist__mpi_p2p_send(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
-    const idist__call *c = &t->call;
-    size_t nbytes = c->count * idist_dtype_size(c->dtype);
-    int rank = g->ranks[c->root];
-    bool eager = nbytes <= IDIST__CONTROL_MAX_NBYTES || rank == m->w->cfg.rank;
+    const idist__call *call = &t->call;
+    size_t nbytes = call->count * idist_dtype_size(call->dtype);
+    int rank = g->ranks[call->root];
+    bool eager = nbytes <= IDIST__CONTROL_MAX_NBYTES || rank == mpi->w->cfg.rank;
     idist__mpi_control control;
 
-    idist__mpi_op_of(t)->send_id = ++m->next_send_id;
-    m->peers[rank].sent++;
+    idist__mpi_op_of(t)->send_id = ++mpi->next_send_id;
+    mpi->peers[rank].sent++;
 
     memset(&control, 0, sizeof control);
     control.type = eager ? IDIST__CONTROL_EAGER : IDIST__CONTROL_READY_TO_SEND;
     control.ctx = g->ctx;
-    control.tag = c->tag;
+    control.tag = call->tag;
     control.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
     control.id = idist__mpi_op_of(t)->send_id;
-    idist__control_send(m, rank, &control, c->send, eager ? nbytes : 0);
+    idist__control_send(mpi, rank, &control, call->send, eager ? nbytes : 0);
     if (eager) idist__task_complete(t, IDIST_OK, "");
 }
 
-static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
+static void idist__mpi_p2p_receive(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__task **last;
     idist__mpi_unexpected **at;
@@ -159,16 +159,16 @@ static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
         continue;
     *last = t;
 
-    for (at = &m->unexpected; *at; at = &(*at)->next) {
+    for (at = &mpi->unexpected; *at; at = &(*at)->next) {
         idist__mpi_unexpected *u = *at;
         if (u->control.ctx != g->ctx || u->control.type > IDIST__CONTROL_READY_TO_SEND ||
             !idist__matching_matches(t, u->source, u->control.tag))
             continue;
 
         // If the message does not fit, the receive fails and the message stays.
-        if (idist__mpi_p2p_match(m, g, u->source, &u->control, u + 1)) {
+        if (idist__mpi_p2p_match(mpi, g, u->source, &u->control, u + 1)) {
             *at = u->next;
-            idist__mem_free(&m->w->cfg.mem, u);
+            idist__mem_free(&mpi->w->cfg.mem, u);
         }
 
         return;
@@ -176,10 +176,10 @@ static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
 }
 
 // CLEAR_TO_SEND has come: sends the data of the send that it names.
-static void idist__mpi_p2p_cleared(idist__mpi *m, int source, const idist__mpi_control *clear) {
+static void idist__mpi_p2p_cleared(idist__mpi *mpi, int source, const idist__mpi_control *clear) {
     idist__task *t;
 
-    for (t = m->w->tasks; t; t = t->next) {
+    for (t = mpi->w->tasks; t; t = t->next) {
         const idist__mpi_op *op = idist__mpi_op_of(t);
 
         if (t->call.kind != IDIST__SEND || op->phase != IDIST__PHASE_WAITING) continue;
@@ -191,18 +191,18 @@ static void idist__mpi_p2p_cleared(idist__mpi *m, int source, const idist__mpi_c
 }
 
 // MPI has sent or received all data of a large message.
-static void idist__mpi_p2p_done(idist__mpi *m, idist__task *t) {
+static void idist__mpi_p2p_done(idist__mpi *mpi, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     bool sends = t->call.kind == IDIST__SEND;
     int error;
 
     op->phase = IDIST__PHASE_WAITING;
-    m->poll_ns = 0;
-    m->w->moved_count++;
+    mpi->poll_ns = 0;
+    mpi->w->moved_count++;
     error = idist__native_end(&op->native);
 
     if (error != MPI_SUCCESS)
-        idist__mpi_error_fail_group(m, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
+        idist__mpi_error_fail_group(mpi, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
     else if (sends) idist__task_complete(t, IDIST_OK, "");
     else
         idist__matching_received(t, idist__mpi_model_group(t->group)->rank_of[op->source],

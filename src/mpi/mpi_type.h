@@ -27,14 +27,14 @@ static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
 // Our own SUM, PROD, MIN and MAX replace MPI's where those may differ from ours: MPI does not
 // define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers as signed ones, and Open MPI 4
 // saturates sums of 8 and 16 bits.
-static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *m, idist_op op, idist_dtype dtype) {
+static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *mpi, idist_op op, idist_dtype dtype) {
     bool own = idist_dtype_size(dtype) < 4 || op == IDIST_MIN || op == IDIST_MAX;
     static const MPI_Op ops[] = {
         MPI_SUM,  MPI_PROD, MPI_MIN,  MPI_MAX,  MPI_SUM, // AVG is divided at the end
         MPI_BAND, MPI_BOR,  MPI_BXOR, MPI_LAND, MPI_LOR, MPI_LXOR};
 
     return !own || !idist__reduce_op_is_arithmetic(op) ? ops[op]
-                                                       : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
+                                                       : mpi->ops[op == IDIST_AVG ? IDIST_SUM : op];
 }
 
 static void idist__mpi_type_reduce(void *in, void *inout, int count, MPI_Datatype type,

@@ -45,17 +45,17 @@ static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
 }
 
 // Whether what the peer waits for may still come from us.
-static bool idist__mpi_wait_is_served(const idist__mpi *m, int peer) {
-    const idist__mpi_control *waiting = &m->peers[peer].waiting;
-    const idist_group *g = idist__world_find_group(m->w, waiting->ctx);
+static bool idist__mpi_wait_is_served(const idist__mpi *mpi, int peer) {
+    const idist__mpi_control *waiting = &mpi->peers[peer].waiting;
+    const idist_group *g = idist__world_find_group(mpi->w, waiting->ctx);
     const idist__mpi_unexpected *u;
 
-    if (waiting->fingerprint.kind == IDIST__RECV) return waiting->received != m->peers[peer].sent;
+    if (waiting->fingerprint.kind == IDIST__RECV) return waiting->received != mpi->peers[peer].sent;
     if (waiting->fingerprint.kind != IDIST__SEND)
         return !g || g->status != IDIST_OK || (int32_t)(waiting->fingerprint.seq - g->seq) <= 0;
 
     // A send is not served while its READY_TO_SEND lies here unmatched.
-    for (u = m->unexpected; u; u = u->next)
+    for (u = mpi->unexpected; u; u = u->next)
         if (u->source == peer && u->control.type == IDIST__CONTROL_READY_TO_SEND &&
             u->control.id == waiting->id)
             return false;
@@ -64,8 +64,8 @@ static bool idist__mpi_wait_is_served(const idist__mpi *m, int peer) {
 }
 
 // Whether the peer has not begun what our call waits for.
-static bool idist__mpi_wait_is_unbegun(const idist__mpi *m, const idist__task *own, int peer) {
-    const idist__mpi_peer *p = &m->peers[peer];
+static bool idist__mpi_wait_is_unbegun(const idist__mpi *mpi, const idist__task *own, int peer) {
+    const idist__mpi_peer *p = &mpi->peers[peer];
 
     if (own->call.kind == IDIST__RECV) return p->waiting.sent == p->received;
     if (own->call.kind == IDIST__SEND) return true;
@@ -73,10 +73,10 @@ static bool idist__mpi_wait_is_unbegun(const idist__mpi *m, const idist__task *o
 }
 
 // Fails both groups if this rank and the peer wait for each other.
-static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
-    const idist__mpi_control *waiting = &m->peers[peer].waiting;
-    idist__task *own = idist__world_only_call(m->w);
-    idist_group *peer_group = idist__world_find_group(m->w, waiting->ctx);
+static void idist__mpi_wait_find_deadlock(idist__mpi *mpi, int peer) {
+    const idist__mpi_control *waiting = &mpi->peers[peer].waiting;
+    idist__task *own = idist__world_only_call(mpi->w);
+    idist_group *peer_group = idist__world_find_group(mpi->w, waiting->ctx);
     char cause[400];
     bool same_group;
     int rank;
@@ -87,8 +87,8 @@ static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
     if (rank < 0) return;
     same_group = own->group->ctx == waiting->ctx;
     if (same_group && own->seq == waiting->fingerprint.seq && own->seq) return;
-    if (!idist__mpi_wait_needs(own, rank) || !idist__mpi_wait_is_unbegun(m, own, peer)) return;
-    if (idist__mpi_wait_is_served(m, peer)) return;
+    if (!idist__mpi_wait_needs(own, rank) || !idist__mpi_wait_is_unbegun(mpi, own, peer)) return;
+    if (idist__mpi_wait_is_served(mpi, peer)) return;
 
     idist__explain_deadlock(own, peer, &waiting->fingerprint, same_group, cause, sizeof cause);
     idist__group_fail(own->group, IDIST_ERR_MISMATCH, cause);
@@ -105,12 +105,13 @@ static void idist__mpi_wait_seen(idist_group *g, int source,
 }
 
 // WAITING has come. In a collective the peer learns whether we have entered it too.
-static void idist__mpi_wait_received(idist__mpi *m, int source, const idist__mpi_control *waiting) {
-    idist_group *g = idist__world_find_group(m->w, waiting->ctx);
+static void idist__mpi_wait_received(idist__mpi *mpi, int source,
+                                     const idist__mpi_control *waiting) {
+    idist_group *g = idist__world_find_group(mpi->w, waiting->ctx);
     idist__mpi_control answer = *waiting;
 
-    m->peers[source].waiting = *waiting;
-    m->peers[source].absent_ctx = UINT64_MAX; // what it said before may have come true meanwhile
+    mpi->peers[source].waiting = *waiting;
+    mpi->peers[source].absent_ctx = UINT64_MAX; // what it said before may have come true meanwhile
 
     if (!idist__kind_is_p2p((idist__kind)waiting->fingerprint.kind)) {
         answer.type = IDIST__CONTROL_ABSENT;
@@ -121,15 +122,15 @@ static void idist__mpi_wait_received(idist__mpi *m, int source, const idist__mpi
             answer.fingerprint = idist__mpi_model_group(g)->entered;
         }
 
-        idist__control_send(m, source, &answer, NULL, 0);
+        idist__control_send(mpi, source, &answer, NULL, 0);
     }
 
-    idist__mpi_wait_find_deadlock(m, source);
+    idist__mpi_wait_find_deadlock(mpi, source);
 }
 
 // Sends WAITING for t to a rank of its group.
 static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
-    idist__mpi *m = idist__mpi_of(t->group->w);
+    idist__mpi *mpi = idist__mpi_of(t->group->w);
     int peer = t->group->ranks[rank];
     idist__mpi_control waiting;
 
@@ -139,9 +140,9 @@ static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
     waiting.ctx = t->group->ctx;
     waiting.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
     waiting.id = idist__mpi_op_of(t)->send_id;
-    waiting.sent = m->peers[peer].sent;
-    waiting.received = m->peers[peer].received;
-    idist__control_send(m, peer, &waiting, NULL, 0);
+    waiting.sent = mpi->peers[peer].sent;
+    waiting.received = mpi->peers[peer].received;
+    idist__control_send(mpi, peer, &waiting, NULL, 0);
 }
 
 static void idist__mpi_wait_announce(idist__task *t) {

@@ -29,19 +29,19 @@
 #include "mpi/mpi_life.h"
 
 // Exchanges the table of ranks, and compares the settings that must be equal everywhere.
-static idist_status idist__mpi_world_exchange_ranks(idist__mpi *m) {
-    const idist__config *cfg = &m->w->cfg;
-    idist__rank_info *nodes = m->w->nodes, *own = &nodes[cfg->rank];
+static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
+    const idist__config *cfg = &mpi->w->cfg;
+    idist__rank_info *nodes = mpi->w->nodes, *own = &nodes[cfg->rank];
     int64_t nbytes = cfg->shm_asked ? (int64_t)cfg->shm_nbytes : 0, check = !cfg->unchecked;
     int64_t settings[4] = {nbytes, -nbytes, check, -check}, max[4]; // max(-x) is -min(x)
     bool same_nbytes, same_check;
     int error;
 
-    idist__text_copy(own->hostname, sizeof own->hostname, m->w->hostname);
+    idist__text_copy(own->hostname, sizeof own->hostname, mpi->w->hostname);
     own->host = idist__config_host_key(cfg);
-    error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, m->p2p_comm);
+    error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, mpi->p2p_comm);
     if (error == MPI_SUCCESS)
-        error = MPI_Allreduce(settings, max, 4, MPI_INT64_T, MPI_MAX, m->p2p_comm);
+        error = MPI_Allreduce(settings, max, 4, MPI_INT64_T, MPI_MAX, mpi->p2p_comm);
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Allgather", error);
 
     same_nbytes = max[0] == -max[1];
@@ -54,14 +54,14 @@ static idist_status idist__mpi_world_exchange_ranks(idist__mpi *m) {
 
 // Among the ranks of this host: counts the cores they may use together, and makes the window for
 // idist_alloc.
-static idist_status idist__mpi_world_share_host(idist__mpi *m) {
-    idist__world *w = m->w;
+static idist_status idist__mpi_world_share_host(idist__mpi *mpi) {
+    idist__world *w = mpi->w;
     idist__os_cpu_set own, together;
     MPI_Comm host;
     void *base = NULL;
     int error, size = 1;
 
-    error = MPI_Comm_split_type(m->p2p_comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    error = MPI_Comm_split_type(mpi->p2p_comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Comm_split_type", error);
     MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN);
     MPI_Comm_size(host, &size);
@@ -71,10 +71,10 @@ static idist_status idist__mpi_world_share_host(idist__mpi *m) {
 
     if (error == MPI_SUCCESS && size > 1 && w->cfg.shm_asked) {
         if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, MPI_INFO_NULL, host, &base,
-                                    &m->win) != MPI_SUCCESS)
-            m->win = MPI_WIN_NULL;
-        if (m->win != MPI_WIN_NULL)
-            m->window = idist__window_adopt((char *)base, w->cfg.shm_nbytes);
+                                    &mpi->win) != MPI_SUCCESS)
+            mpi->win = MPI_WIN_NULL;
+        if (mpi->win != MPI_WIN_NULL)
+            mpi->window = idist__window_adopt((char *)base, w->cfg.shm_nbytes);
     }
 
     MPI_Comm_free(&host);
@@ -82,20 +82,20 @@ static idist_status idist__mpi_world_share_host(idist__mpi *m) {
     return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_error_fail("MPI_Allreduce", error);
 }
 
-static idist_status idist__mpi_world_allocate(idist__mpi *m) {
-    const idist_allocator *mem = &m->w->cfg.mem;
-    size_t size = (size_t)m->w->group.size, i;
+static idist_status idist__mpi_world_allocate(idist__mpi *mpi) {
+    const idist_allocator *mem = &mpi->w->cfg.mem;
+    size_t size = (size_t)mpi->w->group.size, i;
 
-    m->peers = (idist__mpi_peer *)idist__mem_alloc(mem, sizeof *m->peers * size);
-    m->sent_counts = (uint32_t *)idist__mem_alloc(mem, sizeof(uint32_t) * size);
-    if (!m->peers || !m->sent_counts) return IDIST_ERR_NO_MEMORY;
+    mpi->peers = (idist__mpi_peer *)idist__mem_alloc(mem, sizeof *mpi->peers * size);
+    mpi->sent_counts = (uint32_t *)idist__mem_alloc(mem, sizeof(uint32_t) * size);
+    if (!mpi->peers || !mpi->sent_counts) return IDIST_ERR_NO_MEMORY;
 
     for (i = 1; i < size; i++) {
         idist__mpi_outgoing *o =
             (idist__mpi_outgoing *)idist__mem_alloc(mem, sizeof *o + IDIST__CONTROL_MAX_NBYTES);
         if (!o) return IDIST_ERR_NO_MEMORY;
-        o->next = m->reserve;
-        m->reserve = o;
+        o->next = mpi->reserve;
+        mpi->reserve = o;
     }
 
     return IDIST_OK;
@@ -103,28 +103,29 @@ static idist_status idist__mpi_world_allocate(idist__mpi *m) {
 
 // Makes both communicators. Once the first one exists all ranks are here, and nothing keeps this
 // rank from continuing with them.
-static idist_status idist__mpi_world_duplicate(idist__mpi *m) {
-    const idist__config *cfg = &m->w->cfg;
+static idist_status idist__mpi_world_duplicate(idist__mpi *mpi) {
+    const idist__config *cfg = &mpi->w->cfg;
     MPI_Request request;
     idist_status status;
-    int error = MPI_Comm_idup(idist__mpi_life_base_comm(cfg), &m->p2p_comm, &request);
+    int error = MPI_Comm_idup(idist__mpi_life_base_comm(cfg), &mpi->p2p_comm, &request);
 
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Comm_idup", error);
     status = idist__mpi_error_await(&request, cfg->init_timeout_ms, "initialize");
     if (status != IDIST_OK) return status;
 
-    MPI_Comm_set_errhandler(m->p2p_comm, MPI_ERRORS_RETURN);
-    error = MPI_Comm_dup(m->p2p_comm, &m->world_comm);
+    MPI_Comm_set_errhandler(mpi->p2p_comm, MPI_ERRORS_RETURN);
+    error = MPI_Comm_dup(mpi->p2p_comm, &mpi->world_comm);
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Comm_dup", error);
 
 #ifdef IDIST__ULFM
-    m->fault_tolerant = idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
+    mpi->fault_tolerant =
+        idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
 #endif
 
     return IDIST_OK;
 }
 
-static idist_status idist__mpi_world_make_ops(idist__mpi *m) {
+static idist_status idist__mpi_world_make_ops(idist__mpi *mpi) {
     static MPI_User_function *const functions[4] = {idist__mpi_type_sum, idist__mpi_type_prod,
                                                     idist__mpi_type_min, idist__mpi_type_max};
     int error, i;
@@ -134,18 +135,18 @@ static idist_status idist__mpi_world_make_ops(idist__mpi *m) {
                                NULL);
 
     for (i = 0; i < 4; i++) {
-        error = MPI_Op_create(functions[i], 1, &m->ops[i]);
+        error = MPI_Op_create(functions[i], 1, &mpi->ops[i]);
         if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Op_create", error);
     }
 
     return IDIST_OK;
 }
 
-static idist_status idist__mpi_world_make(idist__mpi *m) {
-    idist__world *w = m->w;
+static idist_status idist__mpi_world_make(idist__mpi *mpi) {
+    idist__world *w = mpi->w;
     int level = MPI_THREAD_SINGLE;
     bool one_thread;
-    idist_status status = idist__mpi_world_allocate(m);
+    idist_status status = idist__mpi_world_allocate(mpi);
 
     if (status != IDIST_OK) return status;
     MPI_Query_thread(&level);
@@ -154,44 +155,44 @@ static idist_status idist__mpi_world_make(idist__mpi *m) {
     w->foreign_thread_count = idist__mpi_thread_count;
     w->single_threaded = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
 
-    status = idist__mpi_world_duplicate(m);
-    if (status == IDIST_OK) status = idist__mpi_world_exchange_ranks(m);
-    if (status == IDIST_OK) status = idist__mpi_world_share_host(m);
-    if (status == IDIST_OK) status = idist__mpi_world_make_ops(m);
-    if (status == IDIST_OK) idist__control_post_receive(m);
+    status = idist__mpi_world_duplicate(mpi);
+    if (status == IDIST_OK) status = idist__mpi_world_exchange_ranks(mpi);
+    if (status == IDIST_OK) status = idist__mpi_world_share_host(mpi);
+    if (status == IDIST_OK) status = idist__mpi_world_make_ops(mpi);
+    if (status == IDIST_OK) idist__control_post_receive(mpi);
 
     return status;
 }
 
-static void idist__mpi_world_free(idist__mpi *m) {
-    const idist_allocator *mem = &m->w->cfg.mem;
+static void idist__mpi_world_free(idist__mpi *mpi) {
+    const idist_allocator *mem = &mpi->w->cfg.mem;
 
-    idist__mem_free_list(mem, m->unexpected);
-    idist__mem_free_list(mem, m->comms);
-    idist__mem_free_list(mem, m->free_outgoing);
-    idist__mem_free_list(mem, m->reserve);
-    idist__mem_free(mem, m->peers);
-    idist__mem_free(mem, m->sent_counts);
-    idist__mem_free(mem, m);
+    idist__mem_free_list(mem, mpi->unexpected);
+    idist__mem_free_list(mem, mpi->comms);
+    idist__mem_free_list(mem, mpi->free_outgoing);
+    idist__mem_free_list(mem, mpi->reserve);
+    idist__mem_free(mem, mpi->peers);
+    idist__mem_free(mem, mpi->sent_counts);
+    idist__mem_free(mem, mpi);
 }
 
-static void idist__mpi_world_stop_receiving(idist__mpi *m) {
-    if (m->incoming == MPI_REQUEST_NULL) return;
-    MPI_Cancel(&m->incoming);
-    MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);
+static void idist__mpi_world_stop_receiving(idist__mpi *mpi) {
+    if (mpi->incoming == MPI_REQUEST_NULL) return;
+    MPI_Cancel(&mpi->incoming);
+    MPI_Wait(&mpi->incoming, MPI_STATUS_IGNORE);
 }
 
-static void idist__mpi_world_close_window(idist__mpi *m) {
-    if (m->window) idist__window_close(m->window);
-    m->window = NULL;
+static void idist__mpi_world_close_window(idist__mpi *mpi) {
+    if (mpi->window) idist__window_close(mpi->window);
+    mpi->window = NULL;
 }
 
 // The program calls MPI_Finalize, which begins by deleting this attribute of MPI_COMM_SELF, while
 // the world is open: it fails, here and on the other ranks, and never uses MPI again. Also called
 // when the world closes.
 static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
-    idist__mpi *m = (idist__mpi *)value;
-    idist__world *w = m->w;
+    idist__mpi *mpi = (idist__mpi *)value;
+    idist__world *w = mpi->w;
     idist_group *g;
 
     (void)comm;
@@ -205,51 +206,51 @@ static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, vo
     for (g = w->group.next; g; g = g->next)
         if (g->rank >= 0) idist__group_fail(g, w->group.status, w->group.cause);
     idist__mpi_engine_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
-    idist__mpi_world_stop_receiving(m);
-    idist__mpi_world_close_window(m);
-    m->fault_tolerant = false;
-    m->finalized = true;
+    idist__mpi_world_stop_receiving(mpi);
+    idist__mpi_world_close_window(mpi);
+    mpi->fault_tolerant = false;
+    mpi->finalized = true;
     idist__os_mutex_unlock(&w->lock);
 
     return MPI_SUCCESS;
 }
 
 // Without memory for the attribute the program goes without it.
-static void idist__mpi_world_watch_finalize(idist__mpi *m) {
+static void idist__mpi_world_watch_finalize(idist__mpi *mpi) {
     int keyval;
 
-    m->self_keyval = MPI_KEYVAL_INVALID;
+    mpi->self_keyval = MPI_KEYVAL_INVALID;
     if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, idist__mpi_world_finalizes, &keyval, NULL) !=
         MPI_SUCCESS)
         return;
-    if (MPI_Comm_set_attr(MPI_COMM_SELF, keyval, m) == MPI_SUCCESS) m->self_keyval = keyval;
+    if (MPI_Comm_set_attr(MPI_COMM_SELF, keyval, mpi) == MPI_SUCCESS) mpi->self_keyval = keyval;
     else MPI_Comm_free_keyval(&keyval);
 }
 
 static idist_status idist__mpi_world_open(idist__world *w) {
-    idist__mpi *m = (idist__mpi *)idist__mem_alloc(&w->cfg.mem, sizeof *m);
+    idist__mpi *mpi = (idist__mpi *)idist__mem_alloc(&w->cfg.mem, sizeof *mpi);
     idist_status status;
 
-    w->impl = m;
-    if (!m) return IDIST_ERR_NO_MEMORY;
-    m->w = w;
-    m->receive = idist__control_progress;
-    m->deliver = idist__mpi_engine_deliver;
-    m->shrunk_comm = MPI_COMM_NULL;
-    m->win = MPI_WIN_NULL;
-    m->incoming = MPI_REQUEST_NULL;
-    status = idist__mpi_world_make(m);
+    w->impl = mpi;
+    if (!mpi) return IDIST_ERR_NO_MEMORY;
+    mpi->w = w;
+    mpi->receive = idist__control_progress;
+    mpi->deliver = idist__mpi_engine_deliver;
+    mpi->shrunk_comm = MPI_COMM_NULL;
+    mpi->win = MPI_WIN_NULL;
+    mpi->incoming = MPI_REQUEST_NULL;
+    status = idist__mpi_world_make(mpi);
 
     // IDIST_ERR_ENV means that settings differ, so all ranks are here to free the communicators.
     // After IDIST_ERR_TIMEOUT MPI still has the address of m->p2p_comm.
     if (status != IDIST_OK) {
-        if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->world_comm);
-        if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->p2p_comm);
-        if (status != IDIST_ERR_TIMEOUT) idist__mpi_world_free(m);
+        if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->world_comm);
+        if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->p2p_comm);
+        if (status != IDIST_ERR_TIMEOUT) idist__mpi_world_free(mpi);
         return status;
     }
 
-    idist__mpi_world_watch_finalize(m);
+    idist__mpi_world_watch_finalize(mpi);
     idist__os_mutex_lock(&idist__mpi_lock);
     idist__mpi_world_count++;
     idist__os_mutex_unlock(&idist__mpi_lock);
@@ -259,11 +260,11 @@ static idist_status idist__mpi_world_open(idist__world *w) {
 
 // After a failure: whether the other ranks close the world too, within a second. Without them
 // MPI_Finalize blocks for ever, and after a loss that of Open MPI 5 may block even with them.
-static bool idist__mpi_world_all_close(idist__mpi *m) {
+static bool idist__mpi_world_all_close(idist__mpi *mpi) {
     MPI_Request request;
 
-    if (m->fault_tolerant || m->abandoned || m->finalized) return false;
-    if (MPI_Ibarrier(m->p2p_comm, &request) != MPI_SUCCESS) return false;
+    if (mpi->fault_tolerant || mpi->abandoned || mpi->finalized) return false;
+    if (MPI_Ibarrier(mpi->p2p_comm, &request) != MPI_SUCCESS) return false;
     return idist__mpi_error_await(&request, IDIST__CLOSE_MS, "finalize") == IDIST_OK;
 }
 
@@ -287,25 +288,25 @@ static void idist__mpi_world_release(idist__world *w, bool all_closed) {
 }
 
 // Frees what MPI still lets us free.
-static void idist__mpi_world_free_handles(idist__mpi *m, bool clean) {
+static void idist__mpi_world_free_handles(idist__mpi *mpi, bool clean) {
     int i;
 
-    idist__mpi_world_stop_receiving(m);
+    idist__mpi_world_stop_receiving(mpi);
 
     if (clean) {
-        if (m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
-        MPI_Comm_free(&m->world_comm);
-        MPI_Comm_free(&m->p2p_comm);
+        if (mpi->win != MPI_WIN_NULL) MPI_Win_free(&mpi->win);
+        MPI_Comm_free(&mpi->world_comm);
+        MPI_Comm_free(&mpi->p2p_comm);
     }
 
-    for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
-    if (m->self_keyval == MPI_KEYVAL_INVALID) return;
-    MPI_Comm_delete_attr(MPI_COMM_SELF, m->self_keyval);
-    MPI_Comm_free_keyval(&m->self_keyval);
+    for (i = 0; i < 4; i++) MPI_Op_free(&mpi->ops[i]);
+    if (mpi->self_keyval == MPI_KEYVAL_INVALID) return;
+    MPI_Comm_delete_attr(MPI_COMM_SELF, mpi->self_keyval);
+    MPI_Comm_free_keyval(&mpi->self_keyval);
 }
 
 static void idist__mpi_world_close(idist__world *w, bool clean) {
-    idist__mpi *m = idist__mpi_of(w);
+    idist__mpi *mpi = idist__mpi_of(w);
     char text[sizeof idist__me.text];
     bool all_closed;
 
@@ -313,14 +314,14 @@ static void idist__mpi_world_close(idist__world *w, bool clean) {
     idist__os_mutex_lock(&w->lock);
     w->group.rank = -1; // messages that still arrive find no group
     idist__mpi_engine_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
-    if (clean) idist__control_drain(m);
-    all_closed = (clean && !m->abandoned) || idist__mpi_world_all_close(m);
+    if (clean) idist__control_drain(mpi);
+    all_closed = (clean && !mpi->abandoned) || idist__mpi_world_all_close(mpi);
 
-    idist__mpi_world_close_window(m);
-    if (!m->finalized) idist__mpi_world_free_handles(m, clean);
+    idist__mpi_world_close_window(mpi);
+    if (!mpi->finalized) idist__mpi_world_free_handles(mpi, clean);
     idist__os_mutex_unlock(&w->lock);
     idist__mpi_world_release(w, all_closed);
-    idist__mpi_world_free(m);
+    idist__mpi_world_free(mpi);
     memcpy(idist__me.text, text, sizeof text);
 }
 

@@ -99,18 +99,18 @@ static void idist__native_pairs(idist__native *nat) {
 
 // The elements that this rank contributes to a reduction.
 static size_t idist__native_input_count(const idist__native *nat) {
-    const idist__call *c = nat->call;
-    return idist__kind_scatters_sum(c->kind) ? idist__extent_block_at(c, nat->group->size)
-                                             : c->count;
+    const idist__call *call = nat->call;
+    return idist__kind_scatters_sum(call->kind) ? idist__extent_block_at(call, nat->group->size)
+                                                : call->count;
 }
 
 // Runs a reduction or a broadcast in pieces that MPI can count. Most calls are one piece.
 static void idist__native_pieces(idist__native *nat) {
-    const idist__call *c = nat->call;
+    const idist__call *call = nat->call;
     size_t at, n, max = IDIST__MPI_COUNT, count;
     MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
-    bool is_root = c->root == nat->group->rank;
+    bool is_root = call->root == nat->group->rank;
 
     count = idist__native_input_count(nat);
 
@@ -121,14 +121,14 @@ static void idist__native_pieces(idist__native *nat) {
         n = count - at < max ? count - at : max;
         k = (int)n;
 
-        switch (c->kind) {
+        switch (call->kind) {
         case IDIST__ALL_REDUCE:
         case IDIST__REDUCE_SCATTER: // only one with counts too large for MPI's own
         case IDIST__REDUCE_SCATTERV:
             IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, k, type, nat->op, comm);
             break;
         case IDIST__REDUCE:
-            IDIST__NATIVE(nat, MPI_Reduce, MPI_Ireduce, in, root_out, k, type, nat->op, c->root,
+            IDIST__NATIVE(nat, MPI_Reduce, MPI_Ireduce, in, root_out, k, type, nat->op, call->root,
                           comm);
             break;
         case IDIST__SCAN:
@@ -137,23 +137,23 @@ static void idist__native_pieces(idist__native *nat) {
         case IDIST__EXSCAN:
             IDIST__NATIVE(nat, MPI_Exscan, MPI_Iexscan, in, out, k, type, nat->op, comm);
             break;
-        default: IDIST__NATIVE(nat, MPI_Bcast, MPI_Ibcast, out, k, type, c->root, comm); break;
+        default: IDIST__NATIVE(nat, MPI_Bcast, MPI_Ibcast, out, k, type, call->root, comm); break;
         }
     }
 }
 
 // Whether the counts of this rank, and their sum, fit into MPI's int. All ranks get the same
 // answer, except in v-forms.
-static bool idist__native_fits(const idist_group *g, const idist__call *c) {
+static bool idist__native_fits(const idist_group *g, const idist__call *call) {
     idist__extent e;
     int i;
 
     // Intel MPI 2021: MPI_Iallgatherv hangs when one rank sends much and another one nothing.
-    for (i = 0; c->kind == IDIST__ALL_GATHERV && i < g->size; i++)
-        if (!c->recvcounts[i]) return false;
-    if (!idist__kind_is_v(c->kind)) return c->count <= IDIST__MPI_COUNT / (size_t)g->size;
+    for (i = 0; call->kind == IDIST__ALL_GATHERV && i < g->size; i++)
+        if (!call->recvcounts[i]) return false;
+    if (!idist__kind_is_v(call->kind)) return call->count <= IDIST__MPI_COUNT / (size_t)g->size;
 
-    return idist__extent_of(g, c, &e) == IDIST_OK && e.send <= IDIST__MPI_COUNT &&
+    return idist__extent_of(g, call, &e) == IDIST_OK && e.send <= IDIST__MPI_COUNT &&
            e.recv <= IDIST__MPI_COUNT;
 }
 
@@ -171,31 +171,32 @@ static void idist__native_ints(const size_t *counts, const size_t *displs, int n
 }
 
 static void idist__native_move_v(idist__native *nat) {
-    const idist__call *c = nat->call;
-    int size = nat->group->size, n = (int)c->count, *sends = nat->counts, *recvs = sends + 2 * size;
+    const idist__call *call = nat->call;
+    int size = nat->group->size, n = (int)call->count, *sends = nat->counts,
+        *recvs = sends + 2 * size;
     const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
     void *out = nat->out, *part = nat->in_place ? MPI_IN_PLACE : out;
     MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
-    bool is_root = c->root == nat->group->rank;
+    bool is_root = call->root == nat->group->rank;
 
-    if (c->sendcounts && (is_root || c->kind != IDIST__SCATTERV))
-        idist__native_ints(c->sendcounts, c->senddispls, size, sends);
-    if (c->recvcounts && (is_root || c->kind != IDIST__GATHERV))
-        idist__native_ints(c->recvcounts, c->recvdispls, size, recvs);
+    if (call->sendcounts && (is_root || call->kind != IDIST__SCATTERV))
+        idist__native_ints(call->sendcounts, call->senddispls, size, sends);
+    if (call->recvcounts && (is_root || call->kind != IDIST__GATHERV))
+        idist__native_ints(call->recvcounts, call->recvdispls, size, recvs);
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__ALL_GATHERV:
         IDIST__NATIVE(nat, MPI_Allgatherv, MPI_Iallgatherv, in, n, type, out, recvs, recvs + size,
                       type, comm);
         break;
     case IDIST__GATHERV:
         IDIST__NATIVE(nat, MPI_Gatherv, MPI_Igatherv, in, n, type, out, recvs, recvs + size, type,
-                      c->root, comm);
+                      call->root, comm);
         break;
     case IDIST__SCATTERV:
         IDIST__NATIVE(nat, MPI_Scatterv, MPI_Iscatterv, nat->in, sends, sends + size, type, part, n,
-                      type, c->root, comm);
+                      type, call->root, comm);
         break;
     case IDIST__REDUCE_SCATTERV:
         IDIST__NATIVE(nat, MPI_Reduce_scatter, MPI_Ireduce_scatter, in, out, sends, type, nat->op,
@@ -209,23 +210,23 @@ static void idist__native_move_v(idist__native *nat) {
 }
 
 static void idist__native_move(idist__native *nat) {
-    const idist__call *c = nat->call;
+    const idist__call *call = nat->call;
     const void *in = nat->in_place ? MPI_IN_PLACE : nat->in;
     void *out = nat->out, *part = nat->in_place ? MPI_IN_PLACE : out;
     MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
-    int n = (int)c->count;
+    int n = (int)call->count;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__BARRIER: IDIST__NATIVE(nat, MPI_Barrier, MPI_Ibarrier, comm); break;
     case IDIST__ALL_GATHER:
         IDIST__NATIVE(nat, MPI_Allgather, MPI_Iallgather, in, n, type, out, n, type, comm);
         break;
     case IDIST__GATHER:
-        IDIST__NATIVE(nat, MPI_Gather, MPI_Igather, in, n, type, out, n, type, c->root, comm);
+        IDIST__NATIVE(nat, MPI_Gather, MPI_Igather, in, n, type, out, n, type, call->root, comm);
         break;
     case IDIST__SCATTER:
-        IDIST__NATIVE(nat, MPI_Scatter, MPI_Iscatter, nat->in, n, type, part, n, type, c->root,
+        IDIST__NATIVE(nat, MPI_Scatter, MPI_Iscatter, nat->in, n, type, part, n, type, call->root,
                       comm);
         break;
     case IDIST__REDUCE_SCATTER:
@@ -275,20 +276,21 @@ static void idist__native_allocate_scratch(idist__native *nat, size_t nbytes) {
 // requires, and lets MPI work there.
 static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dtype,
                                 const idist__user_op *user) {
-    const idist__call *c = nat->call;
-    bool widen = dtype != c->dtype;
-    bool scatters = idist__kind_scatters_sum(c->kind) && !nat->large_counts;
-    bool in_place = c->kind != IDIST__REDUCE && !scatters;
+    const idist__call *call = nat->call;
+    bool widen = dtype != call->dtype;
+    bool scatters = idist__kind_scatters_sum(call->kind) && !nat->large_counts;
+    bool in_place = call->kind != IDIST__REDUCE && !scatters;
     size_t nbytes = count * nat->element_size;
-    size_t result_nbytes = c->count * nat->element_size;
+    size_t result_nbytes = call->count * nat->element_size;
 
     // MPICH 4 crashes in an in-place MPI_Reduce and MPI_Reduce_scatter, so these get a second
     // buffer.
     idist__native_allocate_scratch(nat, in_place ? nbytes : nbytes + result_nbytes + 1);
     if (!nat->scratch) return;
 
-    if (widen) idist__small_float_widen((float *)(void *)nat->scratch, c->send, count, c->dtype);
-    else idist__block_copy(nat->scratch, c->send, nbytes);
+    if (widen)
+        idist__small_float_widen((float *)(void *)nat->scratch, call->send, count, call->dtype);
+    else idist__block_copy(nat->scratch, call->send, nbytes);
     if (user && !user->fn) idist__reduce_scale(nat->scratch, count, dtype, user->factor);
 
     nat->in = nat->scratch;
@@ -299,14 +301,14 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
 // Sets op and datatype of a reduction, and stages its contribution where MPI cannot take the user's
 // buffers.
 static void idist__native_reduction(idist__native *nat) {
-    const idist__call *c = nat->call;
+    const idist__call *call = nat->call;
     const idist__user_op *user = NULL;
-    bool narrow = idist__dtype_is_narrow(c->dtype), custom, scaled,
-         scatters = idist__kind_scatters_sum(c->kind);
-    idist__user_op pair = idist__mpi_type_pair_op(c->op);
-    idist_dtype dtype = c->dtype;
+    bool narrow = idist__dtype_is_narrow(call->dtype), custom, scaled,
+         scatters = idist__kind_scatters_sum(call->kind);
+    idist__user_op pair = idist__mpi_type_pair_op(call->op);
+    idist_dtype dtype = call->dtype;
 
-    if (idist__reduce_op_is_user(c->op)) user = idist__world_user_op(nat->group, c);
+    if (idist__reduce_op_is_user(call->op)) user = idist__world_user_op(nat->group, call);
     else if (idist__dtype_is_pair(dtype)) user = &pair;
     custom = user && user->fn;  // takes the dtype as it is
     scaled = user && !user->fn; // premultiplied sum
@@ -318,17 +320,17 @@ static void idist__native_reduction(idist__native *nat) {
         if (narrow) dtype = IDIST_F32;
         nat->element_size = idist_dtype_size(dtype);
         nat->type = idist__mpi_type_of(dtype);
-        nat->op = idist__mpi_type_builtin_op(idist__mpi_of(nat->group->w), user ? IDIST_SUM : c->op,
-                                             dtype);
+        nat->op = idist__mpi_type_builtin_op(idist__mpi_of(nat->group->w),
+                                             user ? IDIST_SUM : call->op, dtype);
     }
 
     if ((narrow && !custom) || scaled || (scatters && nat->large_counts) ||
-        (c->kind == IDIST__REDUCE && nat->in_place)) {
+        (call->kind == IDIST__REDUCE && nat->in_place)) {
         idist__native_stage(nat, idist__native_input_count(nat), dtype, user);
     } else if (scatters && (nat->in_place || nat->in == nat->out)) {
         // Our result lies in the middle of what we send, MPI's in-place result at the start. An
         // empty result may have the same address without being in place.
-        idist__native_allocate_scratch(nat, c->count * nat->element_size + 1);
+        idist__native_allocate_scratch(nat, call->count * nat->element_size + 1);
         nat->out = nat->scratch;
         nat->in_place = false;
     }
@@ -337,56 +339,57 @@ static void idist__native_reduction(idist__native *nat) {
 // Some rank is in place, and MPI wants that of all ranks or none. So every rank becomes in place;
 // in all_to_all, where MPI is slower in place, none is.
 static void idist__native_same_place(idist__native *nat) {
-    const idist__call *c = nat->call;
-    bool is_all_to_all = c->kind == IDIST__ALL_TO_ALL,
-         first_of_exscan = c->kind == IDIST__EXSCAN && nat->group->rank == 0;
-    size_t nbytes = c->count * nat->element_size, at = 0;
+    const idist__call *call = nat->call;
+    bool is_all_to_all = call->kind == IDIST__ALL_TO_ALL,
+         first_of_exscan = call->kind == IDIST__EXSCAN && nat->group->rank == 0;
+    size_t nbytes = call->count * nat->element_size, at = 0;
 
-    if (c->root >= 0 || idist__kind_scatters_sum(c->kind) || nat->scratch) return;
+    if (call->root >= 0 || idist__kind_scatters_sum(call->kind) || nat->scratch) return;
     if (is_all_to_all) nbytes *= (size_t)nat->group->size;
-    if (c->kind == IDIST__ALL_GATHER) at = nbytes * (size_t)nat->group->rank;
-    if (c->kind == IDIST__ALL_GATHERV)
-        at =
-            idist__extent_displ(c->recvcounts, c->recvdispls, nat->group->rank) * nat->element_size;
+    if (call->kind == IDIST__ALL_GATHER) at = nbytes * (size_t)nat->group->rank;
+    if (call->kind == IDIST__ALL_GATHERV)
+        at = idist__extent_displ(call->recvcounts, call->recvdispls, nat->group->rank) *
+             nat->element_size;
 
     // The receive buffer of exscan's first rank must not be written to.
     if (nat->in_place ? is_all_to_all : first_of_exscan) {
         idist__native_allocate_scratch(nat, nbytes);
-        if (nat->scratch) memcpy(nat->scratch, c->send, nbytes);
+        if (nat->scratch) memcpy(nat->scratch, call->send, nbytes);
         if (is_all_to_all) nat->in = nat->scratch;
         else nat->out = nat->scratch;
     } else if (!nat->in_place && !is_all_to_all) {
-        idist__block_copy(nat->out + at, c->send, nbytes);
+        idist__block_copy(nat->out + at, call->send, nbytes);
     }
 
     nat->in_place = !is_all_to_all;
 }
 
 // Does everything that can fail before MPI gets the call. flags: the union of all headers' flags.
-static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *c,
+static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *call,
                                uint32_t flags) {
     memset(nat, 0, sizeof *nat);
     nat->function = "MPI";
     nat->group = g;
-    nat->call = c;
+    nat->call = call;
     nat->comm = idist__mpi_model_group(g)->comm;
     nat->large_counts = (flags & IDIST__HEADER_LARGE) != 0;
     nat->error = MPI_SUCCESS;
     nat->requests = nat->first_requests;
     nat->request_capacity = (int)IDIST__COUNT_OF(nat->first_requests);
-    nat->type = idist__mpi_type_of(c->dtype);
-    nat->element_size = idist_dtype_size(c->dtype);
-    nat->in = (const char *)c->send;
-    nat->out = (char *)c->recv;
-    nat->no_data = c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind);
+    nat->type = idist__mpi_type_of(call->dtype);
+    nat->element_size = idist_dtype_size(call->dtype);
+    nat->in = (const char *)call->send;
+    nat->out = (char *)call->recv;
+    nat->no_data =
+        call->kind != IDIST__BARRIER && call->count == 0 && !idist__kind_is_v(call->kind);
     if (nat->no_data) return;
 
-    if (!idist__mpi_type_exists(c->dtype)) idist__native_own_type(nat);
+    if (!idist__mpi_type_exists(call->dtype)) idist__native_own_type(nat);
     if (nat->error != MPI_SUCCESS) return;
-    nat->in_place = idist__extent_call_in_place(g, c);
-    if (idist__kind_reduces(c->kind)) idist__native_reduction(nat);
+    nat->in_place = idist__extent_call_in_place(g, call);
+    if (idist__kind_reduces(call->kind)) idist__native_reduction(nat);
 
-    if (idist__kind_is_v(c->kind)) {
+    if (idist__kind_is_v(call->kind)) {
         nat->counts = (int *)idist__mem_alloc(&g->w->cfg.mem, sizeof(int) * 4 * (size_t)g->size);
         if (!nat->counts) nat->error = MPI_ERR_NO_MEM;
     }
@@ -397,20 +400,20 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
 
 // Hands the call to MPI. A blocking one returns when MPI is done; idist__native_end follows.
 static void idist__native_begin(idist__native *nat, bool blocking) {
-    const idist__call *c = nat->call;
-    bool reduces = idist__kind_reduces(c->kind), scatters = idist__kind_scatters_sum(c->kind);
+    const idist__call *call = nat->call;
+    bool reduces = idist__kind_reduces(call->kind), scatters = idist__kind_scatters_sum(call->kind);
 
     nat->blocking = blocking;
     if (nat->error != MPI_SUCCESS || nat->no_data) return;
 
-    if ((reduces && (nat->large_counts || !scatters)) || c->kind == IDIST__BROADCAST)
+    if ((reduces && (nat->large_counts || !scatters)) || call->kind == IDIST__BROADCAST)
         idist__native_pieces(nat);
     else if (nat->large_counts) idist__native_pairs(nat);
-    else if (idist__kind_is_v(c->kind)) idist__native_move_v(nat);
+    else if (idist__kind_is_v(call->kind)) idist__native_move_v(nat);
     else idist__native_move(nat);
 
     if (scatters && nat->large_counts)
-        nat->out += idist__extent_block_at(c, nat->group->rank) * nat->element_size;
+        nat->out += idist__extent_block_at(call, nat->group->rank) * nat->element_size;
 }
 
 static bool idist__native_done(idist__native *nat) {
@@ -427,22 +430,22 @@ static bool idist__native_done(idist__native *nat) {
 
 // Converts the result of a reduction into the user's buffer.
 static void idist__native_finish(idist__native *nat) {
-    const idist__call *c = nat->call;
+    const idist__call *call = nat->call;
     const idist_group *g = nat->group;
 
-    if (!idist__kind_reduces(c->kind) || !c->count) return;
-    if (c->kind == IDIST__REDUCE && c->root != g->rank) return;
-    if (c->kind == IDIST__EXSCAN && g->rank == 0) return;
+    if (!idist__kind_reduces(call->kind) || !call->count) return;
+    if (call->kind == IDIST__REDUCE && call->root != g->rank) return;
+    if (call->kind == IDIST__EXSCAN && g->rank == 0) return;
 
-    if (idist__dtype_is_narrow(c->dtype) && !nat->hook) {
-        if (c->op == IDIST_AVG) idist__reduce_divide(nat->out, c->count, IDIST_F32, g->size);
-        idist__small_float_narrow(c->recv, (const float *)(const void *)nat->out, c->count,
-                                  c->dtype);
+    if (idist__dtype_is_narrow(call->dtype) && !nat->hook) {
+        if (call->op == IDIST_AVG) idist__reduce_divide(nat->out, call->count, IDIST_F32, g->size);
+        idist__small_float_narrow(call->recv, (const float *)(const void *)nat->out, call->count,
+                                  call->dtype);
         return;
     }
 
-    if (nat->out != c->recv) memcpy(c->recv, nat->out, c->count * nat->element_size);
-    if (!nat->hook) idist__reduce_finish(c->recv, c->count, c->dtype, c->op, g->size);
+    if (nat->out != call->recv) memcpy(call->recv, nat->out, call->count * nat->element_size);
+    if (!nat->hook) idist__reduce_finish(call->recv, call->count, call->dtype, call->op, g->size);
 }
 
 static void idist__native_free(idist__native *nat) {

@@ -81,58 +81,58 @@ typedef struct idist__handshake {
 } idist__handshake;
 
 // Begins a handshake on a connection; the caller goes on owning fd and key.
-static void idist__auth_begin(idist__handshake *h, int fd, bool server, const uint8_t key[32],
+static void idist__auth_begin(idist__handshake *shake, int fd, bool server, const uint8_t key[32],
                               uint32_t role, uint64_t job, int rank, int world_size,
                               int64_t deadline_ns) {
-    memset(h, 0, sizeof *h);
-    h->fd = fd;
-    h->server = server;
-    h->key = key;
-    h->deadline_ns = deadline_ns;
-    memcpy(h->mine.magic, "IDST", 4);
-    h->mine.version = h->mine.min_version = IDIST__WIRE_VERSION;
-    h->mine.byte_order = 0x01020304;
-    h->mine.role = role;
-    h->mine.job = job;
-    h->mine.rank = (uint32_t)rank;
-    h->mine.world_size = (uint32_t)world_size;
-    idist__os_random(h->mine.nonce, sizeof h->mine.nonce);
-    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+    memset(shake, 0, sizeof *shake);
+    shake->fd = fd;
+    shake->server = server;
+    shake->key = key;
+    shake->deadline_ns = deadline_ns;
+    memcpy(shake->mine.magic, "IDST", 4);
+    shake->mine.version = shake->mine.min_version = IDIST__WIRE_VERSION;
+    shake->mine.byte_order = 0x01020304;
+    shake->mine.role = role;
+    shake->mine.job = job;
+    shake->mine.rank = (uint32_t)rank;
+    shake->mine.world_size = (uint32_t)world_size;
+    idist__os_random(shake->mine.nonce, sizeof shake->mine.nonce);
+    memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
 // Tells the clients which server this is.
-IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *h, uint64_t id) {
-    h->mine.server_id = id;
-    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *shake, uint64_t id) {
+    shake->mine.server_id = id;
+    memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
 // Says which socket of a link this is. The client calls it before the first step.
-IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *h, int socket) {
-    h->mine.socket = (uint32_t)socket;
-    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *shake, int socket) {
+    shake->mine.socket = (uint32_t)socket;
+    memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
 // Tells the other side whether we have a secret. To be called before the first step.
-static void idist__auth_set_secrecy(idist__handshake *h, int secrecy) {
-    h->mine.secrecy = (uint8_t)secrecy;
-    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+static void idist__auth_set_secrecy(idist__handshake *shake, int secrecy) {
+    shake->mine.secrecy = (uint8_t)secrecy;
+    memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
 static bool idist__auth_has_magic(const idist__hello *hello) {
     return memcmp(hello->magic, "IDST", 4) == 0;
 }
 
-static void idist__auth_tag(const idist__handshake *h, const char *label,
+static void idist__auth_tag(const idist__handshake *shake, const char *label,
                             uint8_t tag[IDIST__AUTH_TAG_NBYTES]) {
-    const idist__hello *client = h->server ? &h->theirs : &h->mine;
-    const idist__hello *server = h->server ? &h->mine : &h->theirs;
-    idist__sha_hmac(h->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
+    const idist__hello *client = shake->server ? &shake->theirs : &shake->mine;
+    const idist__hello *server = shake->server ? &shake->mine : &shake->theirs;
+    idist__sha_hmac(shake->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
 }
 
 // The tags differ.
-static idist_status idist__auth_fail_tag(const idist__handshake *h) {
-    bool mine = h->mine.secrecy == IDIST__SECRECY_SECRET;
-    bool theirs = h->theirs.secrecy == IDIST__SECRECY_SECRET;
+static idist_status idist__auth_fail_tag(const idist__handshake *shake) {
+    bool mine = shake->mine.secrecy == IDIST__SECRECY_SECRET;
+    bool theirs = shake->theirs.secrecy == IDIST__SECRECY_SECRET;
 
     if (theirs && !mine)
         return idist__fail(IDIST_ERR_AUTH,
@@ -149,23 +149,23 @@ static idist_status idist__auth_fail_tag(const idist__handshake *h) {
 }
 
 // Compares in constant time, so that timing reveals nothing about the tag.
-static idist_status idist__auth_check_tag(const idist__handshake *h, const char *label,
+static idist_status idist__auth_check_tag(const idist__handshake *shake, const char *label,
                                           const uint8_t *theirs) {
     uint8_t expected[IDIST__AUTH_TAG_NBYTES], difference = 0;
     int i;
 
-    idist__auth_tag(h, label, expected);
+    idist__auth_tag(shake, label, expected);
     for (i = 0; i < IDIST__AUTH_TAG_NBYTES; i++) difference |= (uint8_t)(expected[i] ^ theirs[i]);
-    return difference ? idist__auth_fail_tag(h) : IDIST_OK;
+    return difference ? idist__auth_fail_tag(shake) : IDIST_OK;
 }
 
 // Whether the handshake failed because the peer's machine has the other byte order.
-static bool idist__auth_other_order(const idist__handshake *h) {
-    return idist__auth_has_magic(&h->theirs) && h->theirs.byte_order == 0x04030201;
+static bool idist__auth_other_order(const idist__handshake *shake) {
+    return idist__auth_has_magic(&shake->theirs) && shake->theirs.byte_order == 0x04030201;
 }
 
-static idist_status idist__auth_check_hello(const idist__handshake *h) {
-    const idist__hello *theirs = &h->theirs, *mine = &h->mine;
+static idist_status idist__auth_check_hello(const idist__handshake *shake) {
+    const idist__hello *theirs = &shake->theirs, *mine = &shake->mine;
 
     if (!idist__auth_has_magic(theirs))
         return idist__fail(IDIST_ERR_AUTH, "the peer does not speak the protocol of idist: it is "
@@ -189,54 +189,54 @@ static idist_status idist__auth_check_hello(const idist__handshake *h) {
 }
 
 // Whether this side sends the message of the current stage: the server sends the odd ones.
-static bool idist__auth_writes(const idist__handshake *h) {
-    return (h->stage % 2 == 1) == h->server;
+static bool idist__auth_writes(const idist__handshake *shake) {
+    return (shake->stage % 2 == 1) == shake->server;
 }
 
 // What the current stage waits for.
-static int idist__auth_awaits(const idist__handshake *h) {
-    return idist__auth_writes(h) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
+static int idist__auth_awaits(const idist__handshake *shake) {
+    return idist__auth_writes(shake) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
 }
 
 // Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1: error.
-static int idist__auth_transfer(idist__handshake *h, bool write, uint8_t *buf, size_t nbytes) {
-    while (h->done < nbytes) {
+static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *buf, size_t nbytes) {
+    while (shake->done < nbytes) {
         idist__os_part part;
         ptrdiff_t n;
 
-        part.data = buf + h->done;
-        part.nbytes = nbytes - h->done;
-        n = write ? idist__os_socket_write(h->fd, &part, 1)
-                  : idist__os_socket_read(h->fd, buf + h->done, nbytes - h->done);
+        part.data = buf + shake->done;
+        part.nbytes = nbytes - shake->done;
+        n = write ? idist__os_socket_write(shake->fd, &part, 1)
+                  : idist__os_socket_read(shake->fd, buf + shake->done, nbytes - shake->done);
         if (n < 0) return -1;
         if (n == 0) return 0;
-        h->done += (size_t)n;
+        shake->done += (size_t)n;
         // A stranger is recognised by its first bytes.
-        if (!write && h->server && h->stage == IDIST__AUTH_HELLO && h->done >= 4 &&
+        if (!write && shake->server && shake->stage == IDIST__AUTH_HELLO && shake->done >= 4 &&
             memcmp(buf, "IDST", 4) != 0)
-            h->done = nbytes;
+            shake->done = nbytes;
     }
 
-    h->done = 0;
+    shake->done = 0;
 
     return 1;
 }
 
 // The server's side: checks the message that is complete, and prepares the next.
-static idist_status idist__auth_next_of_server(idist__handshake *h) {
+static idist_status idist__auth_next_of_server(idist__handshake *shake) {
     idist_status status = IDIST_OK;
 
-    switch (h->stage) {
+    switch (shake->stage) {
     case IDIST__AUTH_HELLO:
-        memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-        if (!idist__auth_has_magic(&h->theirs)) return idist__auth_check_hello(h);
-        idist__auth_tag(h, "S", h->out + IDIST__HELLO_BYTES);
+        memcpy(&shake->theirs, shake->in, IDIST__HELLO_BYTES);
+        if (!idist__auth_has_magic(&shake->theirs)) return idist__auth_check_hello(shake);
+        idist__auth_tag(shake, "S", shake->out + IDIST__HELLO_BYTES);
         break;
-    case IDIST__AUTH_ANSWER: return idist__auth_check_hello(h); // the client now has our hello
+    case IDIST__AUTH_ANSWER: return idist__auth_check_hello(shake); // the client now has our hello
     case IDIST__AUTH_PROOF:
-        status = idist__auth_check_tag(h, "C", h->in);
+        status = idist__auth_check_tag(shake, "C", shake->in);
         if (status != IDIST_OK) return status;
-        h->out[0] = 1;
+        shake->out[0] = 1;
         break;
     default: break;
     }
@@ -244,25 +244,25 @@ static idist_status idist__auth_next_of_server(idist__handshake *h) {
     return IDIST_OK;
 }
 
-static idist_status idist__auth_next_of_client(idist__handshake *h) {
+static idist_status idist__auth_next_of_client(idist__handshake *shake) {
     idist__os_part zeros;
     idist_status status;
 
-    if (h->stage != IDIST__AUTH_ANSWER) return IDIST_OK;
-    memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
-    status = idist__auth_check_hello(h);
+    if (shake->stage != IDIST__AUTH_ANSWER) return IDIST_OK;
+    memcpy(&shake->theirs, shake->in, IDIST__HELLO_BYTES);
+    status = idist__auth_check_hello(shake);
     if (status != IDIST_OK) return status;
-    status = idist__auth_check_tag(h, "S", h->in + IDIST__HELLO_BYTES);
+    status = idist__auth_check_tag(shake, "S", shake->in + IDIST__HELLO_BYTES);
 
     if (status != IDIST_OK) { // the socket has room for the zeros
-        memset(h->out, 0, IDIST__AUTH_TAG_NBYTES);
-        zeros.data = h->out;
+        memset(shake->out, 0, IDIST__AUTH_TAG_NBYTES);
+        zeros.data = shake->out;
         zeros.nbytes = IDIST__AUTH_TAG_NBYTES;
-        idist__os_socket_write(h->fd, &zeros, 1);
+        idist__os_socket_write(shake->fd, &zeros, 1);
         return status;
     }
 
-    idist__auth_tag(h, "C", h->out);
+    idist__auth_tag(shake, "C", shake->out);
 
     return IDIST_OK;
 }
@@ -279,28 +279,30 @@ static idist_status idist__auth_fail_transfer(void) {
 // Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
 // the other. IDIST_OK with h->proven set: the caller decides. A failure is final; h->broke tells
 // whether the connection was the cause.
-static idist_status idist__auth_step(idist__handshake *h, bool *done) {
+static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
                                                     IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
                                                     IDIST__AUTH_TAG_NBYTES, 1};
 
     *done = false;
 
-    while (h->stage < IDIST__AUTH_DONE) {
-        bool write = idist__auth_writes(h);
-        int rc = idist__auth_transfer(h, write, write ? h->out : h->in, nbytes[h->stage]);
+    while (shake->stage < IDIST__AUTH_DONE) {
+        bool write = idist__auth_writes(shake);
+        int rc = idist__auth_transfer(shake, write, write ? shake->out : shake->in,
+                                      nbytes[shake->stage]);
         idist_status status;
 
         if (rc == 0) return IDIST_OK;
-        h->broke = rc < 0;
-        if (h->broke) return idist__auth_fail_transfer();
+        shake->broke = rc < 0;
+        if (shake->broke) return idist__auth_fail_transfer();
 
-        status = h->server ? idist__auth_next_of_server(h) : idist__auth_next_of_client(h);
-        h->stage++;
+        status =
+            shake->server ? idist__auth_next_of_server(shake) : idist__auth_next_of_client(shake);
+        shake->stage++;
         if (status != IDIST_OK) return status;
 
-        h->proven = h->asks && h->stage == IDIST__AUTH_ACCEPTED;
-        if (h->proven) return IDIST_OK;
+        shake->proven = shake->asks && shake->stage == IDIST__AUTH_ACCEPTED;
+        if (shake->proven) return IDIST_OK;
     }
 
     *done = true;
@@ -309,14 +311,14 @@ static idist_status idist__auth_step(idist__handshake *h, bool *done) {
 }
 
 // The whole handshake; blocks until its deadline.
-static idist_status idist__auth_run(idist__handshake *h) {
+static idist_status idist__auth_run(idist__handshake *shake) {
     bool done = false;
 
     for (;;) {
-        idist_status status = idist__auth_step(h, &done);
+        idist_status status = idist__auth_step(shake, &done);
 
         if (status != IDIST_OK || done) return status;
-        if (!idist__os_poll_wait(h->fd, idist__auth_awaits(h), h->deadline_ns))
+        if (!idist__os_poll_wait(shake->fd, idist__auth_awaits(shake), shake->deadline_ns))
             return idist__fail(IDIST_ERR_TIMEOUT, "the peer did not answer the handshake in time");
     }
 }

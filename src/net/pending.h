@@ -37,8 +37,8 @@ static void idist__pending_close(idist__pending *pending) {
 }
 
 // When a handshake began.
-static int64_t idist__pending_since_ns(const idist__handshake *h) {
-    return h->deadline_ns - IDIST__PENDING_MS * IDIST__MS;
+static int64_t idist__pending_since_ns(const idist__handshake *shake) {
+    return shake->deadline_ns - IDIST__PENDING_MS * IDIST__MS;
 }
 
 // The connection to evict first; NULL: none may be evicted now.
@@ -48,12 +48,12 @@ static idist__handshake *idist__pending_find_evictable(idist__pending *pending) 
     int i;
 
     for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
-        idist__handshake *h = &pending->place[i];
-        idist__handshake **oldest = h->stage || h->done ? &slow : &silent;
+        idist__handshake *shake = &pending->place[i];
+        idist__handshake **oldest = shake->stage || shake->done ? &slow : &silent;
 
-        if (h->fd < 0) continue;
-        if (now >= h->deadline_ns) return h;
-        if (!*oldest || h->deadline_ns < (*oldest)->deadline_ns) *oldest = h;
+        if (shake->fd < 0) continue;
+        if (now >= shake->deadline_ns) return shake;
+        if (!*oldest || shake->deadline_ns < (*oldest)->deadline_ns) *oldest = shake;
     }
 
     if (silent && now - idist__pending_since_ns(silent) >= IDIST__PENDING_SILENT_MS * IDIST__MS)
@@ -100,8 +100,9 @@ static int idist__pending_fill_polls(const idist__pending *pending, idist__os_po
     int i, count = 0;
 
     for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
-        const idist__handshake *h = &pending->place[i];
-        if (h->fd >= 0) idist__os_poll_watch(&polls[count++], h->fd, idist__auth_awaits(h));
+        const idist__handshake *shake = &pending->place[i];
+        if (shake->fd >= 0)
+            idist__os_poll_watch(&polls[count++], shake->fd, idist__auth_awaits(shake));
     }
 
     return count;

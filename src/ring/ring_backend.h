@@ -73,18 +73,18 @@ static int idist__close_polls(const idist__ring *ring, idist__os_poll_entry *ent
 
 static void idist__close_linger(idist__ring *ring, int64_t until_ns) {
     idist__os_poll_entry *entries = ring->polls;
-    idist__connector *c = ring->connector;
+    idist__connector *conn = ring->connector;
     int count;
 
-    if (c) idist__connector_leave(c);
+    if (conn) idist__connector_leave(conn);
 
     do {
-        if (c) idist__progress_connect(ring);
+        if (conn) idist__progress_connect(ring);
         count = idist__close_polls(ring, entries);
-        if (c) count += idist__connector_polls(c, entries + count);
+        if (conn) count += idist__connector_polls(conn, entries + count);
         if (!count) break;
         idist__os_poll(entries, count, idist__os_clock_ms_until(until_ns));
-        if (c) idist__connector_polled(c);
+        if (conn) idist__connector_polled(conn);
     } while (idist__os_clock_ms_until(until_ns) != 0);
 }
 

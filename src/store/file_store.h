@@ -72,153 +72,153 @@ typedef struct idist__file_store {
 
 // Without this, who makes requests in a loop would have the lock nearly always when another process
 // tries it.
-static void idist__file_store_give_way(idist__file_store *f, int64_t deadline_ns) {
+static void idist__file_store_give_way(idist__file_store *file, int64_t deadline_ns) {
     int64_t now = idist__os_clock_now_ns(), until_ns = now + IDIST__FILE_YIELD_MS * IDIST__MS;
     bool waits;
 
-    if (now < f->turn_ends_ns) return;
+    if (now < file->turn_ends_ns) return;
     if (deadline_ns < until_ns) until_ns = deadline_ns;
 
     for (;;) {
-        waits = idist__os_file_locked(f->file, IDIST__FILE_QUEUE_BYTE) == IDIST__OS_FILE_LOCKED;
+        waits = idist__os_file_locked(file->file, IDIST__FILE_QUEUE_BYTE) == IDIST__OS_FILE_LOCKED;
         if (!waits || idist__os_clock_ms_until(until_ns) == 0) break;
         idist__os_clock_pause_ms(1);
     }
 
-    f->turn_ends_ns =
+    file->turn_ends_ns =
         idist__os_clock_now_ns() + (waits ? IDIST__FILE_PASS_MS : IDIST__FILE_TURN_MS) * IDIST__MS;
 }
 
 // Locks the records. Holders keep that lock for microseconds, unless they are stopped.
-static idist_status idist__file_store_lock_records(idist__file_store *f, int64_t deadline_ns) {
+static idist_status idist__file_store_lock_records(idist__file_store *file, int64_t deadline_ns) {
     bool queued = false, locked, over = false;
 
-    idist__file_store_give_way(f, deadline_ns);
+    idist__file_store_give_way(file, deadline_ns);
 
     for (;;) {
-        locked = idist__os_file_try_lock(f->file, IDIST__FILE_RECORDS_BYTE);
+        locked = idist__os_file_try_lock(file->file, IDIST__FILE_RECORDS_BYTE);
         if (!locked) over = errno != EAGAIN || idist__os_clock_ms_until(deadline_ns) == 0;
         if (locked || over) break;
-        if (!queued) queued = idist__os_file_try_lock(f->file, IDIST__FILE_QUEUE_BYTE);
+        if (!queued) queued = idist__os_file_try_lock(file->file, IDIST__FILE_QUEUE_BYTE);
         idist__os_clock_pause_ms(1);
     }
 
-    if (queued) idist__os_file_unlock(f->file, IDIST__FILE_QUEUE_BYTE);
+    if (queued) idist__os_file_unlock(file->file, IDIST__FILE_QUEUE_BYTE);
     if (locked) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_TIMEOUT,
                        "store: %s stays locked: a process that uses it is stopped, or the file "
                        "system does not support locks",
-                       f->path);
+                       file->path);
 }
 
-static void idist__file_store_unlock_records(const idist__file_store *f) {
-    idist__os_file_unlock(f->file, IDIST__FILE_RECORDS_BYTE);
+static void idist__file_store_unlock_records(const idist__file_store *file) {
+    idist__os_file_unlock(file->file, IDIST__FILE_RECORDS_BYTE);
 }
 
 // What the system does not let us do with the file.
-static idist_status idist__file_store_fail_access(const idist__file_store *f, const char *verb,
+static idist_status idist__file_store_fail_access(const idist__file_store *file, const char *verb,
                                                   int err) {
     char what[sizeof idist__me.text];
 
-    snprintf(what, sizeof what, "store: %s cannot be %s", f->path, verb);
+    snprintf(what, sizeof what, "store: %s cannot be %s", file->path, verb);
     return idist__fail_errno(what, err);
 }
 
-static bool idist__file_store_has_server(const idist__file_store *f) {
-    return idist__os_file_locked(f->file, IDIST__FILE_SERVER_BYTE) == IDIST__OS_FILE_LOCKED;
+static bool idist__file_store_has_server(const idist__file_store *file) {
+    return idist__os_file_locked(file->file, IDIST__FILE_SERVER_BYTE) == IDIST__OS_FILE_LOCKED;
 }
 
-static bool idist__file_store_has_magic(const idist__file_store *f) {
+static bool idist__file_store_has_magic(const idist__file_store *file) {
     char magic[8];
-    return idist__os_file_read_at(f->file, magic, sizeof magic, 0) &&
+    return idist__os_file_read_at(file->file, magic, sizeof magic, 0) &&
            memcmp(magic, idist__file_magic, sizeof magic) == 0;
 }
 
 // The table to which a record belongs.
-static idist__table *idist__file_store_table_of(idist__file_store *f, idist__blob key) {
+static idist__table *idist__file_store_table_of(idist__file_store *file, idist__blob key) {
     bool is_will = key.nbytes == IDIST__FILE_WILL_KEY_NBYTES && !key.data[0];
-    return is_will ? &f->wills : &f->table;
+    return is_will ? &file->wills : &file->table;
 }
 
-static void idist__file_store_forget(idist__file_store *f) {
-    idist__table_clear(&f->table);
-    idist__table_clear(&f->wills);
-    f->replayed = 0;
+static void idist__file_store_forget(idist__file_store *file) {
+    idist__table_clear(&file->table);
+    idist__table_clear(&file->wills);
+    file->replayed = 0;
 }
 
-static idist_status idist__file_store_replay_record(idist__file_store *f) {
-    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
+static idist_status idist__file_store_replay_record(idist__file_store *file) {
+    uint64_t at = IDIST__FILE_RECORDS_AT + file->replayed;
     idist_status status = IDIST_OK;
     uint32_t size[2]; // of key and value
     size_t value_nbytes;
     idist__blob key;
     char *record;
 
-    if (!idist__os_file_read_at(f->file, size, sizeof size, at))
-        return idist__file_store_fail_access(f, "read", errno);
+    if (!idist__os_file_read_at(file->file, size, sizeof size, at))
+        return idist__file_store_fail_access(file, "read", errno);
     value_nbytes = size[1] == IDIST__FILE_DELETED ? 0 : size[1];
     if (size[0] > IDIST__KEY_MAX + 1 || value_nbytes > IDIST__VALUE_MAX)
-        return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", f->path);
-    record = (char *)idist__mem_alloc(&f->table.mem, size[0] + value_nbytes);
+        return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", file->path);
+    record = (char *)idist__mem_alloc(&file->table.mem, size[0] + value_nbytes);
     if (!record) return IDIST_ERR_NO_MEMORY;
 
     key.data = record;
     key.nbytes = size[0];
-    if (!idist__os_file_read_at(f->file, record, size[0] + value_nbytes, at + sizeof size))
-        status = idist__file_store_fail_access(f, "read", errno);
+    if (!idist__os_file_read_at(file->file, record, size[0] + value_nbytes, at + sizeof size))
+        status = idist__file_store_fail_access(file, "read", errno);
     else if (size[1] == IDIST__FILE_DELETED)
-        idist__table_remove(idist__file_store_table_of(f, key), key);
+        idist__table_remove(idist__file_store_table_of(file, key), key);
     else
-        status = idist__table_put(idist__file_store_table_of(f, key), key, record + size[0],
+        status = idist__table_put(idist__file_store_table_of(file, key), key, record + size[0],
                                   value_nbytes);
-    idist__mem_free(&f->table.mem, record);
-    if (status == IDIST_OK) f->replayed += sizeof size + size[0] + value_nbytes;
+    idist__mem_free(&file->table.mem, record);
+    if (status == IDIST_OK) file->replayed += sizeof size + size[0] + value_nbytes;
 
     return status;
 }
 
 // Brings the tables up to date. The records are locked.
-static idist_status idist__file_store_replay(idist__file_store *f) {
+static idist_status idist__file_store_replay(idist__file_store *file) {
     uint64_t committed;
     idist_status status = IDIST_OK;
 
-    if (!idist__file_store_has_magic(f) ||
-        !idist__os_file_read_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
-        return idist__fail(IDIST_ERR_ARG, "store: %s is not a store file", f->path);
+    if (!idist__file_store_has_magic(file) ||
+        !idist__os_file_read_at(file->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
+        return idist__fail(IDIST_ERR_ARG, "store: %s is not a store file", file->path);
 
-    while (f->replayed < committed && status == IDIST_OK)
-        status = idist__file_store_replay_record(f);
+    while (file->replayed < committed && status == IDIST_OK)
+        status = idist__file_store_replay_record(file);
 
     return status;
 }
 
 // Appends the entry that a key has in our table now, or that it has none. The records are locked.
 // Nobody sees the new record before idist__file_store_commit.
-static idist_status idist__file_store_append(idist__file_store *f, idist__blob key) {
-    idist__entry *entry = *idist__table_find(idist__file_store_table_of(f, key), key);
-    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
+static idist_status idist__file_store_append(idist__file_store *file, idist__blob key) {
+    idist__entry *entry = *idist__table_find(idist__file_store_table_of(file, key), key);
+    uint64_t at = IDIST__FILE_RECORDS_AT + file->replayed;
     uint32_t size[2];
 
     size[0] = (uint32_t)key.nbytes;
     size[1] = entry ? (uint32_t)entry->value_nbytes : IDIST__FILE_DELETED;
-    if (!idist__os_file_write_at(f->file, size, sizeof size, at) ||
-        !idist__os_file_write_at(f->file, key.data, key.nbytes, at + sizeof size) ||
-        (entry && !idist__os_file_write_at(f->file, entry->value, entry->value_nbytes,
+    if (!idist__os_file_write_at(file->file, size, sizeof size, at) ||
+        !idist__os_file_write_at(file->file, key.data, key.nbytes, at + sizeof size) ||
+        (entry && !idist__os_file_write_at(file->file, entry->value, entry->value_nbytes,
                                            at + sizeof size + key.nbytes)))
-        return idist__file_store_fail_access(f, "written", errno);
-    f->replayed += sizeof size + key.nbytes + (entry ? entry->value_nbytes : 0);
+        return idist__file_store_fail_access(file, "written", errno);
+    file->replayed += sizeof size + key.nbytes + (entry ? entry->value_nbytes : 0);
 
     return IDIST_OK;
 }
 
 // Makes the records that were appended since `committed` part of the file.
-static idist_status idist__file_store_commit(const idist__file_store *f, uint64_t committed) {
-    if (f->replayed == committed ||
-        idist__os_file_write_at(f->file, &f->replayed, sizeof f->replayed,
+static idist_status idist__file_store_commit(const idist__file_store *file, uint64_t committed) {
+    if (file->replayed == committed ||
+        idist__os_file_write_at(file->file, &file->replayed, sizeof file->replayed,
                                 IDIST__FILE_COMMITTED_AT))
         return IDIST_OK;
-    return idist__file_store_fail_access(f, "written", errno);
+    return idist__file_store_fail_access(file, "written", errno);
 }
 
 // The key of the will whose maker has locked the byte `at`.
@@ -233,51 +233,52 @@ static idist__blob idist__file_store_will_key(uint64_t at, char *buf) {
 }
 
 // Takes our own will back, if there is one.
-static idist_status idist__file_store_drop_will(idist__file_store *f) {
+static idist_status idist__file_store_drop_will(idist__file_store *file) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
-    idist__blob key = idist__file_store_will_key(f->own_will, buf);
+    idist__blob key = idist__file_store_will_key(file->own_will, buf);
     idist_status status = IDIST_OK;
 
-    if (!f->own_will) return IDIST_OK;
-    if (idist__table_remove(&f->wills, key)) status = idist__file_store_append(f, key);
-    idist__os_file_unlock(f->file, f->own_will);
-    f->own_will = 0;
+    if (!file->own_will) return IDIST_OK;
+    if (idist__table_remove(&file->wills, key)) status = idist__file_store_append(file, key);
+    idist__os_file_unlock(file->file, file->own_will);
+    file->own_will = 0;
 
     return status;
 }
 
 // Replaces our will by that of a CLAIM. The offset of its record, which no other will can have,
 // names the byte to lock.
-static idist_status idist__file_store_set_will(idist__file_store *f,
+static idist_status idist__file_store_set_will(idist__file_store *file,
                                                const idist__store_request *claim) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES], name[IDIST__WILL_KEY_MAX];
     idist__blob key = idist__table_will_key(claim, name);
     uint32_t key_nbytes = (uint32_t)key.nbytes;
     size_t nbytes = sizeof key_nbytes + key.nbytes + claim->b.nbytes;
-    idist_status status = idist__file_store_drop_will(f);
+    idist_status status = idist__file_store_drop_will(file);
     char *value;
 
     if (status != IDIST_OK) return status;
-    value = (char *)idist__mem_alloc(&f->table.mem, nbytes);
+    value = (char *)idist__mem_alloc(&file->table.mem, nbytes);
     if (!value) return IDIST_ERR_NO_MEMORY;
     memcpy(value, &key_nbytes, sizeof key_nbytes);
     memcpy(value + sizeof key_nbytes, key.data, key_nbytes);
     memcpy(value + sizeof key_nbytes + key_nbytes, claim->b.data, claim->b.nbytes);
 
-    f->own_will = IDIST__FILE_RECORDS_AT + f->replayed;
-    key = idist__file_store_will_key(f->own_will, buf);
-    if (idist__os_file_try_lock(f->file, f->own_will))
-        status = idist__table_put(&f->wills, key, value, nbytes);
-    else status = idist__file_store_fail_access(f, "locked", errno);
-    if (status == IDIST_OK) status = idist__file_store_append(f, key);
-    idist__mem_free(&f->table.mem, value);
+    file->own_will = IDIST__FILE_RECORDS_AT + file->replayed;
+    key = idist__file_store_will_key(file->own_will, buf);
+    if (idist__os_file_try_lock(file->file, file->own_will))
+        status = idist__table_put(&file->wills, key, value, nbytes);
+    else status = idist__file_store_fail_access(file, "locked", errno);
+    if (status == IDIST_OK) status = idist__file_store_append(file, key);
+    idist__mem_free(&file->table.mem, value);
 
     return status;
 }
 
 // Sets what the maker of a will asked for, and deletes the will. A value that the key has already
 // stays.
-static idist_status idist__file_store_execute_will(idist__file_store *f, const idist__entry *will) {
+static idist_status idist__file_store_execute_will(idist__file_store *file,
+                                                   const idist__entry *will) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
     idist__blob key, will_key;
     uint32_t key_nbytes;
@@ -290,20 +291,20 @@ static idist_status idist__file_store_execute_will(idist__file_store *f, const i
     key.data = will->value + sizeof key_nbytes;
     key.nbytes = key_nbytes;
 
-    if (!*idist__table_find(&f->table, key)) {
-        status = idist__table_put(&f->table, key, key.data + key_nbytes,
+    if (!*idist__table_find(&file->table, key)) {
+        status = idist__table_put(&file->table, key, key.data + key_nbytes,
                                   will->value_nbytes - sizeof key_nbytes - key_nbytes);
-        if (status == IDIST_OK) status = idist__file_store_append(f, key);
+        if (status == IDIST_OK) status = idist__file_store_append(file, key);
     }
 
-    idist__table_remove(&f->wills, will_key);
-    if (status == IDIST_OK) status = idist__file_store_append(f, will_key);
+    idist__table_remove(&file->wills, will_key);
+    if (status == IDIST_OK) status = idist__file_store_append(file, will_key);
 
     return status;
 }
 
 // Whether the maker of a will has ended without taking it back.
-static bool idist__file_store_will_is_due(const idist__file_store *f, const idist__entry *will) {
+static bool idist__file_store_will_is_due(const idist__file_store *file, const idist__entry *will) {
     uint32_t key_nbytes = 0;
     uint64_t at;
 
@@ -311,26 +312,26 @@ static bool idist__file_store_will_is_due(const idist__file_store *f, const idis
     if (will->value_nbytes >= sizeof key_nbytes)
         memcpy(&key_nbytes, will->value, sizeof key_nbytes);
     if (!key_nbytes || key_nbytes > will->value_nbytes - sizeof key_nbytes) return false; // damaged
-    return at != f->own_will && idist__os_file_locked(f->file, at) == IDIST__OS_FILE_FREE;
+    return at != file->own_will && idist__os_file_locked(file->file, at) == IDIST__OS_FILE_FREE;
 }
 
 // Carries out the wills of processes that have ended. The records are locked.
-static idist_status idist__file_store_execute_wills(idist__file_store *f) {
+static idist_status idist__file_store_execute_wills(idist__file_store *file) {
     int64_t now = idist__os_clock_now_ns();
     idist_status status = IDIST_OK;
     size_t i;
 
-    if (!f->wills.key_count || now - f->wills_seen_ns < IDIST__FILE_WILLS_MS * IDIST__MS)
+    if (!file->wills.key_count || now - file->wills_seen_ns < IDIST__FILE_WILLS_MS * IDIST__MS)
         return IDIST_OK;
-    f->wills_seen_ns = now;
+    file->wills_seen_ns = now;
 
-    for (i = 0; i < IDIST__COUNT_OF(f->wills.chains); i++) {
+    for (i = 0; i < IDIST__COUNT_OF(file->wills.chains); i++) {
         idist__entry *will, *next;
 
-        for (will = f->wills.chains[i]; will && status == IDIST_OK; will = next) {
+        for (will = file->wills.chains[i]; will && status == IDIST_OK; will = next) {
             next = will->next;
-            if (idist__file_store_will_is_due(f, will))
-                status = idist__file_store_execute_will(f, will);
+            if (idist__file_store_will_is_due(file, will))
+                status = idist__file_store_execute_will(file, will);
         }
     }
 
@@ -338,62 +339,62 @@ static idist_status idist__file_store_execute_wills(idist__file_store *f) {
 }
 
 // Carries out a request. The records are locked.
-static idist_status idist__file_store_apply(idist__file_store *f, idist__store_request *request,
+static idist_status idist__file_store_apply(idist__file_store *file, idist__store_request *request,
                                             bool *wait, bool *changed) {
-    idist_status status = idist__file_store_replay(f), appended;
-    uint64_t committed = f->replayed;
+    idist_status status = idist__file_store_replay(file), appended;
+    uint64_t committed = file->replayed;
 
-    if (status == IDIST_OK) status = idist__file_store_execute_wills(f);
+    if (status == IDIST_OK) status = idist__file_store_execute_wills(file);
     if (status != IDIST_OK) return status;
-    status = idist__table_apply(&f->table, request, wait, changed);
+    status = idist__table_apply(&file->table, request, wait, changed);
 
-    appended = *changed ? idist__file_store_append(f, request->key) : IDIST_OK;
-    if (request->op == IDIST__STORE_DROP_WILL) appended = idist__file_store_drop_will(f);
+    appended = *changed ? idist__file_store_append(file, request->key) : IDIST_OK;
+    if (request->op == IDIST__STORE_DROP_WILL) appended = idist__file_store_drop_will(file);
     if (request->op == IDIST__STORE_CLAIM && *changed && appended == IDIST_OK)
-        appended = idist__file_store_set_will(f, request);
-    if (appended == IDIST_OK) appended = idist__file_store_commit(f, committed);
+        appended = idist__file_store_set_will(file, request);
+    if (appended == IDIST_OK) appended = idist__file_store_commit(file, committed);
 
     // A value that was changed may still be too long for the caller.
     return appended == IDIST_OK ? status : appended;
 }
 
 // Tries a request once. *wait: try it again later.
-static idist_status idist__file_store_try(idist__file_store *f, idist__store_request *request,
+static idist_status idist__file_store_try(idist__file_store *file, idist__store_request *request,
                                           bool *wait) {
     bool changed = false, needs_server;
-    idist_status status = idist__file_store_lock_records(f, request->deadline_ns);
+    idist_status status = idist__file_store_lock_records(file, request->deadline_ns);
 
     if (status != IDIST_OK) return status;
-    status = idist__file_store_apply(f, request, wait, &changed);
+    status = idist__file_store_apply(file, request, wait, &changed);
     if (status != IDIST_OK)
         idist__file_store_forget(
-            f); // the tables may be ahead of the file: replay all of it next time
-    idist__file_store_unlock_records(f);
+            file); // the tables may be ahead of the file: replay all of it next time
+    idist__file_store_unlock_records(file);
     if (status != IDIST_OK) return status;
 
     // Who does not wait for an answer does not learn here that the server has left: it may be the
     // one that this change allowed to leave.
     needs_server = *wait || (changed && !request->posted) || request->op == IDIST__STORE_CHECK;
-    if (needs_server && !f->server && !idist__file_store_has_server(f))
+    if (needs_server && !file->server && !idist__file_store_has_server(file))
         return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
-                           f->path);
+                           file->path);
     if (*wait && idist__os_clock_ms_until(request->deadline_ns) == 0)
-        return idist__table_timed_out(request, &f->table);
+        return idist__table_timed_out(request, &file->table);
 
     return IDIST_OK;
 }
 
 static idist_status idist__file_store_run(idist_store *store, idist__store_request *request) {
-    idist__file_store *f = (idist__file_store *)store->impl;
+    idist__file_store *file = (idist__file_store *)store->impl;
     int pause_ms = 1;
 
     for (;;) {
         bool wait = false;
         idist_status status;
 
-        idist__os_mutex_lock(&f->lock);
-        status = idist__file_store_try(f, request, &wait);
-        idist__os_mutex_unlock(&f->lock);
+        idist__os_mutex_lock(&file->lock);
+        status = idist__file_store_try(file, request, &wait);
+        idist__os_mutex_unlock(&file->lock);
         if (status != IDIST_OK || !wait) return status;
 
         idist__os_clock_pause_ms(pause_ms);
@@ -403,41 +404,42 @@ static idist_status idist__file_store_run(idist_store *store, idist__store_reque
 
 // The server removes the file. Closing it releases all our locks.
 static void idist__file_store_close(idist_store *store) {
-    idist__file_store *f = (idist__file_store *)store->impl;
+    idist__file_store *file = (idist__file_store *)store->impl;
 
-    if (f->server && f->file >= 0 && idist__os_file_is_at(f->file, f->path))
-        idist__os_file_remove(f->path);
-    idist__os_file_close(&f->file);
-    idist__file_store_forget(f);
-    idist__os_mutex_destroy(&f->lock);
-    idist__mem_free(&store->mem, f->path);
-    idist__mem_free(&store->mem, f);
+    if (file->server && file->file >= 0 && idist__os_file_is_at(file->file, file->path))
+        idist__os_file_remove(file->path);
+    idist__os_file_close(&file->file);
+    idist__file_store_forget(file);
+    idist__os_mutex_destroy(&file->lock);
+    idist__mem_free(&store->mem, file->path);
+    idist__mem_free(&store->mem, file);
 }
 
 // A file that is neither empty nor a store's belongs to somebody else.
-static idist_status idist__file_store_check_ours(const idist__file_store *f) {
-    int64_t nbytes = idist__os_file_size(f->file);
+static idist_status idist__file_store_check_ours(const idist__file_store *file) {
+    int64_t nbytes = idist__os_file_size(file->file);
 
-    if (nbytes == 0 || (nbytes > 0 && idist__file_store_has_magic(f))) return IDIST_OK;
+    if (nbytes == 0 || (nbytes > 0 && idist__file_store_has_magic(file))) return IDIST_OK;
     return idist__fail(IDIST_ERR_ARG,
-                       "store: %s exists and is not a store file; it was left unchanged", f->path);
+                       "store: %s exists and is not a store file; it was left unchanged",
+                       file->path);
 }
 
-static idist_status idist__file_store_fail_open(const idist__file_store *f) {
-    return idist__file_store_fail_access(f, "opened", errno);
+static idist_status idist__file_store_fail_open(const idist__file_store *file) {
+    return idist__file_store_fail_access(file, "opened", errno);
 }
 
 // Opens the file and locks its records. A server that ends removes its file, perhaps between our
 // open and our lock, so the path must still lead to the file that we have locked.
-static idist_status idist__file_store_create(idist__file_store *f, int64_t deadline_ns) {
+static idist_status idist__file_store_create(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status;
 
-        f->file = idist__os_file_open(f->path, IDIST__OS_FILE_CREATE);
-        if (f->file < 0) return idist__file_store_fail_open(f);
-        status = idist__file_store_lock_records(f, deadline_ns);
-        if (status == IDIST_OK && idist__os_file_is_at(f->file, f->path)) return IDIST_OK;
-        idist__os_file_close(&f->file); // also on failure: closing the store must not remove it
+        file->file = idist__os_file_open(file->path, IDIST__OS_FILE_CREATE);
+        if (file->file < 0) return idist__file_store_fail_open(file);
+        status = idist__file_store_lock_records(file, deadline_ns);
+        if (status == IDIST_OK && idist__os_file_is_at(file->file, file->path)) return IDIST_OK;
+        idist__os_file_close(&file->file); // also on failure: closing the store must not remove it
         if (status != IDIST_OK) return status;
     }
 }
@@ -445,27 +447,28 @@ static idist_status idist__file_store_create(idist__file_store *f, int64_t deadl
 // Tries to become the server of the file, whose records we have locked. *taken: another process is.
 // *again: the file was the leftover of a dead server and has been removed; open the path anew. In a
 // folder where we may not remove it, it is emptied instead.
-static idist_status idist__file_store_claim(idist__file_store *f, bool *taken, bool *again) {
+static idist_status idist__file_store_claim(idist__file_store *file, bool *taken, bool *again) {
     uint64_t committed = 0;
     idist_status status;
 
     *again = false;
-    *taken = !idist__os_file_try_lock(f->file, IDIST__FILE_SERVER_BYTE);
+    *taken = !idist__os_file_try_lock(file->file, IDIST__FILE_SERVER_BYTE);
     if (*taken) return IDIST_OK;
-    status = idist__file_store_check_ours(f);
+    status = idist__file_store_check_ours(file);
     if (status != IDIST_OK) return status;
 
-    if (idist__os_file_size(f->file) > 0) {
-        idist__os_file_remove(f->path);
-        *again = !idist__os_file_is_at(f->file, f->path);
+    if (idist__os_file_size(file->file) > 0) {
+        idist__os_file_remove(file->path);
+        *again = !idist__os_file_is_at(file->file, file->path);
         if (*again) return IDIST_OK;
     }
 
-    if (!idist__os_file_resize(f->file, 0) ||
-        !idist__os_file_write_at(f->file, idist__file_magic, 8, 0) ||
-        !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT)) {
-        status = idist__file_store_fail_access(f, "written", errno);
-        idist__os_file_remove(f->path); // nobody could use it
+    if (!idist__os_file_resize(file->file, 0) ||
+        !idist__os_file_write_at(file->file, idist__file_magic, 8, 0) ||
+        !idist__os_file_write_at(file->file, &committed, sizeof committed,
+                                 IDIST__FILE_COMMITTED_AT)) {
+        status = idist__file_store_fail_access(file, "written", errno);
+        idist__os_file_remove(file->path); // nobody could use it
     }
 
     return status;
@@ -473,73 +476,74 @@ static idist_status idist__file_store_claim(idist__file_store *f, bool *taken, b
 
 // The server takes the file: it keeps the first byte locked, and the table is empty. Where there is
 // a server, `either` makes us a client.
-static idist_status idist__file_store_serve(idist__file_store *f, bool either,
+static idist_status idist__file_store_serve(idist__file_store *file, bool either,
                                             int64_t deadline_ns) {
     bool taken = false, again = true;
     idist_status status = IDIST_OK;
 
     while (again && status == IDIST_OK) {
-        status = idist__file_store_create(f, deadline_ns);
+        status = idist__file_store_create(file, deadline_ns);
         if (status != IDIST_OK) return status;
-        status = idist__file_store_claim(f, &taken, &again);
-        f->server = !taken;
+        status = idist__file_store_claim(file, &taken, &again);
+        file->server = !taken;
         if (taken && !either)
-            status =
-                idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job", f->path);
-        idist__file_store_unlock_records(f);
+            status = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job",
+                                 file->path);
+        idist__file_store_unlock_records(file);
         if (again || status != IDIST_OK)
-            idist__os_file_close(&f->file); // before anybody takes us for the server
+            idist__os_file_close(&file->file); // before anybody takes us for the server
     }
 
     return status;
 }
 
 // No server came. A folder that is missing here may be one that this host has not mounted.
-static idist_status idist__file_store_fail_unserved(const idist__file_store *f) {
-    bool has_folder = idist__os_file_has_folder(f->path);
+static idist_status idist__file_store_fail_unserved(const idist__file_store *file) {
+    bool has_folder = idist__os_file_has_folder(file->path);
 
-    return idist__fail(IDIST_ERR_TIMEOUT, "store: no running process owns %s: %s", f->path,
+    return idist__fail(IDIST_ERR_TIMEOUT, "store: no running process owns %s: %s", file->path,
                        has_folder ? "rank 0 has not started"
                                   : "its folder does not exist here: is it mounted on this host?");
 }
 
 // Whether the file that we have open is a store whose server lives.
-static idist_status idist__file_store_find_server(idist__file_store *f, int64_t deadline_ns,
+static idist_status idist__file_store_find_server(idist__file_store *file, int64_t deadline_ns,
                                                   bool *is_served) {
     idist_status status;
 
     *is_served = false;
-    if (idist__file_store_lock_records(f, deadline_ns) != IDIST_OK) return IDIST_OK;
-    status = idist__file_store_check_ours(f);
+    if (idist__file_store_lock_records(file, deadline_ns) != IDIST_OK) return IDIST_OK;
+    status = idist__file_store_check_ours(file);
     if (status == IDIST_OK)
-        *is_served = idist__file_store_has_server(f) && idist__file_store_has_magic(f);
-    idist__file_store_unlock_records(f);
+        *is_served = idist__file_store_has_server(file) && idist__file_store_has_magic(file);
+    idist__file_store_unlock_records(file);
 
     return status;
 }
 
 // Waits until the server has ended, at most until the deadline.
 static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns) {
-    const idist__file_store *f = (const idist__file_store *)store->impl;
+    const idist__file_store *file = (const idist__file_store *)store->impl;
 
-    while (idist__file_store_has_server(f) && idist__os_clock_ms_until(deadline_ns) != 0)
+    while (idist__file_store_has_server(file) && idist__os_clock_ms_until(deadline_ns) != 0)
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
 }
 
 // A client waits for a file whose server lives. It opens the path anew each time, because the file
 // may have been replaced.
-static idist_status idist__file_store_join(idist__file_store *f, int64_t deadline_ns) {
+static idist_status idist__file_store_join(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status = IDIST_OK;
         bool is_served = false;
 
-        f->file = idist__os_file_open(f->path, IDIST__OS_FILE_UPDATE);
-        if (f->file < 0 && errno != ENOENT) return idist__file_store_fail_open(f);
-        if (f->file >= 0) status = idist__file_store_find_server(f, deadline_ns, &is_served);
+        file->file = idist__os_file_open(file->path, IDIST__OS_FILE_UPDATE);
+        if (file->file < 0 && errno != ENOENT) return idist__file_store_fail_open(file);
+        if (file->file >= 0) status = idist__file_store_find_server(file, deadline_ns, &is_served);
         if (is_served || status != IDIST_OK) return status;
 
-        idist__os_file_close(&f->file);
-        if (idist__os_clock_ms_until(deadline_ns) == 0) return idist__file_store_fail_unserved(f);
+        idist__os_file_close(&file->file);
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
+            return idist__file_store_fail_unserved(file);
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
     }
 }
@@ -547,20 +551,20 @@ static idist_status idist__file_store_join(idist__file_store *f, int64_t deadlin
 // When this fails, the caller closes the store.
 static idist_status idist__file_store_open(idist_store *store, const char *path,
                                            idist__file_role role, int64_t deadline_ns) {
-    idist__file_store *f = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *f);
+    idist__file_store *file = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *file);
 
-    if (!f) return IDIST_ERR_NO_MEMORY;
-    f->file = -1;
-    f->table.mem = f->wills.mem = store->mem;
-    idist__os_mutex_init(&f->lock);
-    store->impl = f;
+    if (!file) return IDIST_ERR_NO_MEMORY;
+    file->file = -1;
+    file->table.mem = file->wills.mem = store->mem;
+    idist__os_mutex_init(&file->lock);
+    store->impl = file;
     store->run = idist__file_store_run;
     store->close = idist__file_store_close;
 
-    f->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
-    if (!f->path) return IDIST_ERR_NO_MEMORY;
-    memcpy(f->path, path, strlen(path) + 1);
+    file->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
+    if (!file->path) return IDIST_ERR_NO_MEMORY;
+    memcpy(file->path, path, strlen(path) + 1);
 
-    if (role == IDIST__FILE_CLIENT) return idist__file_store_join(f, deadline_ns);
-    return idist__file_store_serve(f, role == IDIST__FILE_EITHER, deadline_ns);
+    if (role == IDIST__FILE_CLIENT) return idist__file_store_join(file, deadline_ns);
+    return idist__file_store_serve(file, role == IDIST__FILE_EITHER, deadline_ns);
 }

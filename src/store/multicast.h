@@ -28,13 +28,13 @@ typedef struct idist__multicast {
 } idist__multicast;
 
 // The address of our interface: IDIST_ADDR, or else what the routing table says.
-static idist_status idist__multicast_own_address(const idist__multicast *m, const char *group,
+static idist_status idist__multicast_own_address(const idist__multicast *cast, const char *group,
                                                  idist__os_address *own) {
     const char *host = idist__os_env("IDIST_ADDR");
     idist_status status = IDIST_OK;
 
     if (!host) {
-        if (idist__os_socket_route(&m->group, own)) return IDIST_OK;
+        if (idist__os_socket_route(&cast->group, own)) return IDIST_OK;
         if (idist__os_socket_out_of_fds(errno)) return idist__fail_errno("socket", errno);
         return idist__fail(IDIST_ERR_SYSTEM,
                            "store: no route to %s (%s): set IDIST_ADDR to this host's address",
@@ -50,8 +50,8 @@ static idist_status idist__multicast_own_address(const idist__multicast *m, cons
 }
 
 // Opens the socket for a MULTICAST. When this fails, the caller closes m->fd.
-static idist_status idist__multicast_open(idist__multicast *m, const idist__meet *meet, bool server,
-                                          const uint8_t key[32]) {
+static idist_status idist__multicast_open(idist__multicast *cast, const idist__meet *meet,
+                                          bool server, const uint8_t key[32]) {
     char group[300], job[300];
     int count;
     idist__os_address own;
@@ -59,44 +59,46 @@ static idist_status idist__multicast_open(idist__multicast *m, const idist__meet
 
     snprintf(group, sizeof group, "%s:%d", meet->host, meet->port);
     snprintf(job, sizeof job, "/%.298s", meet->name);
-    idist__sha_hmac(key, "multicast", job, strlen(job), NULL, 0, m->tag);
-    status = idist__meet_resolve(meet, 0, &count, &m->group);
+    idist__sha_hmac(key, "multicast", job, strlen(job), NULL, 0, cast->tag);
+    status = idist__meet_resolve(meet, 0, &count, &cast->group);
     if (status != IDIST_OK) return status;
-    status = idist__multicast_own_address(m, group, &own);
+    status = idist__multicast_own_address(cast, group, &own);
     if (status != IDIST_OK) return status;
 
-    idist__os_socket_host_text(&own, m->ip, sizeof m->ip);
-    m->fd = idist__os_socket_multicast(&m->group, &own, server);
-    if (m->fd < 0)
+    idist__os_socket_host_text(&own, cast->ip, sizeof cast->ip);
+    cast->fd = idist__os_socket_multicast(&cast->group, &own, server);
+    if (cast->fd < 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "store: no multicast to %s through the interface of %s%s: %s", group,
-                           m->ip, idist__os_env("IDIST_ADDR") ? " (IDIST_ADDR)" : "",
+                           cast->ip, idist__os_env("IDIST_ADDR") ? " (IDIST_ADDR)" : "",
                            strerror(errno));
 
     return IDIST_OK;
 }
 
 // The server answers all pending questions.
-static void idist__multicast_answer(const idist__multicast *m, int port) {
+static void idist__multicast_answer(const idist__multicast *cast, int port) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     idist__os_address from;
     ptrdiff_t nbytes;
 
     for (;;) {
-        nbytes = idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from);
+        nbytes = idist__os_socket_receive_datagram(cast->fd, message, sizeof message, &from);
         if (nbytes < 0) return;
         if (nbytes != IDIST__MULTICAST_NBYTES ||
-            memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 || message[16] || message[17])
+            memcmp(message, cast->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 || message[16] ||
+            message[17])
             continue;
 
         message[16] = (uint8_t)(port >> 8);
         message[17] = (uint8_t)port;
-        idist__os_socket_send_datagram(m->fd, message, sizeof message, &from); // lost: asked again
+        idist__os_socket_send_datagram(cast->fd, message, sizeof message,
+                                       &from); // lost: asked again
     }
 }
 
 // Asks until somebody answers, and sets the TCP of the server.
-static idist_status idist__multicast_ask(const idist__multicast *m, idist__meet *server,
+static idist_status idist__multicast_ask(const idist__multicast *cast, idist__meet *server,
                                          int64_t deadline_ns) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     char ip[64];
@@ -104,14 +106,14 @@ static idist_status idist__multicast_ask(const idist__multicast *m, idist__meet 
 
     for (;;) {
         memset(message, 0, sizeof message);
-        memcpy(message, m->tag, IDIST__MULTICAST_TAG_NBYTES);
-        idist__os_socket_send_datagram(m->fd, message, sizeof message, &m->group);
-        idist__os_poll_wait(m->fd, IDIST__OS_READABLE,
+        memcpy(message, cast->tag, IDIST__MULTICAST_TAG_NBYTES);
+        idist__os_socket_send_datagram(cast->fd, message, sizeof message, &cast->group);
+        idist__os_poll_wait(cast->fd, IDIST__OS_READABLE,
                             idist__os_clock_deadline(IDIST__MULTICAST_MS));
 
-        while (idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from) ==
+        while (idist__os_socket_receive_datagram(cast->fd, message, sizeof message, &from) ==
                IDIST__MULTICAST_NBYTES) {
-            if (memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 ||
+            if (memcmp(message, cast->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 ||
                 (!message[16] && !message[17]))
                 continue;
             idist__os_socket_host_text(&from, ip, sizeof ip);
@@ -124,6 +126,6 @@ static idist_status idist__multicast_ask(const idist__multicast *m, idist__meet 
                 IDIST_ERR_TIMEOUT,
                 "store: nobody in the multicast group has answered: rank 0 has not started, its "
                 "secret or world size differs, or multicast from there does not reach %s",
-                m->ip);
+                cast->ip);
     }
 }

@@ -27,29 +27,29 @@
 
 // {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. valid: the arguments
 // have been checked.
-static void idist__trace_call_args(char *out, const idist_group *g, const idist__call *c,
+static void idist__trace_call_args(char *out, const idist_group *g, const idist__call *call,
                                    uint32_t seq, bool valid) {
     const size_t capacity = IDIST__TRACE_ARGS_NBYTES;
-    bool has_data = c->kind != IDIST__BARRIER, p2p = idist__kind_is_p2p(c->kind);
+    bool has_data = call->kind != IDIST__BARRIER, p2p = idist__kind_is_p2p(call->kind);
     idist__extent extent;
 
     idist__text_append(out, capacity, "{");
     if (has_data)
         idist__text_append(out, capacity, "\"dtype\":\"%s\",\"count\":%zu,",
-                           idist_dtype_name(c->dtype), c->count);
+                           idist_dtype_name(call->dtype), call->count);
 
-    if (has_data && valid && idist__extent_of(g, c, &extent) == IDIST_OK) {
+    if (has_data && valid && idist__extent_of(g, call, &extent) == IDIST_OK) {
         size_t larger = extent.send > extent.recv ? extent.send : extent.recv;
-        idist__text_append(out, capacity, "\"bytes\":%zu,", larger * idist_dtype_size(c->dtype));
+        idist__text_append(out, capacity, "\"bytes\":%zu,", larger * idist_dtype_size(call->dtype));
     }
 
-    if (idist__kind_reduces(c->kind))
-        idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(c->op));
+    if (idist__kind_reduces(call->kind))
+        idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(call->op));
     if (p2p) {
-        idist__text_append(out, capacity, "\"peer\":%d,", c->root);
-        if (c->label != IDIST__MRECV) // whose tag is one of ours
-            idist__text_append(out, capacity, "\"tag\":%d,", c->tag);
-    } else if (c->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", c->root);
+        idist__text_append(out, capacity, "\"peer\":%d,", call->root);
+        if (call->label != IDIST__MRECV) // whose tag is one of ours
+            idist__text_append(out, capacity, "\"tag\":%d,", call->tag);
+    } else if (call->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", call->root);
     if (seq && !p2p) idist__text_append(out, capacity, "\"seq\":%u,", (unsigned)seq);
     idist__text_append(out, capacity, "\"ranks\":%d}", g->size);
 }
@@ -63,14 +63,14 @@ static void idist__trace_call_joined(const idist__world *w) {
 
 // A wait begins, for one call or for several; in the latter case g and c are NULL.
 static void idist__trace_call_wait(const char *category, const char *name, const idist_group *g,
-                                   const idist__call *c) {
+                                   const idist__call *call) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
 
     if (!idist__trace_file_is_on()) return;
 
-    if (c) {
-        idist__trace_call_args(of_call, g, c, 0, true);
-        idist__text_append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[c->label],
+    if (call) {
+        idist__trace_call_args(of_call, g, call, 0, true);
+        idist__text_append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[call->label],
                            of_call + 1);
     }
 
@@ -117,15 +117,15 @@ static void idist__trace_call_start(idist__task *t) {
     if (lane && t->done) idist__trace_call_done(t);
 }
 
-static idist_status idist__trace_call_blocking_call(idist_group *g, const idist__call *c,
-                                                    const idist_opts *o) {
+static idist_status idist__trace_call_blocking_call(idist_group *g, const idist__call *call,
+                                                    const idist_opts *opts) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "";
-    bool valid = idist__check_call(g, c) == IDIST_OK;
+    bool valid = idist__check_call(g, call) == IDIST_OK;
     idist_status status;
 
-    idist__trace_call_args(args, g, c, g->seq + 1, valid);
-    idist__trace_track_enter("call", idist__kind_names[c->label], args);
-    status = idist__call_locked(g, c, o);
+    idist__trace_call_args(args, g, call, g->seq + 1, valid);
+    idist__trace_track_enter("call", idist__kind_names[call->label], args);
+    status = idist__call_locked(g, call, opts);
     idist__trace_call_waited(status);
 
     return status;
@@ -133,20 +133,21 @@ static idist_status idist__trace_call_blocking_call(idist_group *g, const idist_
 
 // Around every communication call except sendrecv. A call on a stream without a request is never
 // waited for, and has no lane.
-static idist_status idist__trace_call_record(idist_group *g, const idist__call *c,
-                                             const idist_opts *o) {
+static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
+                                             const idist_opts *opts) {
     idist__task *t;
     idist_status status;
 
-    if (!idist__trace_file_is_on()) return idist__call_locked(g, c, o);
-    if (!o->request && !idist__together_now.depth) return idist__trace_call_blocking_call(g, c, o);
+    if (!idist__trace_file_is_on()) return idist__call_locked(g, call, opts);
+    if (!opts->request && !idist__together_now.depth)
+        return idist__trace_call_blocking_call(g, call, opts);
 
-    if (o->request) o->request->impl = NULL;
-    status = idist__call_locked(g, c, o);
+    if (opts->request) opts->request->impl = NULL;
+    status = idist__call_locked(g, call, opts);
     if (status != IDIST_OK) return status;
 
     t = idist__together_now.first ? idist__together_now.last : NULL; // the task that was just begun
-    if (o->request) t = (idist__task *)o->request->impl;
+    if (opts->request) t = (idist__task *)opts->request->impl;
     if (t && !t->lane) idist__trace_call_start(t);
 
     return status;

@@ -54,25 +54,25 @@ idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64
     char *rows, *own;
     int ranks, channel;
     uint32_t mode;
-    idist_opts o;
-    idist_status status = idist__agree_enter("sync_batch_norm", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("sync_batch_norm", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     if (channels < 1 || !mean || !var || !count)
         return idist__fail(IDIST_ERR_ARG, "sync_batch_norm: %d channels, or a pointer is NULL",
                            channels);
 
-    ranks = idist_group_size(o.group);
+    ranks = idist_group_size(own_opts.group);
     values_nbytes = sizeof *mean * (size_t)channels;
     row_nbytes = sizeof *count + 2 * values_nbytes;
     rows = (char *)malloc(row_nbytes * (size_t)ranks);
-    if (!rows) return idist__agree_no_memory("sync_batch_norm", o.group);
+    if (!rows) return idist__agree_no_memory("sync_batch_norm", own_opts.group);
 
-    own = rows + row_nbytes * (size_t)idist_group_rank(o.group);
+    own = rows + row_nbytes * (size_t)idist_group_rank(own_opts.group);
     memcpy(own, count, sizeof *count);
     memcpy(own + sizeof *count, mean, values_nbytes);
     memcpy(own + sizeof *count + values_nbytes, var, values_nbytes);
-    status = idist_all_gather(own, rows, row_nbytes, IDIST_U8, &o);
+    status = idist_all_gather(own, rows, row_nbytes, IDIST_U8, &own_opts);
     mode = idist__mode_enter(); // all ranks get the same bits
 
     for (channel = 0; channel < channels && status == IDIST_OK; channel++)
@@ -88,19 +88,19 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
                                             const idist_opts *opts) {
     size_t nbytes = sizeof(float) * (size_t)(channels > 0 ? channels : 0);
     char *both; // reduced by one call instead of two
-    idist_opts o;
-    idist_status status = idist__agree_enter("sync_batch_norm_backward", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("sync_batch_norm_backward", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     if (channels < 1 || !sum_dy || !sum_dy_xmu)
         return idist__fail(IDIST_ERR_ARG,
                            "sync_batch_norm_backward: %d channels, or a pointer is NULL", channels);
     both = (char *)malloc(2 * nbytes);
-    if (!both) return idist__agree_no_memory("sync_batch_norm_backward", o.group);
+    if (!both) return idist__agree_no_memory("sync_batch_norm_backward", own_opts.group);
 
     memcpy(both, sum_dy, nbytes);
     memcpy(both + nbytes, sum_dy_xmu, nbytes);
-    status = idist_all_reduce(both, both, 2 * (size_t)channels, IDIST_F32, IDIST_SUM, &o);
+    status = idist_all_reduce(both, both, 2 * (size_t)channels, IDIST_F32, IDIST_SUM, &own_opts);
     if (status == IDIST_OK) memcpy(sum_dy, both, nbytes);
     if (status == IDIST_OK) memcpy(sum_dy_xmu, both + nbytes, nbytes);
     free(both);

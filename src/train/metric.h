@@ -15,15 +15,15 @@
 static idist_status idist__metric_ratio(const char *name, const void *metric, double numerator,
                                         double denominator, double *value, const idist_opts *opts) {
     double sums[2];
-    idist_opts o;
-    idist_status status = idist__agree_enter(name, opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter(name, opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     if (!metric) return idist__fail(IDIST_ERR_ARG, "%s: the metric is NULL", name);
 
     sums[0] = numerator;
     sums[1] = denominator;
-    status = idist_all_reduce(sums, sums, 2, IDIST_F64, IDIST_SUM, &o);
+    status = idist_all_reduce(sums, sums, 2, IDIST_F64, IDIST_SUM, &own_opts);
     if (status == IDIST_OK && value)
         *value =
             sums[1] != 0 ? sums[0] / sums[1] : (double)idist__small_float_from_bits(0x7fc00000u);
@@ -71,14 +71,15 @@ idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
     return idist__metric_ratio("accuracy_compute", m, correct, total, value, opts);
 }
 
-void idist_mean_update(idist_mean *m, double value, double weight) {
+void idist_mean_update(idist_mean *mean, double value, double weight) {
     if (weight == 0) return; // a NaN times 0 is a NaN
-    m->sum += value * weight;
-    m->weight += weight;
+    mean->sum += value * weight;
+    mean->weight += weight;
 }
 
-idist_status idist_mean_compute(const idist_mean *m, double *value, const idist_opts *opts) {
-    return idist__metric_ratio("mean_compute", m, m ? m->sum : 0, m ? m->weight : 0, value, opts);
+idist_status idist_mean_compute(const idist_mean *mean, double *value, const idist_opts *opts) {
+    return idist__metric_ratio("mean_compute", mean, mean ? mean->sum : 0, mean ? mean->weight : 0,
+                               value, opts);
 }
 
 void idist_running_average_update(idist_running_average *m, double value) {
@@ -96,51 +97,53 @@ idist_status idist_running_average_compute(const idist_running_average *m, doubl
                                value, opts);
 }
 
-static bool idist__metric_is_class(const idist_confusion *m, int number) {
-    return number >= 0 && number < m->classes;
+static bool idist__metric_is_class(const idist_confusion *confusion, int number) {
+    return number >= 0 && number < confusion->classes;
 }
 
-idist_status idist_confusion_update(idist_confusion *m, const int *predicted, const int *labels,
-                                    size_t n) {
+idist_status idist_confusion_update(idist_confusion *confusion, const int *predicted,
+                                    const int *labels, size_t n) {
     size_t i;
 
-    if (!m || !m->cells || m->classes < 1 || (n && (!predicted || !labels)))
+    if (!confusion || !confusion->cells || confusion->classes < 1 || (n && (!predicted || !labels)))
         return idist__fail(IDIST_ERR_ARG, "confusion_update: no classes, or a pointer is NULL");
     for (i = 0; i < n; i++)
-        if (!idist__metric_is_class(m, labels[i]) || !idist__metric_is_class(m, predicted[i]))
+        if (!idist__metric_is_class(confusion, labels[i]) ||
+            !idist__metric_is_class(confusion, predicted[i]))
             return idist__fail(
                 IDIST_ERR_ARG,
                 "confusion_update: label %d or prediction %d of sample %zu is not in 0 .. %d",
-                labels[i], predicted[i], i, m->classes - 1);
+                labels[i], predicted[i], i, confusion->classes - 1);
 
     for (i = 0; i < n; i++)
-        m->cells[(size_t)labels[i] * (size_t)m->classes + (size_t)predicted[i]]++;
+        confusion->cells[(size_t)labels[i] * (size_t)confusion->classes + (size_t)predicted[i]]++;
 
     return IDIST_OK;
 }
 
-idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
+idist_status idist_confusion_compute(const idist_confusion *confusion, uint64_t *cells,
                                      const idist_opts *opts) {
     void *unwanted = NULL;
     size_t count;
-    idist_opts o;
-    idist_status status = idist__agree_enter("confusion_compute", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("confusion_compute", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    if (!m || !m->cells || m->classes < 1)
+    if (!confusion || !confusion->cells || confusion->classes < 1)
         return idist__fail(IDIST_ERR_ARG, "confusion_compute: no classes, or a pointer is NULL");
-    if (cells == m->cells)
+    if (cells == confusion->cells)
         return idist__fail(IDIST_ERR_ARG,
                            "confusion_compute: cells must not be those of the metric");
 
-    count = (size_t)m->classes * (size_t)m->classes;
+    count = (size_t)confusion->classes * (size_t)confusion->classes;
 
     if (!cells) {
         unwanted = malloc(count * sizeof *cells);
-        if (!unwanted) return idist__agree_no_memory("confusion_compute", o.group);
+        if (!unwanted) return idist__agree_no_memory("confusion_compute", own_opts.group);
     }
 
-    status = idist_all_reduce(m->cells, cells ? cells : unwanted, count, IDIST_U64, IDIST_SUM, &o);
+    status = idist_all_reduce(confusion->cells, cells ? cells : unwanted, count, IDIST_U64,
+                              IDIST_SUM, &own_opts);
     free(unwanted);
 
     return status;
@@ -228,11 +231,11 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
     char *all = NULL;
     int ranks;
     double computed = 0;
-    idist_opts o;
-    idist_status status = idist__agree_enter("epoch_metric", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("epoch_metric", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    ranks = idist_group_size(o.group);
+    ranks = idist_group_size(own_opts.group);
     rank_nbytes = IDIST__EPOCH_WORDS * sizeof *sizes + sizeof *counts;
     sizes = (uint64_t *)malloc((size_t)ranks * rank_nbytes);
     counts = (size_t *)(void *)(sizes ? sizes + IDIST__EPOCH_WORDS * ranks : NULL);
@@ -245,17 +248,17 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
 
     own[IDIST__EPOCH_ROWS] = n;
     own[IDIST__EPOCH_ROW_NBYTES] = row_nbytes;
-    status = idist__agree(status, &o);
+    status = idist__agree(status, &own_opts);
     if (status == IDIST_OK)
-        status = idist__epoch_metric_gather(rows, own, sizes, counts, &all, &total, &o);
+        status = idist__epoch_metric_gather(rows, own, sizes, counts, &all, &total, &own_opts);
 
     if (status == IDIST_OK) {
-        if (idist_group_rank(o.group) == 0)
+        if (idist_group_rank(own_opts.group) == 0)
             status = idist__epoch_metric_call(fn, all, total, arg, &computed);
-        status = idist__agree(status, &o);
+        status = idist__agree(status, &own_opts);
     }
 
-    if (status == IDIST_OK) status = idist_broadcast(&computed, 1, IDIST_F64, 0, &o);
+    if (status == IDIST_OK) status = idist_broadcast(&computed, 1, IDIST_F64, 0, &own_opts);
     if (status == IDIST_OK && value) *value = computed;
     free(all);
     free(sizes);

@@ -93,16 +93,16 @@ static idist_status idist__norm_clip(const idist_tensor *grads, int n, double ma
                                      double *norm, const idist_opts *opts) {
     double squares = 0, before, factor;
     int i;
-    idist_opts o;
-    idist_status status = shared ? IDIST_OK : idist__agree_enter("clip_grad_norm", opts, &o);
+    idist_opts own_opts;
+    idist_status status = shared ? IDIST_OK : idist__agree_enter("clip_grad_norm", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     status = idist__norm_check(grads, n, max_norm);
-    if (!shared) status = idist__agree(status, &o);
+    if (!shared) status = idist__agree(status, &own_opts);
     if (status != IDIST_OK) return status;
 
     for (i = 0; i < n; i++) squares += idist__norm_squares(&grads[i]);
-    if (!shared) status = idist_all_reduce(&squares, &squares, 1, IDIST_F64, IDIST_SUM, &o);
+    if (!shared) status = idist_all_reduce(&squares, &squares, 1, IDIST_F64, IDIST_SUM, &own_opts);
     if (status != IDIST_OK) return status;
     if (!(squares - squares == 0))
         return idist__fail(

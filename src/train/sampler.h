@@ -302,15 +302,15 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
     enum { IDIST__ROOT_EPOCH, IDIST__ROOT_PROCESSED, IDIST__ROOT_LENGTH, IDIST__ROOT_WORDS };
     uint64_t root[IDIST__ROOT_WORDS] = {0, 0, 0}; // what rank 0 has
     idist_sampler_desc desc;
-    idist_opts o;
-    idist_status status = idist__agree_enter("sampler_reshard", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("sampler_reshard", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
     if (!sampler) status = idist__fail(IDIST_ERR_ARG, "sampler_reshard: sampler is NULL");
     else if (sampler->fixed_replicas)
         status = idist__fail(IDIST_ERR_ARG,
                              "sampler_reshard: the sampler was created with num_replicas");
-    status = idist__agree(status, &o);
+    status = idist__agree(status, &own_opts);
     if (status != IDIST_OK) return status;
 
     desc = sampler->desc;
@@ -318,12 +318,12 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
     root[IDIST__ROOT_PROCESSED] = idist__sampler_done(&desc, (size_t)desc.num_replicas,
                                                       sampler->processed, sampler->recorded);
     root[IDIST__ROOT_LENGTH] = desc.length;
-    status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, &o);
+    status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, &own_opts);
     if (status != IDIST_OK) return status;
 
-    desc.group = o.group;
-    desc.num_replicas = idist_group_size(o.group);
-    desc.rank = idist_group_rank(o.group);
+    desc.group = own_opts.group;
+    desc.num_replicas = idist_group_size(own_opts.group);
+    desc.rank = idist_group_rank(own_opts.group);
     if (root[IDIST__ROOT_LENGTH] != desc.length)
         status =
             idist__fail(IDIST_ERR_MISMATCH, "sampler_reshard: %zu samples here, %llu on rank 0",
@@ -332,7 +332,7 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
         status = idist__sampler_deal(sampler, &desc, root[IDIST__ROOT_EPOCH],
                                      (size_t)root[IDIST__ROOT_PROCESSED]);
 
-    return idist__agree(status, &o);
+    return idist__agree(status, &own_opts);
 }
 
 // Rounds the product to a double and then truncates it, as Python does: the x87 unit of i386 would

@@ -209,11 +209,11 @@ static idist_status idist__tensor_share(const char *name, const char *what,
     char number[48];
     int group_size, option_count = 0;
     idist__shape *shapes = NULL;
-    idist_opts o;
-    idist_status status = idist__agree_enter(name, opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter(name, opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    group_size = idist_group_size(o.group);
+    group_size = idist_group_size(own_opts.group);
     status = idist__tensor_check(name, what, tensors, n, true);
     if (status == IDIST_OK && (root < 0 || root >= group_size))
         status = idist__fail(IDIST_ERR_ARG, "%s: root %d is not a rank of a group of %d", name,
@@ -229,15 +229,15 @@ static idist_status idist__tensor_share(const char *name, const char *what,
     }
 
     status = idist__shape_agree(name, shapes, option_count, shapes ? option_count + n : 0, status,
-                                root, &o);
+                                root, &own_opts);
     free(shapes);
 
-    if (status == IDIST_OK) status = idist__tensor_broadcast(tensors, n, root, &o);
+    if (status == IDIST_OK) status = idist__tensor_broadcast(tensors, n, root, &own_opts);
     if (status == IDIST_OK && options_nbytes)
-        status = idist_broadcast(options, options_nbytes, IDIST_U8, root, &o);
+        status = idist_broadcast(options, options_nbytes, IDIST_U8, root, &own_opts);
     if (status != IDIST_OK) return status;
 
-    return idist__agree(status, &o);
+    return idist__agree(status, &own_opts);
 }
 
 idist_status idist_broadcast_parameters(const idist_tensor *params, int n, int root,

@@ -76,17 +76,17 @@
 enum { IDIST__IPC_ELEMENT = 256 }; // bytes
 
 // Whether IPC supports a call; the same on all ranks.
-static bool idist__ipc_call_supports(const idist_group *g, const idist__call *c) {
-    if (idist__kind_is_p2p(c->kind) || idist__kind_is_v(c->kind)) return false;
-    if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN || c->kind == IDIST__BARRIER)
+static bool idist__ipc_call_supports(const idist_group *g, const idist__call *call) {
+    if (idist__kind_is_p2p(call->kind) || idist__kind_is_v(call->kind)) return false;
+    if (call->kind == IDIST__SCAN || call->kind == IDIST__EXSCAN || call->kind == IDIST__BARRIER)
         return false;
-    if (idist_dtype_size(c->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
-    if (!idist__kind_reduces(c->kind)) return true;
-    if (!idist__dtype_is_float(c->dtype) || idist_dtype_size(c->dtype) < 2) return false;
-    if (idist__gpu_task_op_is_premul(g, c))
-        return !idist__dtype_is_narrow(c->dtype); // 16 bits would be rounded twice
+    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
+    if (!idist__kind_reduces(call->kind)) return true;
+    if (!idist__dtype_is_float(call->dtype) || idist_dtype_size(call->dtype) < 2) return false;
+    if (idist__gpu_task_op_is_premul(g, call))
+        return !idist__dtype_is_narrow(call->dtype); // 16 bits would be rounded twice
 
-    return idist__reduce_op_is_arithmetic(c->op);
+    return idist__reduce_op_is_arithmetic(call->op);
 }
 
 static bool idist__ipc_call_is_large(const idist__task *t) {
@@ -108,11 +108,12 @@ static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int ra
 // The first step of a premultiplied sum: each rank has a factor of its own.
 static cudaError_t idist__ipc_call_premultiply(const idist__task *t, void *data, size_t count) {
     const idist_group *g = t->group;
-    const idist__call *c = &idist__gpu_op_of(t)->call;
+    const idist__call *call = &idist__gpu_op_of(t)->call;
 
-    if (!idist__kind_reduces(c->kind) || !idist__gpu_task_op_is_premul(g, c)) return cudaSuccess;
-    return idist__ipc_kernel_scale(idist__gpu_of(g->w), data, count, c->dtype,
-                                   idist__world_user_op(g, c)->factor,
+    if (!idist__kind_reduces(call->kind) || !idist__gpu_task_op_is_premul(g, call))
+        return cudaSuccess;
+    return idist__ipc_kernel_scale(idist__gpu_of(g->w), data, count, call->dtype,
+                                   idist__world_user_op(g, call)->factor,
                                    idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
@@ -133,9 +134,9 @@ static cudaError_t idist__ipc_call_give_part(const idist__task *t, char *arena, 
 static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_t at, size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
-    idist__gpu_shape shape = idist__gpu_task_shape_of(g, c);
-    const void *buffer = c->kind == IDIST__BROADCAST ? c->recv : c->send;
+    const idist__call *call = &op->call;
+    idist__gpu_shape shape = idist__gpu_task_shape_of(g, call);
+    const void *buffer = call->kind == IDIST__BROADCAST ? call->recv : call->send;
     const char *from = (const char *)buffer + at * op->size;
     cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
     cudaError_t error;
@@ -148,8 +149,8 @@ static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_
                                          idist__ipc_call_slice_begin(t, k, g->rank + 1), k);
     }
 
-    if (c->kind == IDIST__BROADCAST) shape.send = c->root == g->rank;
-    error = idist__gpu_task_copy(arena, k, from, c->count, k, shape.send, op->size, stream);
+    if (call->kind == IDIST__BROADCAST) shape.send = call->root == g->rank;
+    error = idist__gpu_task_copy(arena, k, from, call->count, k, shape.send, op->size, stream);
 
     return error == cudaSuccess ? idist__ipc_call_premultiply(t, arena, k * shape.send) : error;
 }
@@ -160,13 +161,13 @@ static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const 
                                               size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     size_t begin = idist__ipc_call_slice_begin(t, k, g->rank);
     size_t count = idist__ipc_call_slice_begin(t, k, g->rank + 1) - begin;
     size_t offset = begin * op->size;
-    const char *send = (const char *)c->send + at * op->size;
-    char *out = arena[g->rank] + offset, *to = (char *)c->recv + at * op->size + offset;
-    bool premul = idist__gpu_task_op_is_premul(g, c),
+    const char *send = (const char *)call->send + at * op->size;
+    char *out = arena[g->rank] + offset, *to = (char *)call->recv + at * op->size + offset;
+    bool premul = idist__gpu_task_op_is_premul(g, call),
          aligned = (uintptr_t)to % IDIST__PTX_NBYTES == 0;
     cudaError_t error = cudaSuccess;
     idist__ptx_args args;
@@ -191,11 +192,11 @@ static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena
                                         size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
-    char *to = (char *)c->recv + at * op->size;
+    char *to = (char *)call->recv + at * op->size;
     size_t row = (size_t)g->rank * k * op->size;
-    bool root = c->root == g->rank;
+    bool root = call->root == g->rank;
     cudaError_t error = cudaSuccess;
     idist__ptx_args args;
     int i;
@@ -205,25 +206,25 @@ static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena
     args.out = to;
     args.count = k;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__ALL_REDUCE: return idist__ipc_kernel_reduce(t, arena, 0, &args);
     case IDIST__REDUCE: return root ? idist__ipc_kernel_reduce(t, arena, 0, &args) : cudaSuccess;
     case IDIST__REDUCE_SCATTER: return idist__ipc_kernel_reduce(t, arena, row, &args);
     case IDIST__BROADCAST:
         return root ? cudaSuccess
-                    : idist__gpu_task_copy(to, k, arena[c->root], k, k, 1, op->size, stream);
+                    : idist__gpu_task_copy(to, k, arena[call->root], k, k, 1, op->size, stream);
     case IDIST__SCATTER:
-        return idist__gpu_task_copy(to, k, arena[c->root] + row, k, k, 1, op->size, stream);
+        return idist__gpu_task_copy(to, k, arena[call->root] + row, k, k, 1, op->size, stream);
     case IDIST__GATHER:
         if (!root) return cudaSuccess;
         break;
     default: break;
     }
 
-    if (c->kind != IDIST__ALL_TO_ALL) row = 0;
+    if (call->kind != IDIST__ALL_TO_ALL) row = 0;
     for (i = 0; i < g->size && error == cudaSuccess; i++) // gather, all_gather, all_to_all
-        error = idist__gpu_task_copy(to + (size_t)i * c->count * op->size, k, arena[i] + row, k, k,
-                                     1, op->size, stream);
+        error = idist__gpu_task_copy(to + (size_t)i * call->count * op->size, k, arena[i] + row, k,
+                                     k, 1, op->size, stream);
 
     return error;
 }

@@ -65,9 +65,9 @@ static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, c
 static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *arena, size_t at,
                                             idist__ptx_args *args) {
     const idist_group *g = t->group;
-    const idist__call *c = &idist__gpu_op_of(t)->call;
+    const idist__call *call = &idist__gpu_op_of(t)->call;
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    size_t size = idist_dtype_size(c->dtype), nbytes = args->count * size;
+    size_t size = idist_dtype_size(call->dtype), nbytes = args->count * size;
     cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
     cudaError_t error = cudaSuccess;
     void *out = args->out, *away = NULL;
@@ -78,14 +78,14 @@ static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *a
     for (i = 0; i < g->size; i++)
         if (!args->in[i]) args->in[i] = arena[i] + at;
     args->n = g->size;
-    args->op = idist__reduce_op_is_arithmetic(c->op) ? (int)c->op : IDIST_SUM;
+    args->op = idist__reduce_op_is_arithmetic(call->op) ? (int)call->op : IDIST_SUM;
 
     // The kernel needs its output aligned to an element.
     if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);
     if (away) args->out = away;
     if (error == cudaSuccess)
-        error =
-            idist__ipc_kernel_launch(gpu, (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
+        error = idist__ipc_kernel_launch(gpu, (int)call->dtype - IDIST_F16, args, args->count / 4,
+                                         stream);
     if (error == cudaSuccess && away)
         error = cudaMemcpyAsync(out, away, nbytes, cudaMemcpyDefault, stream);
     if (away) cudaFreeAsync(away, stream);

@@ -24,17 +24,17 @@ typedef struct idist__own {
 // From here to idist__own_end the device of the group's world is the current one. kernels: loads
 // them. The lock is not held meanwhile: allocating, and enqueuing on a full queue, may wait for the
 // device. The end of the world waits for us.
-static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *o,
+static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *opts,
                                      bool kernels) {
     idist_group *g;
     idist_status status;
 
     memset(own, 0, sizeof *own);
-    status = idist__call_enter(name, o->group, &g);
+    status = idist__call_enter(name, opts->group, &g);
     if (status != IDIST_OK) return status;
     own->w = g->w;
     own->gpu = idist__gpu_of(g->w);
-    own->stream = (cudaStream_t)o->stream;
+    own->stream = (cudaStream_t)opts->stream;
     if (!own->gpu || !own->gpu->host_backend)
         status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->no_device);
     else if (g->w->thread_stops)
@@ -60,10 +60,10 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
 }
 
 // from NULL: zeros.
-IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *o, void *to,
-                                                  const void *from, size_t nbytes) {
+IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *opts,
+                                                  void *to, const void *from, size_t nbytes) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, opts, false);
 
     if (status != IDIST_OK) return status;
     own.error = from ? cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice, own.stream)
@@ -72,10 +72,10 @@ IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_
 }
 
 // Allocates zeroed memory, freed with idist__own_free.
-IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *o, void **p,
-                                                   size_t nbytes) {
+IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *opts,
+                                                   void **p, size_t nbytes) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, opts, false);
 
     *p = NULL;
     if (status != IDIST_OK) return status;
@@ -95,18 +95,18 @@ IDIST__UNUSED static void idist__own_free(void *p) {
 }
 
 // Checks that the rank has a device and, if asked, the kernels.
-IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *o,
+IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *opts,
                                                    bool kernels) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, kernels);
+    idist_status status = idist__own_begin(&own, name, opts, kernels);
     return status == IDIST_OK ? idist__own_end(&own, name) : status;
 }
 
 // Whether p is in device memory. Nothing is for a rank without a device.
-IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist_opts *o,
+IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist_opts *opts,
                                                    const void *p, bool *holds) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, false);
+    idist_status status = idist__own_begin(&own, name, opts, false);
 
     *holds = false;
     if (status != IDIST_OK) return status == IDIST_ERR_NO_DEVICE ? IDIST_OK : status;
@@ -115,11 +115,11 @@ IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist
 }
 
 // Multiplies F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
-IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *o,
+IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *opts,
                                                    void *data, size_t count, idist_dtype dtype,
                                                    double factor) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, true);
+    idist_status status = idist__own_begin(&own, name, opts, true);
 
     if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess)
@@ -128,10 +128,10 @@ IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist
 }
 
 // Converts floats to 16 bits, or back.
-IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *o,
+IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *opts,
                                                   const idist__pack_args *args) {
     idist__own own;
-    idist_status status = idist__own_begin(&own, name, o, true);
+    idist_status status = idist__own_begin(&own, name, opts, true);
 
     if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess && args->count)

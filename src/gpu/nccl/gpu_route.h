@@ -16,19 +16,19 @@
 
 // Whether the buffers are device memory. A rank without elements says by its pointers, or by its
 // stream, where the others have theirs.
-static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *c,
-                                                   const idist_opts *o, bool *on_device) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *call,
+                                                   const idist_opts *opts, bool *on_device) {
+    const char *name = idist__kind_names[call->label];
     bool send, recv, host;
-    cudaError_t error = idist__gpu_device_owns_pointer(c->send, &send);
+    cudaError_t error = idist__gpu_device_owns_pointer(call->send, &send);
     idist__extent e;
 
     recv = send;
-    if (error == cudaSuccess && c->recv != c->send)
-        error = idist__gpu_device_owns_pointer(c->recv, &recv);
+    if (error == cudaSuccess && call->recv != call->send)
+        error = idist__gpu_device_owns_pointer(call->recv, &recv);
     if (error != cudaSuccess) return idist__gpu_device_fail(name, error);
-    *on_device = send || recv || o->stream;
-    if (!*on_device || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
+    *on_device = send || recv || opts->stream;
+    if (!*on_device || idist__extent_of(g, call, &e) != IDIST_OK) return IDIST_OK;
     host = (e.send && !send) || (e.recv && !recv);
     if (host && (send || recv))
         return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other is not",
@@ -45,20 +45,21 @@ static bool idist__gpu_route_may_run_ahead(void *arg) {
     return g->detached_count < IDIST__GPU_AHEAD || g->status != IDIST_OK;
 }
 
-static idist__gpu_path idist__gpu_route_path_of(const idist_group *g, const idist__call *c,
+static idist__gpu_path idist__gpu_route_path_of(const idist_group *g, const idist__call *call,
                                                 const void *stream) {
     idist__gpu_path path = idist__gpu_group_of(g)->path;
-    if (path == IDIST__BY_NCCL && idist__nccl_issue_supports(g, c, stream)) return path;
-    return path == IDIST__BY_IPC && idist__ipc_call_supports(g, c) ? path : IDIST__BY_STAGING;
+    if (path == IDIST__BY_NCCL && idist__nccl_issue_supports(g, call, stream)) return path;
+    return path == IDIST__BY_IPC && idist__ipc_call_supports(g, call) ? path : IDIST__BY_STAGING;
 }
 
 // A capture cannot take a call in which the host has a part, nor one that waits for the default
 // stream while a stream is captured which the default stream waits for.
-static idist_status idist__gpu_route_check_capture(const char *name, const idist_opts *o,
+static idist_status idist__gpu_route_check_capture(const char *name, const idist_opts *opts,
                                                    const char *what) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaError_t error =
-        cudaStreamIsCapturing(o->stream ? (cudaStream_t)o->stream : cudaStreamLegacy, &capture);
+        cudaStreamIsCapturing(opts->stream ? (cudaStream_t)opts->stream : cudaStreamLegacy,
+                              &capture);
 
     if (error != cudaSuccess) cudaGetLastError();
     if (error == cudaErrorStreamCaptureImplicit)
@@ -80,44 +81,44 @@ static bool idist__gpu_route_is_capturing(cudaStream_t stream) {
 }
 
 // Refuses a capture that the call cannot be a part of.
-static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *c,
-                                                  const idist_opts *o) {
-    const char *name = idist__kind_names[c->label];
-    void *stream = o->request ? NULL : o->stream;
+static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *call,
+                                                  const idist_opts *opts) {
+    const char *name = idist__kind_names[call->label];
+    void *stream = opts->request ? NULL : opts->stream;
 
-    if (idist__gpu_route_path_of(g, c, stream) != IDIST__BY_NCCL)
-        return idist__gpu_route_check_capture(name, o, "a call that NCCL does not serve");
+    if (idist__gpu_route_path_of(g, call, stream) != IDIST__BY_NCCL)
+        return idist__gpu_route_check_capture(name, opts, "a call that NCCL does not serve");
     if (!stream || stream == (void *)cudaStreamLegacy)
-        return idist__gpu_route_check_capture(name, o, "a call with a request");
+        return idist__gpu_route_check_capture(name, opts, "a call with a request");
 
     return IDIST_OK;
 }
 
 // Prepares the group, which is collective, if this is its first call.
-static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__call *c,
-                                                 const idist_opts *o) {
-    const char *name = idist__kind_names[c->label];
-    void *stream = o->request ? NULL : o->stream;
+static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__call *call,
+                                                 const idist_opts *opts) {
+    const char *name = idist__kind_names[call->label];
+    void *stream = opts->request ? NULL : opts->stream;
     idist_status status;
 
     if (idist__gpu_group_of(g)->ready) return IDIST_OK;
-    if (idist__gpu_route_path_of(g, c, stream) == IDIST__BY_STAGING) return IDIST_OK;
-    if (idist__kind_is_p2p(c->kind))
+    if (idist__gpu_route_path_of(g, call, stream) == IDIST__BY_STAGING) return IDIST_OK;
+    if (idist__kind_is_p2p(call->kind))
         return idist__fail(IDIST_ERR_STATE,
                            "%s: NCCL is not there yet: make a collective call on the group first",
                            name);
 
-    status = idist__gpu_route_check_capture(name, o, "the first call on a device of a group");
+    status = idist__gpu_route_check_capture(name, opts, "the first call on a device of a group");
     if (status != IDIST_OK) return status;
 
     return idist__gpu_setup_prepare(g);
 }
 
 // What NCCL cannot do for a call that it serves.
-static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *c) {
-    const char *name = idist__kind_names[c->label];
+static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *call) {
+    const char *name = idist__kind_names[call->label];
 
-    if (idist__kind_is_p2p(c->kind) && (c->root < 0 || c->tag < 0))
+    if (idist__kind_is_p2p(call->kind) && (call->root < 0 || call->tag < 0))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
                            name);
@@ -132,44 +133,44 @@ static idist_status idist__gpu_route_check_call(const idist_group *g, const idis
 
 // Everything about a call that depends on where its memory is, before it becomes a task. *detached:
 // it returns when NCCL has it.
-static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, const idist_opts *o,
-                                          bool *on_device, bool *detached) {
-    idist_status status = idist__gpu_route_check_buffers(g, c, o, on_device);
+static idist_status idist__gpu_route_call(idist_group *g, const idist__call *call,
+                                          const idist_opts *opts, bool *on_device, bool *detached) {
+    idist_status status = idist__gpu_route_check_buffers(g, call, opts, on_device);
     idist__gpu_group *gg;
     bool nccl;
 
-    if (c->label == IDIST__FINALIZE)
+    if (call->label == IDIST__FINALIZE)
         idist__ipc_leave_unmap_arenas(g->w); // before the others free theirs
     if (status != IDIST_OK || !*on_device || g->status != IDIST_OK) return status;
-    if (o->stream == (void *)cudaStreamPerThread)
+    if (opts->stream == (void *)cudaStreamPerThread)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "%s: cudaStreamPerThread: another thread may finish the call",
-                           idist__kind_names[c->label]);
+                           idist__kind_names[call->label]);
 
     if (!g->device) status = idist__gpu_setup_group_make(g);
     if (status != IDIST_OK) return status;
     gg = idist__gpu_group_of(g);
-    nccl = idist__gpu_route_path_of(g, c, o->request ? NULL : o->stream) == IDIST__BY_NCCL;
-    status = idist__gpu_route_check_stream(g, c, o);
-    if (status == IDIST_OK) status = idist__gpu_route_check_ready(g, c, o);
+    nccl = idist__gpu_route_path_of(g, call, opts->request ? NULL : opts->stream) == IDIST__BY_NCCL;
+    status = idist__gpu_route_check_stream(g, call, opts);
+    if (status == IDIST_OK) status = idist__gpu_route_check_ready(g, call, opts);
     if (status != IDIST_OK || g->status != IDIST_OK) return status;
-    if (nccl) status = idist__gpu_route_check_call(g, c);
+    if (nccl) status = idist__gpu_route_check_call(g, call);
     if (status != IDIST_OK) return status;
 
-    *detached = nccl && o->stream && !o->request;
+    *detached = nccl && opts->stream && !opts->request;
     if (!*detached) return IDIST_OK;
-    if (!gg->captured) gg->captured = idist__gpu_route_is_capturing((cudaStream_t)o->stream);
+    if (!gg->captured) gg->captured = idist__gpu_route_is_capturing((cudaStream_t)opts->stream);
     if (!idist__together_now.depth) idist__wait_until(g->w, idist__gpu_route_may_run_ahead, g);
 
     return IDIST_OK;
 }
 
 // On our device, because asking about a pointer creates a context, too.
-static idist_status idist__gpu_route_find(idist_group *g, const idist__call *c, const idist_opts *o,
-                                          bool *on_device, bool *detached) {
+static idist_status idist__gpu_route_find(idist_group *g, const idist__call *call,
+                                          const idist_opts *opts, bool *on_device, bool *detached) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     int device = idist__gpu_device_set(gpu);
-    idist_status status = idist__gpu_route_call(g, c, o, on_device, detached);
+    idist_status status = idist__gpu_route_call(g, call, opts, on_device, detached);
 
     idist__gpu_device_restore(gpu, device);
     return status;

@@ -85,7 +85,7 @@ static bool idist__nccl_launch_save_counts(idist__task *t) {
 // Starts the meeting on the host: with all ranks, or with the other side of a message.
 static void idist__nccl_launch_start_meeting(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
-    const idist__call *c = &op->call;
+    const idist__call *call = &op->call;
     idist__call part;
 
     idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
@@ -93,11 +93,11 @@ static void idist__nccl_launch_start_meeting(idist__task *t) {
         idist__call_init(&part, IDIST__ALL_TO_ALL, op->counts, op->counts + t->group->size, 1,
                          IDIST_U64);
 
-    if (idist__kind_is_p2p(c->kind)) {
-        idist__call_init(&part, c->kind, &op->message_nbytes, &op->message_nbytes, 1, IDIST_U64);
-        part.root = c->root;
-        part.tag = c->tag;
-        op->message_nbytes = c->kind == IDIST__SEND ? c->count * op->size : 0;
+    if (idist__kind_is_p2p(call->kind)) {
+        idist__call_init(&part, call->kind, &op->message_nbytes, &op->message_nbytes, 1, IDIST_U64);
+        part.root = call->root;
+        part.tag = call->tag;
+        op->message_nbytes = call->kind == IDIST__SEND ? call->count * op->size : 0;
     }
 
     idist__gpu_task_start_part(t, &part);

@@ -29,44 +29,46 @@
 #include "ring/msg/recv.h"
 
 static void idist__bruck_all_gather(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__bruck_op *state = &o->u.bruck;
-    int n = o->n;
-    int rank = o->rank;
+    idist__op *op = idist__op_of(t);
+    idist__bruck_op *state = &op->u.bruck;
+    int n = op->n;
+    int rank = op->rank;
     int blocks;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(o->work, o->in, o->nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(op->work, op->in, op->nbytes);
 
     for (state->distance = 1; state->distance < n; state->distance *= 2) {
         blocks = state->distance < n - state->distance ? state->distance : n - state->distance;
         idist__recv_step(t, 0, idist__block_wrap(rank + state->distance, n),
-                         (uint32_t)state->distance, o->work + (size_t)state->distance * o->nbytes,
-                         (size_t)blocks * o->nbytes);
+                         (uint32_t)state->distance, op->work + (size_t)state->distance * op->nbytes,
+                         (size_t)blocks * op->nbytes);
         idist__send_step(t, idist__block_wrap(rank - state->distance, n), (uint32_t)state->distance,
-                         o->work, (size_t)blocks * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+                         op->work, (size_t)blocks * op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
     }
 
-    idist__block_copy(o->out + (size_t)rank * o->nbytes, o->work, (size_t)(n - rank) * o->nbytes);
-    idist__block_copy(o->out, o->work + (size_t)(n - rank) * o->nbytes, (size_t)rank * o->nbytes);
+    idist__block_copy(op->out + (size_t)rank * op->nbytes, op->work,
+                      (size_t)(n - rank) * op->nbytes);
+    idist__block_copy(op->out, op->work + (size_t)(n - rank) * op->nbytes,
+                      (size_t)rank * op->nbytes);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Copies the blocks that travel over this distance into `packed`, or back. Returns how many there
 // are.
-static size_t idist__bruck_pack(const idist__op *o, int distance, char *packed, bool unpack) {
+static size_t idist__bruck_pack(const idist__op *op, int distance, char *packed, bool unpack) {
     size_t blocks = 0;
     int i;
 
-    for (i = 0; i < o->n; i++) {
-        char *block = o->work + (size_t)i * o->nbytes;
-        char *in_pack = packed + blocks * o->nbytes;
+    for (i = 0; i < op->n; i++) {
+        char *block = op->work + (size_t)i * op->nbytes;
+        char *in_pack = packed + blocks * op->nbytes;
 
         if (!(i & distance)) continue;
-        if (unpack) idist__block_copy(block, in_pack, o->nbytes);
-        else idist__block_copy(in_pack, block, o->nbytes);
+        if (unpack) idist__block_copy(block, in_pack, op->nbytes);
+        else idist__block_copy(in_pack, block, op->nbytes);
         blocks++;
     }
 
@@ -75,35 +77,35 @@ static size_t idist__bruck_pack(const idist__op *o, int distance, char *packed, 
 
 // Scratch: n blocks, the blocks to send, the blocks received.
 static void idist__bruck_all_to_all(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__bruck_op *state = &o->u.bruck;
-    int n = o->n;
-    int rank = o->rank;
+    idist__op *op = idist__op_of(t);
+    idist__bruck_op *state = &op->u.bruck;
+    int n = op->n;
+    int rank = op->rank;
     int i;
-    char *packed = o->work + (size_t)n * o->nbytes;
-    char *received = packed + (size_t)n * o->nbytes;
+    char *packed = op->work + (size_t)n * op->nbytes;
+    char *received = packed + (size_t)n * op->nbytes;
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
 
     for (i = 0; i < n; i++)
-        idist__block_copy(o->work + (size_t)i * o->nbytes,
-                          o->in + (size_t)idist__block_wrap(rank + i, n) * o->nbytes, o->nbytes);
+        idist__block_copy(op->work + (size_t)i * op->nbytes,
+                          op->in + (size_t)idist__block_wrap(rank + i, n) * op->nbytes, op->nbytes);
 
     for (state->distance = 1; state->distance < n; state->distance *= 2) {
-        state->packed_blocks = idist__bruck_pack(o, state->distance, packed, false);
+        state->packed_blocks = idist__bruck_pack(op, state->distance, packed, false);
         idist__recv_step(t, 0, idist__block_wrap(rank - state->distance, n),
-                         (uint32_t)state->distance, received, state->packed_blocks * o->nbytes);
+                         (uint32_t)state->distance, received, state->packed_blocks * op->nbytes);
         idist__send_step(t, idist__block_wrap(rank + state->distance, n), (uint32_t)state->distance,
-                         packed, state->packed_blocks * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
-        idist__bruck_pack(o, state->distance, received, true);
+                         packed, state->packed_blocks * op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
+        idist__bruck_pack(op, state->distance, received, true);
     }
 
     // Block i has come from the rank i before us.
     for (i = 0; i < n; i++)
-        idist__block_copy(o->out + (size_t)idist__block_wrap(rank - i, n) * o->nbytes,
-                          o->work + (size_t)i * o->nbytes, o->nbytes);
+        idist__block_copy(op->out + (size_t)idist__block_wrap(rank - i, n) * op->nbytes,
+                          op->work + (size_t)i * op->nbytes, op->nbytes);
 
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }

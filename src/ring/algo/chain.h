@@ -24,31 +24,33 @@
 #include "ring/msg/combine.h"
 #include "ring/algo/stream.h"
 
-static int idist__chain_relative_rank(const idist__op *o) { // v
-    return idist__block_wrap(o->rank - o->root, o->n);
+static int idist__chain_relative_rank(const idist__op *op) { // v
+    return idist__block_wrap(op->rank - op->root, op->n);
 }
 
 // ---- broadcast ----
 
 static idist__item idist__chain_broadcast_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank - 1, o->n));
+    const idist__op *op = idist__op_of(t);
+    return idist__stream_chunk(op, op->out, op->count, index,
+                               idist__block_wrap(op->rank - 1, op->n));
 }
 
 static idist__item idist__chain_broadcast_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank + 1, o->n));
+    const idist__op *op = idist__op_of(t);
+    return idist__stream_chunk(op, op->out, op->count, index,
+                               idist__block_wrap(op->rank + 1, op->n));
 }
 
 static void idist__chain_broadcast(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
-    int v = idist__chain_relative_rank(o);
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
+    int v = idist__chain_relative_rank(op);
     bool first = v == 0;
-    bool last = v == o->n - 1;
+    bool last = v == op->n - 1;
 
-    idist__stream_cut(o, o->count);
-    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+    idist__stream_cut(op, op->count);
+    idist__stream_begin(op, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
                         first ? stream->block_chunks : 0, idist__chain_broadcast_recv,
                         idist__chain_broadcast_send, NULL);
 }
@@ -56,36 +58,36 @@ static void idist__chain_broadcast(idist__task *t) {
 // ---- reduce ----
 
 static idist__item idist__chain_reduce_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, NULL, o->count, index, idist__block_wrap(o->rank + 1, o->n));
+    const idist__op *op = idist__op_of(t);
+    return idist__stream_chunk(op, NULL, op->count, index, idist__block_wrap(op->rank + 1, op->n));
 }
 
 static idist__item idist__chain_reduce_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const char *from = idist__chain_relative_rank(o) == o->n - 1 ? o->in : o->work;
-    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index,
-                               idist__block_wrap(o->rank - 1, o->n));
+    const idist__op *op = idist__op_of(t);
+    const char *from = idist__chain_relative_rank(op) == op->n - 1 ? op->in : op->work;
+    return idist__stream_chunk(op, (char *)(uintptr_t)from, op->count, index,
+                               idist__block_wrap(op->rank - 1, op->n));
 }
 
 static void idist__chain_reduce_take(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
-    char *to = o->rank == o->root ? o->out : o->work;
-    idist__item sum = idist__stream_chunk(o, to, o->count, index, 0);
+    const idist__op *op = idist__op_of(t);
+    idist__item own = idist__stream_chunk(op, (char *)(uintptr_t)op->in, op->count, index, 0);
+    char *to = op->rank == op->root ? op->out : op->work;
+    idist__item sum = idist__stream_chunk(op, to, op->count, index, 0);
 
-    idist__combine(t, sum.data, own.data, idist__stream_slot(o, index), own.nbytes / o->size,
+    idist__combine(t, sum.data, own.data, idist__stream_slot(op, index), own.nbytes / op->size,
                    t->call.dtype);
 }
 
 static void idist__chain_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
-    int v = idist__chain_relative_rank(o);
-    bool first = v == o->n - 1;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
+    int v = idist__chain_relative_rank(op);
+    bool first = v == op->n - 1;
     bool last = v == 0;
 
-    idist__stream_cut(o, o->count);
-    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+    idist__stream_cut(op, op->count);
+    idist__stream_begin(op, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
                         first ? stream->block_chunks : 0, idist__chain_reduce_recv,
                         idist__chain_reduce_send, idist__chain_reduce_take);
 }
@@ -96,32 +98,32 @@ static void idist__chain_reduce(idist__task *t) {
 // one it received (exscan).
 
 static idist__item idist__chain_scan_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, NULL, o->count, index, o->rank - 1);
+    const idist__op *op = idist__op_of(t);
+    return idist__stream_chunk(op, NULL, op->count, index, op->rank - 1);
 }
 
 static idist__item idist__chain_scan_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const char *from = t->call.kind == IDIST__SCAN ? o->out : o->work;
+    const idist__op *op = idist__op_of(t);
+    const char *from = t->call.kind == IDIST__SCAN ? op->out : op->work;
 
-    if (o->rank == 0) from = o->in;
-    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index, o->rank + 1);
+    if (op->rank == 0) from = op->in;
+    return idist__stream_chunk(op, (char *)(uintptr_t)from, op->count, index, op->rank + 1);
 }
 
 static void idist__chain_scan_take(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
-    idist__item out = idist__stream_chunk(o, o->out, o->count, index, 0);
-    char *received = idist__stream_slot(o, index);
-    size_t count = own.nbytes / o->size;
+    const idist__op *op = idist__op_of(t);
+    idist__item own = idist__stream_chunk(op, (char *)(uintptr_t)op->in, op->count, index, 0);
+    idist__item out = idist__stream_chunk(op, op->out, op->count, index, 0);
+    char *received = idist__stream_slot(op, index);
+    size_t count = own.nbytes / op->size;
 
     if (t->call.kind == IDIST__SCAN) {
         idist__combine(t, out.data, received, own.data, count, t->call.dtype);
         return;
     }
 
-    if (o->rank < o->n - 1) {
-        idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
+    if (op->rank < op->n - 1) {
+        idist__item sum = idist__stream_chunk(op, op->work, op->count, index, 0);
         idist__combine(t, sum.data, received, own.data, count, t->call.dtype);
     }
 
@@ -129,14 +131,14 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
 }
 
 static void idist__chain_scan(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
-    bool first = o->rank == 0;
-    bool last = o->rank == o->n - 1;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
+    bool first = op->rank == 0;
+    bool last = op->rank == op->n - 1;
 
-    if (first && t->call.kind == IDIST__SCAN) idist__block_copy(o->out, o->in, o->nbytes);
-    idist__stream_cut(o, o->count);
-    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+    if (first && t->call.kind == IDIST__SCAN) idist__block_copy(op->out, op->in, op->nbytes);
+    idist__stream_cut(op, op->count);
+    idist__stream_begin(op, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
                         first ? stream->block_chunks : 0, idist__chain_scan_recv,
                         idist__chain_scan_send, idist__chain_scan_take);
 }

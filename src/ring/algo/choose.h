@@ -234,31 +234,31 @@ static size_t idist__choose_limit(const idist_group *g, const idist__choice *row
 }
 
 // Whether elements are widened to F32 for the reduction.
-static bool idist__choose_widens(const idist__call *c, const idist__user_op *user) {
+static bool idist__choose_widens(const idist__call *call, const idist__user_op *user) {
     bool is_function = user && user->fn;
-    return idist__kind_reduces(c->kind) && idist__dtype_is_narrow(c->dtype) && !is_function;
+    return idist__kind_reduces(call->kind) && idist__dtype_is_narrow(call->dtype) && !is_function;
 }
 
 // Whether the operation multiplies each contribution by a factor and then sums.
-static bool idist__choose_scales(const idist__call *c, const idist__user_op *user) {
-    return idist__kind_reduces(c->kind) && user && !user->fn;
+static bool idist__choose_scales(const idist__call *call, const idist__user_op *user) {
+    return idist__kind_reduces(call->kind) && user && !user->fn;
 }
 
 // Over messages.
-static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *c) {
-    const idist__choice *row = idist__choose_row(c->kind);
-    bool has_user_op = idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op);
-    const idist__user_op *user = has_user_op ? idist__world_user_op(g, c) : NULL;
+static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *call) {
+    const idist__choice *row = idist__choose_row(call->kind);
+    bool has_user_op = idist__kind_reduces(call->kind) && idist__reduce_op_is_user(call->op);
+    const idist__user_op *user = has_user_op ? idist__world_user_op(g, call) : NULL;
     bool commutes = !has_user_op || user->commutative;
-    size_t size = idist__choose_widens(c, user) ? sizeof(float) : idist_dtype_size(c->dtype);
-    size_t count = c->count;
+    size_t size = idist__choose_widens(call, user) ? sizeof(float) : idist_dtype_size(call->dtype);
+    size_t count = call->count;
 
-    if (c->kind == IDIST__REDUCE_SCATTERV) // the same on all ranks: a block of average size
-        count = idist__block_at(idist__extent_block_at(c, g->size), g->size, 1);
+    if (call->kind == IDIST__REDUCE_SCATTERV) // the same on all ranks: a block of average size
+        count = idist__block_at(idist__extent_block_at(call, g->size), g->size, 1);
     if (!row->bandwidth) return IDIST__ALGO_LATENCY;
     if (!row->latency) return IDIST__ALGO_BANDWIDTH;
     if (!count || (!commutes && !row->keeps_order)) return IDIST__ALGO_LATENCY;
-    if (idist__kind_reduces(c->kind) && size > IDIST__CHUNK_BYTES) // no slot holds an element
+    if (idist__kind_reduces(call->kind) && size > IDIST__CHUNK_BYTES) // no slot holds an element
         return IDIST__ALGO_LATENCY;
     if (g->w->cfg.algorithm == IDIST__ALGO_LATENCY) return IDIST__ALGO_LATENCY;
     if (g->w->cfg.algorithm == IDIST__ALGO_BANDWIDTH) return IDIST__ALGO_BANDWIDTH;
@@ -267,36 +267,36 @@ static idist__algorithm idist__choose_over_messages(const idist_group *g, const 
                                                        : IDIST__ALGO_BANDWIDTH;
 }
 
-static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *c) {
-    idist__algorithm algorithm = idist__share_choose(g, c);
+static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *call) {
+    idist__algorithm algorithm = idist__share_choose(g, call);
 
-    if (idist__host_plan_serves(g, c)) return IDIST__ALGO_BY_HOST;
-    return algorithm != IDIST__ALGO_AUTO ? algorithm : idist__choose_over_messages(g, c);
+    if (idist__host_plan_serves(g, call)) return IDIST__ALGO_BY_HOST;
+    return algorithm != IDIST__ALGO_AUTO ? algorithm : idist__choose_over_messages(g, call);
 }
 
 // ---- operands ----
 
 static void idist__choose_operands(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
+    idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
 
     idist__op_prepare(t);
 
-    if (idist__choose_widens(&t->call, o->user)) {
-        o->size = sizeof(float);
-        o->nbytes = o->count * o->size;
+    if (idist__choose_widens(&t->call, op->user)) {
+        op->size = sizeof(float);
+        op->nbytes = op->count * op->size;
     }
 
-    if (idist__kind_reduces(c->kind) && !(o->user && o->user->fn))
-        o->reduce = idist__reduce_table[(unsigned)c->dtype]
-                                       [o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
+    if (idist__kind_reduces(call->kind) && !(op->user && op->user->fn))
+        op->reduce = idist__reduce_table[(unsigned)call->dtype]
+                                        [op->user ? (unsigned)IDIST_SUM : (unsigned)call->op];
 }
 
 // How many elements this rank contributes.
 static size_t idist__choose_input_count(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    return idist__kind_scatters_sum(t->call.kind) ? idist__extent_block_at(&t->call, o->n)
-                                                  : o->count;
+    const idist__op *op = idist__op_of(t);
+    return idist__kind_scatters_sum(t->call.kind) ? idist__extent_block_at(&t->call, op->n)
+                                                  : op->count;
 }
 
 // ---- scratch memory ----
@@ -309,134 +309,136 @@ static size_t idist__choose_input_count(const idist__task *t) {
 static size_t idist__choose_align(size_t nbytes) { return (nbytes + 63) & ~(size_t)63; }
 
 static size_t idist__choose_latency_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    size_t n = (size_t)o->n;
+    const idist__op *op = idist__op_of(t);
+    size_t n = (size_t)op->n;
 
     switch (t->call.kind) {
-    case IDIST__ALL_REDUCE: return o->nbytes;
+    case IDIST__ALL_REDUCE: return op->nbytes;
     case IDIST__REDUCE:
     case IDIST__SCAN:
-    case IDIST__EXSCAN: return 2 * o->nbytes;
+    case IDIST__EXSCAN: return 2 * op->nbytes;
     case IDIST__REDUCE_SCATTER:
-    case IDIST__REDUCE_SCATTERV: return 2 * idist__choose_input_count(t) * o->size;
-    case IDIST__ALL_GATHER: return n * o->nbytes;
+    case IDIST__REDUCE_SCATTERV: return 2 * idist__choose_input_count(t) * op->size;
+    case IDIST__ALL_GATHER: return n * op->nbytes;
     case IDIST__GATHER:
     case IDIST__SCATTER:
-        return (size_t)idist__tree_size(idist__tree_relative_rank(t), o->n) * o->nbytes;
-    case IDIST__ALL_TO_ALL: return 3 * n * o->nbytes;
+        return (size_t)idist__tree_size(idist__tree_relative_rank(t), op->n) * op->nbytes;
+    case IDIST__ALL_TO_ALL: return 3 * n * op->nbytes;
     default: return 0;
     }
 }
 
 static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    size_t n = (size_t)o->n;
+    const idist__op *op = idist__op_of(t);
+    size_t n = (size_t)op->n;
 
     switch (t->call.kind) {
-    case IDIST__REDUCE: return o->rank != o->root ? o->nbytes : 0;
-    case IDIST__EXSCAN: return o->nbytes;
+    case IDIST__REDUCE: return op->rank != op->root ? op->nbytes : 0;
+    case IDIST__EXSCAN: return op->nbytes;
     case IDIST__REDUCE_SCATTER:
-    case IDIST__REDUCE_SCATTERV: return idist__choose_input_count(t) * o->size;
-    case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * o->nbytes : 0;
+    case IDIST__REDUCE_SCATTERV: return idist__choose_input_count(t) * op->size;
+    case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * op->nbytes : 0;
     default: return 0;
     }
 }
 
 static size_t idist__choose_slots_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
-    size_t nbytes = o->nbytes;
+    size_t nbytes = op->nbytes;
 
-    if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
+    if (!idist__kind_reduces(t->call.kind) || op->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
 
     if (idist__kind_scatters_sum(t->call.kind))
-        nbytes = idist__ring_algo_largest_block(o, &t->call) * o->size;
-    if (nbytes >= IDIST__CHUNK_BYTES) return o->slot_count * IDIST__CHUNK_BYTES;
-    return o->slot_count * idist__choose_align(nbytes);
+        nbytes = idist__ring_algo_largest_block(op, &t->call) * op->size;
+    if (nbytes >= IDIST__CHUNK_BYTES) return op->slot_count * IDIST__CHUNK_BYTES;
+    return op->slot_count * idist__choose_align(nbytes);
 }
 
 // False when memory is short.
 static bool idist__choose_allocate(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    bool widens = idist__choose_widens(&t->call, o->user);
+    idist__op *op = idist__op_of(t);
+    bool widens = idist__choose_widens(&t->call, op->user);
     size_t input = 0;
-    size_t result = widens ? idist__choose_align(o->nbytes) : 0;
-    size_t work = o->algorithm == IDIST__ALGO_LATENCY ? idist__choose_latency_nbytes(t)
-                                                      : idist__choose_bandwidth_nbytes(t);
+    size_t result = widens ? idist__choose_align(op->nbytes) : 0;
+    size_t work = op->algorithm == IDIST__ALGO_LATENCY ? idist__choose_latency_nbytes(t)
+                                                       : idist__choose_bandwidth_nbytes(t);
     size_t slots = idist__choose_slots_nbytes(t), element = 0;
 
     work = idist__choose_align(work);
-    if (o->user && o->user->fn && o->size > IDIST__OP_PIECE) element = o->size;
-    if (widens || idist__choose_scales(&t->call, o->user))
-        input = idist__choose_align(idist__choose_input_count(t) * o->size);
+    if (op->user && op->user->fn && op->size > IDIST__OP_PIECE) element = op->size;
+    if (widens || idist__choose_scales(&t->call, op->user))
+        input = idist__choose_align(idist__choose_input_count(t) * op->size);
 
     if (input + result + work + slots + element) {
-        o->memory =
+        op->memory =
             (char *)idist__mem_raw(&t->group->w->cfg.mem, input + result + work + slots + element);
-        if (!o->memory) return false;
+        if (!op->memory) return false;
     }
 
-    o->work = o->memory ? o->memory + input + result : idist__op_buffer(NULL);
-    if (slots) o->u.stream.slots = o->work + work;
-    if (element) o->element = o->work + work + slots;
-    if (widens && o->memory) o->out = o->memory + input;
+    op->work = op->memory ? op->memory + input + result : idist__op_buffer(NULL);
+    if (slots) op->u.stream.slots = op->work + work;
+    if (element) op->element = op->work + work + slots;
+    if (widens && op->memory) op->out = op->memory + input;
 
     return true;
 }
 
 // Puts the input of a reduction that widens or scales into scratch.
 static void idist__choose_convert_input(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist_dtype dtype = t->call.dtype;
     size_t count = idist__choose_input_count(t);
-    bool widens = idist__choose_widens(&t->call, o->user);
-    bool scales = idist__choose_scales(&t->call, o->user);
+    bool widens = idist__choose_widens(&t->call, op->user);
+    bool scales = idist__choose_scales(&t->call, op->user);
 
     if (!count || (!widens && !scales)) return;
-    if (widens) idist__small_float_widen((float *)(void *)o->memory, o->in, count, dtype);
-    else idist__block_copy(o->memory, o->in, count * o->size);
+    if (widens) idist__small_float_widen((float *)(void *)op->memory, op->in, count, dtype);
+    else idist__block_copy(op->memory, op->in, count * op->size);
 
-    o->in = o->memory;
-    if (scales) idist__reduce_scale(o->memory, count, widens ? IDIST_F32 : dtype, o->user->factor);
+    op->in = op->memory;
+    if (scales)
+        idist__reduce_scale(op->memory, count, widens ? IDIST_F32 : dtype, op->user->factor);
 }
 
 // ---- begin, run, finish ----
 
 // o->out holds the result as it was reduced, on the ranks that get one.
 static void idist__choose_finish(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-    bool widens = idist__choose_widens(&t->call, o->user);
-    bool has_result = (c->kind != IDIST__REDUCE || o->rank == o->root) &&
-                      (c->kind != IDIST__EXSCAN || o->rank != 0);
+    idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
+    bool widens = idist__choose_widens(&t->call, op->user);
+    bool has_result = (call->kind != IDIST__REDUCE || op->rank == op->root) &&
+                      (call->kind != IDIST__EXSCAN || op->rank != 0);
     bool is_finished =
-        c->kind == IDIST__ALL_REDUCE && o->algorithm != IDIST__ALGO_LATENCY; // a ring
+        call->kind == IDIST__ALL_REDUCE && op->algorithm != IDIST__ALGO_LATENCY; // a ring
 
     if (!has_result) return;
-    if (!o->user && !is_finished)
-        idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
+    if (!op->user && !is_finished)
+        idist__reduce_finish(op->out, op->count, widens ? IDIST_F32 : call->dtype, call->op, op->n);
     if (widens)
-        idist__small_float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
+        idist__small_float_narrow(call->recv, (const float *)(const void *)op->out, op->count,
+                                  call->dtype);
 }
 
 // Prepares a collective. False when memory is short.
 static bool idist__choose_begin(idist__task *t, idist__algorithm algorithm) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
     idist__choose_operands(t);
-    o->algorithm = algorithm;
-    o->slot_count = idist__stream_slot_count(t->group);
+    op->algorithm = algorithm;
+    op->slot_count = idist__stream_slot_count(t->group);
     if (!idist__choose_allocate(t)) return false;
     idist__choose_convert_input(t);
-    if (idist__kind_reduces(t->call.kind)) o->finish = idist__choose_finish;
+    if (idist__kind_reduces(t->call.kind)) op->finish = idist__choose_finish;
 
     return true;
 }
 
 static void idist__choose_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__choice *row = idist__choose_row(t->call.kind);
 
-    if (o->algorithm == IDIST__ALGO_LATENCY) o->run = row->latency;
+    if (op->algorithm == IDIST__ALGO_LATENCY) op->run = row->latency;
     else row->bandwidth(t);
 }

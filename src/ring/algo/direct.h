@@ -29,33 +29,34 @@ enum { IDIST__DIRECT_MESSAGES = 8 }; // under way at a time, each way
 
 // The message to or from a peer; for the own rank, what it contributes and where that goes.
 static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
-    const idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-    const size_t *counts = receives ? c->recvcounts : c->sendcounts;
-    const size_t *displs = receives ? c->recvdispls : c->senddispls;
-    const char *buffer = receives ? o->out : o->in;
-    size_t count = counts ? counts[peer] : o->count;
+    const idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
+    const size_t *counts = receives ? call->recvcounts : call->sendcounts;
+    const size_t *displs = receives ? call->recvdispls : call->senddispls;
+    const char *buffer = receives ? op->out : op->in;
+    size_t count = counts ? counts[peer] : op->count;
     size_t at = 0;
     bool has_block_per_rank;
     idist__item item;
 
-    if (receives) has_block_per_rank = c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV;
-    else has_block_per_rank = c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
+    if (receives)
+        has_block_per_rank = call->kind != IDIST__SCATTER && call->kind != IDIST__SCATTERV;
+    else has_block_per_rank = call->kind != IDIST__GATHER && call->kind != IDIST__GATHERV;
     if (has_block_per_rank)
-        at = counts ? idist__extent_displ(counts, displs, peer) : (size_t)peer * o->count;
+        at = counts ? idist__extent_displ(counts, displs, peer) : (size_t)peer * op->count;
 
     item.peer = peer;
-    item.nbytes = count * o->size;
-    item.data = (char *)(uintptr_t)buffer + at * o->size;
+    item.nbytes = count * op->size;
+    item.data = (char *)(uintptr_t)buffer + at * op->size;
 
     return item;
 }
 
 // The peer at this distance; for a rank other than the root of a gather or scatter, the root.
 static int idist__direct_peer(const idist__task *t, int distance) {
-    const idist__op *o = idist__op_of(t);
-    if (idist__kind_has_root(t->call.kind) && o->rank != o->root) return o->root;
-    return idist__block_wrap(o->rank + distance, o->n);
+    const idist__op *op = idist__op_of(t);
+    if (idist__kind_has_root(t->call.kind) && op->rank != op->root) return op->root;
+    return idist__block_wrap(op->rank + distance, op->n);
 }
 
 static idist__item idist__direct_recv(idist__task *t, size_t index) {
@@ -68,64 +69,64 @@ static idist__item idist__direct_send(idist__task *t, size_t index) {
 
 // Like idist__stream_run, but no send waits for a receive.
 static void idist__direct_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__direct_op *state = &o->u.direct;
+    idist__op *op = idist__op_of(t);
+    idist__direct_op *state = &op->u.direct;
 
     for (;;) {
-        while (state->posted < state->recv_total && o->recvs_pending < IDIST__DIRECT_MESSAGES) {
+        while (state->posted < state->recv_total && op->recvs_pending < IDIST__DIRECT_MESSAGES) {
             idist__item item = idist__direct_recv(t, state->posted++);
             idist__recv_step(t, -1, item.peer,
-                             (uint32_t)idist__block_wrap(o->rank - item.peer, o->n), item.data,
+                             (uint32_t)idist__block_wrap(op->rank - item.peer, op->n), item.data,
                              item.nbytes);
         }
 
-        if (state->sent == state->send_total || o->sends_pending >= IDIST__DIRECT_MESSAGES) break;
+        if (state->sent == state->send_total || op->sends_pending >= IDIST__DIRECT_MESSAGES) break;
 
         {
             idist__item item = idist__direct_send(t, state->sent++);
-            idist__send_step(t, item.peer, (uint32_t)idist__block_wrap(item.peer - o->rank, o->n),
+            idist__send_step(t, item.peer, (uint32_t)idist__block_wrap(item.peer - op->rank, op->n),
                              item.data, item.nbytes);
         }
     }
 
-    if (state->posted == state->recv_total && !o->recvs_pending &&
-        state->sent == state->send_total && !o->sends_pending)
+    if (state->posted == state->recv_total && !op->recvs_pending &&
+        state->sent == state->send_total && !op->sends_pending)
         idist__op_done(t);
 }
 
 static void idist__direct_begin(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__kind kind = t->call.kind;
     bool scatters = kind == IDIST__SCATTER || kind == IDIST__SCATTERV;
-    bool is_root = o->rank == o->root;
-    size_t recv_count = (size_t)(o->n - 1);
-    size_t send_count = (size_t)(o->n - 1);
+    bool is_root = op->rank == op->root;
+    size_t recv_count = (size_t)(op->n - 1);
+    size_t send_count = (size_t)(op->n - 1);
 
     if (idist__kind_has_root(kind)) {
-        size_t peers = is_root ? (size_t)(o->n - 1) : 1;
+        size_t peers = is_root ? (size_t)(op->n - 1) : 1;
         bool sends = scatters == is_root;
         send_count = sends ? peers : 0;
         recv_count = sends ? 0 : peers;
     }
 
     if (!idist__kind_has_root(kind) || is_root) { // our own part
-        idist__item from = idist__direct_item(t, o->rank, false);
-        idist__item to = idist__direct_item(t, o->rank, true);
+        idist__item from = idist__direct_item(t, op->rank, false);
+        idist__item to = idist__direct_item(t, op->rank, true);
         idist__block_copy(to.data, from.data, to.nbytes);
     }
 
-    o->u.direct.recv_total = recv_count;
-    o->u.direct.send_total = send_count;
-    o->run = idist__direct_run;
+    op->u.direct.recv_total = recv_count;
+    op->u.direct.send_total = send_count;
+    op->run = idist__direct_run;
 }
 
 // In place the messages would overwrite each other, so the contribution moves to scratch first.
 static void idist__direct_all_to_all(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
-    if (t->call.send == t->call.recv && o->nbytes) {
-        idist__block_copy(o->work, o->in, (size_t)o->n * o->nbytes);
-        o->in = o->work;
+    if (t->call.send == t->call.recv && op->nbytes) {
+        idist__block_copy(op->work, op->in, (size_t)op->n * op->nbytes);
+        op->in = op->work;
     }
 
     idist__direct_begin(t);

@@ -45,28 +45,28 @@ static int idist__doubling_active_ranks(idist__doubling_op *state, int n) {
 // all_reduce and reduce_scatter. The sum is built in the result of all_reduce, in scratch for
 // reduce_scatter; one received message follows in scratch.
 static void idist__doubling_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__doubling_op *state = &o->u.doubling;
-    int rank = o->rank;
-    int excess = o->n - idist__doubling_active_ranks(state, o->n);
+    idist__op *op = idist__op_of(t);
+    idist__doubling_op *state = &op->u.doubling;
+    int rank = op->rank;
+    int excess = op->n - idist__doubling_active_ranks(state, op->n);
     int partner;
     bool is_paired = rank < 2 * excess;
     bool sits_out = is_paired && rank % 2;
     int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
     bool scatter = idist__kind_scatters_sum(t->call.kind);
-    size_t count = scatter ? idist__extent_block_at(&t->call, o->n) : o->count;
-    size_t nbytes = count * o->size;
-    char *sum = scatter ? o->work : o->out;
-    char *received = scatter ? o->work + nbytes : o->work;
+    size_t count = scatter ? idist__extent_block_at(&t->call, op->n) : op->count;
+    size_t nbytes = count * op->size;
+    char *sum = scatter ? op->work : op->out;
+    char *received = scatter ? op->work + nbytes : op->work;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(sum, o->in, nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(sum, op->in, nbytes);
 
     if (sits_out) {
         idist__send_step(t, rank - 1, 0, sum, nbytes);
     } else if (is_paired) {
         idist__recv_step(t, 0, rank + 1, 0, received, nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
         idist__combine(t, sum, sum, received, count, t->call.dtype);
     }
 
@@ -76,56 +76,57 @@ static void idist__doubling_reduce(idist__task *t) {
         partner = partner < excess ? 2 * partner : partner + excess;
         idist__recv_step(t, 0, partner, (uint32_t)state->distance, received, nbytes);
         idist__send_step(t, partner, (uint32_t)state->distance, sum, nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
         if (number & state->distance) idist__combine(t, sum, received, sum, count, t->call.dtype);
         else idist__combine(t, sum, sum, received, count, t->call.dtype);
     }
 
     if (sits_out) {
-        IDIST__CO_AWAIT(o, !o->sends_pending);
+        IDIST__CO_AWAIT(op, !op->sends_pending);
         idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, sum, nbytes);
     } else if (is_paired) {
         idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
     if (scatter)
-        idist__block_copy(o->out, sum + idist__extent_block_at(&t->call, rank) * o->size,
-                          o->nbytes);
+        idist__block_copy(op->out, sum + idist__extent_block_at(&t->call, rank) * op->size,
+                          op->nbytes);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Scratch: the sum, then one message.
 static void idist__doubling_scan(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__doubling_op *state = &o->u.doubling;
-    int n = o->n;
-    int rank = o->rank;
-    char *sum = o->work;
-    char *received = o->work + o->nbytes;
+    idist__op *op = idist__op_of(t);
+    idist__doubling_op *state = &op->u.doubling;
+    int n = op->n;
+    int rank = op->rank;
+    char *sum = op->work;
+    char *received = op->work + op->nbytes;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(sum, o->in, o->nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(sum, op->in, op->nbytes);
 
     for (state->distance = 1; state->distance < n; state->distance *= 2) {
         if (rank >= state->distance)
             idist__recv_step(t, 0, rank - state->distance, (uint32_t)state->distance, received,
-                             o->nbytes);
+                             op->nbytes);
         if (rank + state->distance < n)
-            idist__send_step(t, rank + state->distance, (uint32_t)state->distance, sum, o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
-        if (rank >= state->distance) idist__combine(t, sum, received, sum, o->count, t->call.dtype);
+            idist__send_step(t, rank + state->distance, (uint32_t)state->distance, sum, op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
+        if (rank >= state->distance)
+            idist__combine(t, sum, received, sum, op->count, t->call.dtype);
     }
 
     if (t->call.kind == IDIST__SCAN) {
-        idist__block_copy(o->out, sum, o->nbytes);
+        idist__block_copy(op->out, sum, op->nbytes);
     } else {
-        if (rank) idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, o->out, o->nbytes);
-        if (rank + 1 < n) idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, o->nbytes);
+        if (rank) idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, op->out, op->nbytes);
+        if (rank + 1 < n) idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, op->nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->slots_pending && !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }

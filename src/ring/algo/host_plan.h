@@ -80,13 +80,13 @@ enum {
 #define IDIST__HOST_PIECE_NETWORKS 8
 
 // Returns whether a call can be split into calls inside hosts and between them.
-static bool idist__host_plan_serves(const idist_group *g, const idist__call *c) {
+static bool idist__host_plan_serves(const idist_group *g, const idist__call *call) {
     const idist__ring_group *rg = idist__ring_group_of(g);
     int setting = g->w->cfg.algorithm;
 
     if (!rg->nhosts || (setting != IDIST__ALGO_AUTO && setting != IDIST__ALGO_REMOTE)) return false;
 
-    switch (c->kind) {
+    switch (call->kind) {
     case IDIST__BARRIER:
     case IDIST__BROADCAST: return true;
     case IDIST__ALL_GATHER: return rg->in_order;
@@ -98,9 +98,9 @@ static bool idist__host_plan_serves(const idist_group *g, const idist__call *c) 
     default: return false;
     }
 
-    if (idist__dtype_is_narrow(c->dtype)) return false;
+    if (idist__dtype_is_narrow(call->dtype)) return false;
 
-    return !idist__reduce_op_is_user(c->op) || idist__world_user_op(g, c)->commutative;
+    return !idist__reduce_op_is_user(call->op) || idist__world_user_op(g, call)->commutative;
 }
 
 // ---- pieces and steps ----
@@ -112,7 +112,7 @@ typedef struct idist__host_piece { // of a call's elements
 
 // Returns the number of pieces of a call, which is the same on all ranks.
 static size_t idist__host_plan_piece_count(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     uint64_t of_host = IDIST__HOST_PIECE_NETWORKS * t->group->w->network_nbytes, nbytes;
     bool is_cut = t->call.kind == IDIST__ALL_REDUCE || t->call.kind == IDIST__REDUCE ||
                   t->call.kind == IDIST__BROADCAST;
@@ -120,29 +120,29 @@ static size_t idist__host_plan_piece_count(const idist__task *t) {
     if (of_host < IDIST__HOST_PIECE_BYTES) of_host = IDIST__HOST_PIECE_BYTES;
     nbytes = of_host * (uint64_t)idist__ring_group_of(t->group)->nhosts;
 
-    return is_cut && o->nbytes > nbytes ? (size_t)(o->nbytes / nbytes) : 1;
+    return is_cut && op->nbytes > nbytes ? (size_t)(op->nbytes / nbytes) : 1;
 }
 
 // Finds the piece, out of n, that a step works on in a round. Returns false if the step has none:
 // it takes the first piece in round `lag`, and the last one in round n - 1 + lag.
-static bool idist__host_plan_cut(const idist__op *o, size_t n, size_t round, size_t lag,
+static bool idist__host_plan_cut(const idist__op *op, size_t n, size_t round, size_t lag,
                                  idist__host_piece *piece) {
-    size_t count = o->count / n, rest = o->count % n; // the first ones have one element more
+    size_t count = op->count / n, rest = op->count % n; // the first ones have one element more
     size_t index;
 
     if (round < lag || round - lag >= n) return false;
     index = round - lag;
     piece->count = count + (index < rest ? 1 : 0);
-    piece->at = (count * index + (index < rest ? index : rest)) * o->size;
+    piece->at = (count * index + (index < rest ? index : rest)) * op->size;
 
     return true;
 }
 
 // Appends a step to the plan.
-static idist__host_step *idist__host_plan_add(idist__op *o, size_t round, idist_group *group,
+static idist__host_step *idist__host_plan_add(idist__op *op, size_t round, idist_group *group,
                                               idist__kind kind, const void *send, void *recv,
                                               size_t count, int root) {
-    idist__host_step *step = &o->u.host.steps[o->u.host.step_count++];
+    idist__host_step *step = &op->u.host.steps[op->u.host.step_count++];
 
     step->round = round;
     step->group = group;
@@ -167,38 +167,38 @@ typedef struct idist__host_plan_input { // what a plan needs to know besides the
 // Adds the first step of reductions: the sum over this host, on its leader.
 static void idist__host_plan_reduce_local(idist__task *t, size_t round, const void *in, char *sum,
                                           size_t count) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist_group *local = idist__ring_group_of(t->group)->local;
 
     if (local) {
-        idist__host_plan_add(o, round, local, IDIST__REDUCE, in, sum, count, 0);
+        idist__host_plan_add(op, round, local, IDIST__REDUCE, in, sum, count, 0);
         return;
     }
 
-    idist__block_copy(sum, in, count * o->size);
-    if (o->user && !o->user->fn) idist__reduce_scale(sum, count, t->call.dtype, o->user->factor);
+    idist__block_copy(sum, in, count * op->size);
+    if (op->user && !op->user->fn) idist__reduce_scale(sum, count, t->call.dtype, op->user->factor);
 }
 
 static void idist__host_plan_all_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     size_t n = idist__host_plan_piece_count(t), round;
     idist__host_piece piece;
     idist__host_step *step;
 
     for (round = 0; round < n + IDIST__HOST_MAX_LAG; round++) {
-        if (idist__host_plan_cut(o, n, round, 0, &piece))
-            idist__host_plan_reduce_local(t, round, o->in + piece.at, o->out + piece.at,
+        if (idist__host_plan_cut(op, n, round, 0, &piece))
+            idist__host_plan_reduce_local(t, round, op->in + piece.at, op->out + piece.at,
                                           piece.count);
 
-        if (rg->leaders && idist__host_plan_cut(o, n, round, 1, &piece)) {
-            step = idist__host_plan_add(o, round, rg->leaders, IDIST__ALL_REDUCE, o->out + piece.at,
-                                        o->out + piece.at, piece.count, -1);
+        if (rg->leaders && idist__host_plan_cut(op, n, round, 1, &piece)) {
+            step = idist__host_plan_add(op, round, rg->leaders, IDIST__ALL_REDUCE,
+                                        op->out + piece.at, op->out + piece.at, piece.count, -1);
             step->completes_sum = true;
         }
 
-        if (rg->local && idist__host_plan_cut(o, n, round, 2, &piece))
-            idist__host_plan_add(o, round, rg->local, IDIST__BROADCAST, NULL, o->out + piece.at,
+        if (rg->local && idist__host_plan_cut(op, n, round, 2, &piece))
+            idist__host_plan_add(op, round, rg->local, IDIST__BROADCAST, NULL, op->out + piece.at,
                                  piece.count, 0);
     }
 }
@@ -206,154 +206,155 @@ static void idist__host_plan_all_reduce(idist__task *t) {
 // Adds the last step of a reduce whose root is on this host and not its leader.
 static void idist__host_plan_reduce_last(idist__task *t, const idist__host_plan_input *input,
                                          size_t round, char *sum, size_t count) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__host_step *step;
 
     if (rg->leaders) {
-        idist__host_plan_add(o, round, rg->local, IDIST__SEND, sum, NULL, count,
+        idist__host_plan_add(op, round, rg->local, IDIST__SEND, sum, NULL, count,
                              input->root_in_local);
-    } else if (o->rank == o->root) {
-        step = idist__host_plan_add(o, round, rg->local, IDIST__RECV, NULL, sum, count, 0);
+    } else if (op->rank == op->root) {
+        step = idist__host_plan_add(op, round, rg->local, IDIST__RECV, NULL, sum, count, 0);
         step->completes_sum = true;
     }
 }
 
 static void idist__host_plan_reduce(idist__task *t, const idist__host_plan_input *input) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    char *sum = o->rank == o->root ? o->out : input->collected;
+    char *sum = op->rank == op->root ? op->out : input->collected;
     size_t n = idist__host_plan_piece_count(t), round;
     idist__host_piece piece;
     idist__host_step *step;
 
     for (round = 0; round < n + IDIST__HOST_MAX_LAG; round++) {
-        if (idist__host_plan_cut(o, n, round, 0, &piece))
-            idist__host_plan_reduce_local(t, round, o->in + piece.at, sum + piece.at, piece.count);
+        if (idist__host_plan_cut(op, n, round, 0, &piece))
+            idist__host_plan_reduce_local(t, round, op->in + piece.at, sum + piece.at, piece.count);
 
-        if (rg->leaders && idist__host_plan_cut(o, n, round, 1, &piece)) {
-            step = idist__host_plan_add(o, round, rg->leaders, IDIST__REDUCE, sum + piece.at,
+        if (rg->leaders && idist__host_plan_cut(op, n, round, 1, &piece)) {
+            step = idist__host_plan_add(op, round, rg->leaders, IDIST__REDUCE, sum + piece.at,
                                         sum + piece.at, piece.count, input->root_in_leaders);
             step->completes_sum = input->root_in_local == 0;
         }
 
         // root_in_local <= 0: the root is this host's leader, or on another host
-        if (input->root_in_local > 0 && idist__host_plan_cut(o, n, round, 2, &piece))
+        if (input->root_in_local > 0 && idist__host_plan_cut(op, n, round, 2, &piece))
             idist__host_plan_reduce_last(t, input, round, sum + piece.at, piece.count);
     }
 }
 
 static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_plan_input *input) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     char *sum = input->collected;
-    char *own = sum + (size_t)o->rank * o->nbytes; // of a leader: the first block of its host
+    char *own = sum + (size_t)op->rank * op->nbytes; // of a leader: the first block of its host
     idist__host_step *step;
     size_t round = 0;
     int host;
 
-    idist__host_plan_reduce_local(t, round++, o->in, sum, o->count * (size_t)o->n);
+    idist__host_plan_reduce_local(t, round++, op->in, sum, op->count * (size_t)op->n);
 
     for (host = 0; rg->leaders && host < rg->nhosts; host++) {
-        char *blocks = sum + input->displs[host] * o->size;
+        char *blocks = sum + input->displs[host] * op->size;
         bool is_result = host == rg->leaders->rank && !rg->local;
 
-        step = idist__host_plan_add(o, round++, rg->leaders, IDIST__REDUCE, blocks,
-                                    is_result ? o->out : blocks, input->counts[host], host);
+        step = idist__host_plan_add(op, round++, rg->leaders, IDIST__REDUCE, blocks,
+                                    is_result ? op->out : blocks, input->counts[host], host);
         step->completes_sum = is_result;
     }
 
     if (rg->local) {
-        step = idist__host_plan_add(o, round, rg->local, IDIST__SCATTER, own, o->out, o->count, 0);
+        step =
+            idist__host_plan_add(op, round, rg->local, IDIST__SCATTER, own, op->out, op->count, 0);
         step->completes_sum = true;
     }
 }
 
 static void idist__host_plan_all_gather(idist__task *t, const idist__host_plan_input *input) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    char *own = o->out + (size_t)o->rank * o->nbytes;
+    char *own = op->out + (size_t)op->rank * op->nbytes;
     idist__host_step *step;
 
-    if (rg->local) idist__host_plan_add(o, 0, rg->local, IDIST__GATHER, o->in, own, o->count, 0);
-    else if (o->in != own) idist__block_copy(own, o->in, o->nbytes);
+    if (rg->local) idist__host_plan_add(op, 0, rg->local, IDIST__GATHER, op->in, own, op->count, 0);
+    else if (op->in != own) idist__block_copy(own, op->in, op->nbytes);
 
     if (rg->leaders) {
-        step = idist__host_plan_add(o, 1, rg->leaders, IDIST__ALL_GATHERV, own, o->out,
+        step = idist__host_plan_add(op, 1, rg->leaders, IDIST__ALL_GATHERV, own, op->out,
                                     input->counts[rg->leaders->rank], -1);
         step->recvcounts = input->counts;
         step->recvdispls = input->displs;
     }
 
     if (rg->local)
-        idist__host_plan_add(o, 2, rg->local, IDIST__BROADCAST, NULL, o->out,
-                             o->count * (size_t)o->n, 0);
+        idist__host_plan_add(op, 2, rg->local, IDIST__BROADCAST, NULL, op->out,
+                             op->count * (size_t)op->n, 0);
 }
 
 static void idist__host_plan_broadcast(idist__task *t, const idist__host_plan_input *input) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     size_t n = idist__host_plan_piece_count(t), round;
     idist__host_piece piece;
 
     for (round = 0; round < n + IDIST__HOST_MAX_LAG; round++) {
-        if (rg->local && input->root_in_local >= 0 && idist__host_plan_cut(o, n, round, 0, &piece))
-            idist__host_plan_add(o, round, rg->local, IDIST__BROADCAST, NULL, o->out + piece.at,
+        if (rg->local && input->root_in_local >= 0 && idist__host_plan_cut(op, n, round, 0, &piece))
+            idist__host_plan_add(op, round, rg->local, IDIST__BROADCAST, NULL, op->out + piece.at,
                                  piece.count, input->root_in_local);
-        if (rg->leaders && idist__host_plan_cut(o, n, round, 1, &piece))
-            idist__host_plan_add(o, round, rg->leaders, IDIST__BROADCAST, NULL, o->out + piece.at,
+        if (rg->leaders && idist__host_plan_cut(op, n, round, 1, &piece))
+            idist__host_plan_add(op, round, rg->leaders, IDIST__BROADCAST, NULL, op->out + piece.at,
                                  piece.count, input->root_in_leaders);
-        if (rg->local && input->root_in_local < 0 && idist__host_plan_cut(o, n, round, 2, &piece))
-            idist__host_plan_add(o, round, rg->local, IDIST__BROADCAST, NULL, o->out + piece.at,
+        if (rg->local && input->root_in_local < 0 && idist__host_plan_cut(op, n, round, 2, &piece))
+            idist__host_plan_add(op, round, rg->local, IDIST__BROADCAST, NULL, op->out + piece.at,
                                  piece.count, 0);
     }
 }
 
 static void idist__host_plan_barrier(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
 
-    if (rg->local) idist__host_plan_add(o, 0, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
-    if (rg->leaders) idist__host_plan_add(o, 1, rg->leaders, IDIST__BARRIER, NULL, NULL, 0, -1);
-    if (rg->local) idist__host_plan_add(o, 2, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->local) idist__host_plan_add(op, 0, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->leaders) idist__host_plan_add(op, 1, rg->leaders, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->local) idist__host_plan_add(op, 2, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
 }
 
 // Finds the root among the leaders and among the local members.
 static void idist__host_plan_find_root(const idist__task *t, idist__host_plan_input *input) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist_group *g = t->group;
     const idist__ring_group *rg = idist__ring_group_of(g);
     int i;
 
     input->root_in_leaders = 0;
-    input->root_in_local = o->root == o->rank ? 0 : -1;
-    if (o->root < 0) return;
+    input->root_in_local = op->root == op->rank ? 0 : -1;
+    if (op->root < 0) return;
 
     for (i = 0; rg->leaders && i < rg->nhosts; i++)
-        if (idist__ring_group_host(rg->leaders, i) == idist__ring_group_host(g, o->root))
+        if (idist__ring_group_host(rg->leaders, i) == idist__ring_group_host(g, op->root))
             input->root_in_leaders = i;
     for (i = 0; rg->local && i < rg->local->size; i++)
-        if (rg->local->ranks[i] == g->ranks[o->root]) input->root_in_local = i;
+        if (rg->local->ranks[i] == g->ranks[op->root]) input->root_in_local = i;
 }
 
 // Counts the blocks of each host. The ranks of a host are consecutive.
 static void idist__host_plan_count_blocks(const idist__task *t,
                                           const idist__host_plan_input *input) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist_group *g = t->group;
     int i, host = -1;
 
-    for (i = 0; i < o->n; i++) {
+    for (i = 0; i < op->n; i++) {
         if (i == 0 || idist__ring_group_host(g, i) != idist__ring_group_host(g, i - 1))
-            input->displs[++host] = (size_t)i * o->count;
-        input->counts[host] += o->count;
+            input->displs[++host] = (size_t)i * op->count;
+        input->counts[host] += op->count;
     }
 }
 
 // Makes the plan of a call. o->memory holds: steps | counts and displs of the hosts | what a leader
 // collects. Returns false when memory is short.
 static bool idist__host_plan_make(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     size_t nhosts = (size_t)rg->nhosts;
     size_t max_steps = IDIST__HOST_STEPS * idist__host_plan_piece_count(t) + nhosts;
@@ -362,18 +363,18 @@ static bool idist__host_plan_make(idist__task *t) {
     size_t collected_nbytes = 0;
     idist__host_plan_input input;
 
-    if (rg->leaders && t->call.kind == IDIST__REDUCE) collected_nbytes = o->nbytes;
+    if (rg->leaders && t->call.kind == IDIST__REDUCE) collected_nbytes = op->nbytes;
     if (rg->leaders && t->call.kind == IDIST__REDUCE_SCATTER)
-        collected_nbytes = o->nbytes * (size_t)o->n;
+        collected_nbytes = op->nbytes * (size_t)op->n;
 
-    o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, table_nbytes + collected_nbytes);
-    if (!o->memory) return false;
-    memset(o->memory, 0, table_nbytes);
-    o->u.host.steps = (idist__host_step *)(void *)o->memory;
+    op->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, table_nbytes + collected_nbytes);
+    if (!op->memory) return false;
+    memset(op->memory, 0, table_nbytes);
+    op->u.host.steps = (idist__host_step *)(void *)op->memory;
 
-    input.counts = (size_t *)(void *)(o->memory + steps_nbytes);
+    input.counts = (size_t *)(void *)(op->memory + steps_nbytes);
     input.displs = input.counts + nhosts;
-    input.collected = o->memory + table_nbytes;
+    input.collected = op->memory + table_nbytes;
     if (rg->in_order) idist__host_plan_count_blocks(t, &input);
     idist__host_plan_find_root(t, &input);
 

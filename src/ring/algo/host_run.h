@@ -35,10 +35,10 @@ static void idist__host_run_no_memory(const idist__task *t) {
 // could not begin; then the call fails.
 static void idist__host_run_begin_step(idist__task *t, const idist__host_step *step,
                                        idist__task **begun) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist_group *group = step->group;
     bool on_leaders = group == idist__ring_group_of(t->group)->leaders;
-    bool scales = o->user && !o->user->fn;
+    bool scales = op->user && !op->user->fn;
     idist__task *child;
 
     if (group->status != IDIST_OK) { // NOLINT(clang-analyzer-core.NullDereference)
@@ -60,11 +60,11 @@ static void idist__host_run_begin_step(idist__task *t, const idist__host_step *s
     child->call.recvcounts = step->recvcounts;
     child->call.recvdispls = step->recvdispls;
     child->call.root = step->root;
-    child->call.u.user = o->user;
+    child->call.u.user = op->user;
     if (t->call.op == IDIST_AVG || (scales && on_leaders)) child->call.op = IDIST_SUM;
 
     child->whole = idist__fingerprint_of_task(t, IDIST__ALGO_BY_HOST);
-    child->parent_past = o->past;
+    child->parent_past = op->past;
     child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
     child->announced = true;
     child->warned = true;
@@ -137,14 +137,14 @@ static bool idist__host_run_round_done(idist__task *t) {
 
 // Divides the averages that the round under way has completed, and goes on to the next round.
 static void idist__host_run_next_round(idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t end = host->current + host->running_count;
 
     for (; host->current < end; host->current++) {
         const idist__host_step *step = &host->steps[host->current];
         if (step->completes_sum && t->call.op == IDIST_AVG)
-            idist__reduce_divide(step->recv, step->count, t->call.dtype, o->n);
+            idist__reduce_divide(step->recv, step->count, t->call.dtype, op->n);
     }
 
     host->running_count = 0;
@@ -163,25 +163,25 @@ static void idist__host_run_leave_queue(idist__task *t) {
 
 // Runs a call as far as it goes.
 static void idist__host_run_call(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__host_op *host = &o->u.host;
+    idist__op *op = idist__op_of(t);
+    idist__host_op *host = &op->u.host;
 
     if (!host->steps && !idist__host_plan_make(t)) {
         idist__host_run_no_memory(t);
         return;
     }
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
 
     while (host->current < host->step_count) {
         idist__host_run_begin_round(t);
-        IDIST__CO_AWAIT(o, idist__host_run_round_done(t));
+        IDIST__CO_AWAIT(op, idist__host_run_round_done(t));
         idist__host_run_next_round(t);
     }
 
     idist__host_run_leave_queue(t);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Fills in the part of a task that a call by host needs.
@@ -230,10 +230,10 @@ static void idist__host_run_progress(idist__ring *ring) {
 
         while (rg && rg->first && !ring->failed) {
             const idist__task *t = rg->first;
-            const idist__op *o = idist__op_of(t);
-            const idist__host_op *host = &o->u.host;
+            const idist__op *op = idist__op_of(t);
+            const idist__host_op *host = &op->u.host;
 
-            if ((host->running_count && !idist__host_run_round_ended(host)) || o->running) break;
+            if ((host->running_count && !idist__host_run_round_ended(host)) || op->running) break;
             idist__op_run(rg->first);
             if (rg->first == t && !idist__host_run_round_ended(host)) break;
         }

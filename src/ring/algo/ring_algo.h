@@ -43,81 +43,81 @@
 #include "ring/algo/stream.h"
 
 // The block that item `index` belongs to, `back` ranks further left.
-static int idist__ring_algo_block(const idist__op *o, size_t index, int back) {
-    return idist__block_wrap(o->rank - (int)(index / o->u.stream.block_chunks) - back, o->n);
+static int idist__ring_algo_block(const idist__op *op, size_t index, int back) {
+    return idist__block_wrap(op->rank - (int)(index / op->u.stream.block_chunks) - back, op->n);
 }
 
-static int idist__ring_algo_left(const idist__op *o) {
-    return idist__block_wrap(o->rank - 1, o->n);
+static int idist__ring_algo_left(const idist__op *op) {
+    return idist__block_wrap(op->rank - 1, op->n);
 }
 
-static int idist__ring_algo_right(const idist__op *o) {
-    return idist__block_wrap(o->rank + 1, o->n);
+static int idist__ring_algo_right(const idist__op *op) {
+    return idist__block_wrap(op->rank + 1, op->n);
 }
 
 // ---- all_reduce ----
 
-static bool idist__ring_algo_in_first_lap(const idist__op *o, size_t index) {
-    return index < (size_t)(o->n - 1) * o->u.stream.block_chunks;
+static bool idist__ring_algo_in_first_lap(const idist__op *op, size_t index) {
+    return index < (size_t)(op->n - 1) * op->u.stream.block_chunks;
 }
 
 // The chunk of item `index` in a block of a buffer; no address when there is no buffer.
-static idist__item idist__ring_algo_all_reduce_item(const idist__op *o, const char *buffer,
+static idist__item idist__ring_algo_all_reduce_item(const idist__op *op, const char *buffer,
                                                     size_t index, int block, int peer) {
-    size_t at = idist__block_at(o->count, o->n, block) * o->size;
+    size_t at = idist__block_at(op->count, op->n, block) * op->size;
     char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
 
-    return idist__stream_chunk(o, data, idist__block_count(o->count, o->n, block),
-                               index % o->u.stream.block_chunks, peer);
+    return idist__stream_chunk(op, data, idist__block_count(op->count, op->n, block),
+                               index % op->u.stream.block_chunks, peer);
 }
 
 static idist__item idist__ring_algo_all_reduce_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const char *to = idist__ring_algo_in_first_lap(o, index) ? NULL : o->out;
-    return idist__ring_algo_all_reduce_item(o, to, index, idist__ring_algo_block(o, index, 1),
-                                            idist__ring_algo_left(o));
+    const idist__op *op = idist__op_of(t);
+    const char *to = idist__ring_algo_in_first_lap(op, index) ? NULL : op->out;
+    return idist__ring_algo_all_reduce_item(op, to, index, idist__ring_algo_block(op, index, 1),
+                                            idist__ring_algo_left(op));
 }
 
 static idist__item idist__ring_algo_all_reduce_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const char *from = index < o->u.stream.block_chunks ? o->in : o->out;
-    return idist__ring_algo_all_reduce_item(o, from, index, idist__ring_algo_block(o, index, 0),
-                                            idist__ring_algo_right(o));
+    const idist__op *op = idist__op_of(t);
+    const char *from = index < op->u.stream.block_chunks ? op->in : op->out;
+    return idist__ring_algo_all_reduce_item(op, from, index, idist__ring_algo_block(op, index, 0),
+                                            idist__ring_algo_right(op));
 }
 
 // Whether the item completes the sum of its chunk: it is in the last step of the first lap.
-static bool idist__ring_algo_completes_sum(const idist__op *o, size_t index) {
-    return index >= (size_t)(o->n - 2) * o->u.stream.block_chunks;
+static bool idist__ring_algo_completes_sum(const idist__op *op, size_t index) {
+    return index >= (size_t)(op->n - 2) * op->u.stream.block_chunks;
 }
 
 // AVG divides a chunk here, once for all ranks and while it is in the cache.
 static void idist__ring_algo_all_reduce_take(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist_dtype dtype = idist__dtype_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
-    int block = idist__ring_algo_block(o, index, 1);
+    int block = idist__ring_algo_block(op, index, 1);
     idist__item own, sum;
     const void *both[2];
     size_t count;
 
-    if (!idist__ring_algo_in_first_lap(o, index)) return; // it was received where it belongs
-    own = idist__ring_algo_all_reduce_item(o, o->in, index, block, 0);
-    sum = idist__ring_algo_all_reduce_item(o, o->out, index, block, 0);
-    count = own.nbytes / o->size;
-    both[0] = idist__stream_slot(o, index);
+    if (!idist__ring_algo_in_first_lap(op, index)) return; // it was received where it belongs
+    own = idist__ring_algo_all_reduce_item(op, op->in, index, block, 0);
+    sum = idist__ring_algo_all_reduce_item(op, op->out, index, block, 0);
+    count = own.nbytes / op->size;
+    both[0] = idist__stream_slot(op, index);
     both[1] = own.data;
 
-    if (t->call.op == IDIST_AVG && idist__ring_algo_completes_sum(o, index))
-        idist__reduce_many(sum.data, both, 2, count, dtype, IDIST_AVG, o->n);
+    if (t->call.op == IDIST_AVG && idist__ring_algo_completes_sum(op, index))
+        idist__reduce_many(sum.data, both, 2, count, dtype, IDIST_AVG, op->n);
     else idist__combine(t, sum.data, (const char *)both[0], own.data, count, t->call.dtype);
 }
 
 static void idist__ring_algo_all_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
-    size_t steps = 2 * (size_t)(o->n - 1);
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
+    size_t steps = 2 * (size_t)(op->n - 1);
 
-    idist__stream_cut(o, idist__block_count(o->count, o->n, 0));
-    idist__stream_begin(o, steps * stream->block_chunks, steps * stream->block_chunks,
+    idist__stream_cut(op, idist__block_count(op->count, op->n, 0));
+    idist__stream_begin(op, steps * stream->block_chunks, steps * stream->block_chunks,
                         stream->block_chunks, idist__ring_algo_all_reduce_recv,
                         idist__ring_algo_all_reduce_send, idist__ring_algo_all_reduce_take);
 }
@@ -125,109 +125,113 @@ static void idist__ring_algo_all_reduce(idist__task *t) {
 // ---- reduce_scatter, reduce_scatterv ----
 
 // The elements of the largest block.
-static size_t idist__ring_algo_largest_block(const idist__op *o, const idist__call *c) {
+static size_t idist__ring_algo_largest_block(const idist__op *op, const idist__call *call) {
     size_t largest = 0;
     int i;
 
-    for (i = 0; i < o->n; i++)
-        if (idist__extent_block_count(c, i) > largest) largest = idist__extent_block_count(c, i);
+    for (i = 0; i < op->n; i++)
+        if (idist__extent_block_count(call, i) > largest)
+            largest = idist__extent_block_count(call, i);
     return largest;
 }
 
 // The chunk of item `index` in a block of a buffer of n blocks; no address when there is no buffer.
 static idist__item idist__ring_algo_reduce_scatter_item(const idist__task *t, const char *buffer,
                                                         size_t index, int block, int peer) {
-    const idist__op *o = idist__op_of(t);
-    size_t at = idist__extent_block_at(&t->call, block) * o->size;
+    const idist__op *op = idist__op_of(t);
+    size_t at = idist__extent_block_at(&t->call, block) * op->size;
     char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
 
-    return idist__stream_chunk(o, data, idist__extent_block_count(&t->call, block),
-                               index % o->u.stream.block_chunks, peer);
+    return idist__stream_chunk(op, data, idist__extent_block_count(&t->call, block),
+                               index % op->u.stream.block_chunks, peer);
 }
 
 static idist__item idist__ring_algo_reduce_scatter_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__ring_algo_reduce_scatter_item(t, NULL, index, idist__ring_algo_block(o, index, 2),
-                                                idist__ring_algo_left(o));
+    const idist__op *op = idist__op_of(t);
+    return idist__ring_algo_reduce_scatter_item(t, NULL, index,
+                                                idist__ring_algo_block(op, index, 2),
+                                                idist__ring_algo_left(op));
 }
 
 static idist__item idist__ring_algo_reduce_scatter_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const idist__stream_op *stream = &o->u.stream;
-    const char *from = index < stream->block_chunks ? o->in : o->work;
+    const idist__op *op = idist__op_of(t);
+    const idist__stream_op *stream = &op->u.stream;
+    const char *from = index < stream->block_chunks ? op->in : op->work;
 
-    return idist__ring_algo_reduce_scatter_item(t, from, index, idist__ring_algo_block(o, index, 1),
-                                                idist__ring_algo_right(o));
+    return idist__ring_algo_reduce_scatter_item(t, from, index,
+                                                idist__ring_algo_block(op, index, 1),
+                                                idist__ring_algo_right(op));
 }
 
 static void idist__ring_algo_reduce_scatter_take(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    const idist__stream_op *stream = &o->u.stream;
-    int block = idist__ring_algo_block(o, index, 2);
+    const idist__op *op = idist__op_of(t);
+    const idist__stream_op *stream = &op->u.stream;
+    int block = idist__ring_algo_block(op, index, 2);
     idist__item own, sum;
 
-    own = idist__ring_algo_reduce_scatter_item(t, o->in, index, block, 0);
-    if (idist__ring_algo_completes_sum(o, index))
-        sum = idist__stream_chunk(o, o->out, o->count, index % stream->block_chunks, 0);
-    else sum = idist__ring_algo_reduce_scatter_item(t, o->work, index, block, 0);
-    idist__combine(t, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
+    own = idist__ring_algo_reduce_scatter_item(t, op->in, index, block, 0);
+    if (idist__ring_algo_completes_sum(op, index))
+        sum = idist__stream_chunk(op, op->out, op->count, index % stream->block_chunks, 0);
+    else sum = idist__ring_algo_reduce_scatter_item(t, op->work, index, block, 0);
+    idist__combine(t, sum.data, idist__stream_slot(op, index), own.data, own.nbytes / op->size,
                    t->call.dtype);
 }
 
 static void idist__ring_algo_reduce_scatter(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
     size_t items;
 
-    idist__stream_cut(o, idist__ring_algo_largest_block(o, &t->call));
-    items = (size_t)(o->n - 1) * stream->block_chunks;
-    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_reduce_scatter_recv,
-                        idist__ring_algo_reduce_scatter_send, idist__ring_algo_reduce_scatter_take);
+    idist__stream_cut(op, idist__ring_algo_largest_block(op, &t->call));
+    items = (size_t)(op->n - 1) * stream->block_chunks;
+    idist__stream_begin(op, items, items, stream->block_chunks,
+                        idist__ring_algo_reduce_scatter_recv, idist__ring_algo_reduce_scatter_send,
+                        idist__ring_algo_reduce_scatter_take);
 }
 
 // ---- all_gather, all_gatherv ----
 
 static size_t idist__ring_algo_all_gather_at(const idist__task *t, int block) {
-    const idist__call *c = &t->call;
-    if (c->recvcounts) return idist__extent_displ(c->recvcounts, c->recvdispls, block);
+    const idist__call *call = &t->call;
+    if (call->recvcounts) return idist__extent_displ(call->recvcounts, call->recvdispls, block);
     return (size_t)block * idist__op_of(t)->count;
 }
 
 static idist__item idist__ring_algo_all_gather_item(const idist__task *t, size_t index, int block,
                                                     int peer) {
-    const idist__op *o = idist__op_of(t);
-    size_t count = t->call.recvcounts ? t->call.recvcounts[block] : o->count;
-    char *data = o->out + idist__ring_algo_all_gather_at(t, block) * o->size;
-    return idist__stream_chunk(o, data, count, index % o->u.stream.block_chunks, peer);
+    const idist__op *op = idist__op_of(t);
+    size_t count = t->call.recvcounts ? t->call.recvcounts[block] : op->count;
+    char *data = op->out + idist__ring_algo_all_gather_at(t, block) * op->size;
+    return idist__stream_chunk(op, data, count, index % op->u.stream.block_chunks, peer);
 }
 
 static idist__item idist__ring_algo_all_gather_recv(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 1),
-                                            idist__ring_algo_left(o));
+    const idist__op *op = idist__op_of(t);
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(op, index, 1),
+                                            idist__ring_algo_left(op));
 }
 
 static idist__item idist__ring_algo_all_gather_send(idist__task *t, size_t index) {
-    const idist__op *o = idist__op_of(t);
-    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 0),
-                                            idist__ring_algo_right(o));
+    const idist__op *op = idist__op_of(t);
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(op, index, 0),
+                                            idist__ring_algo_right(op));
 }
 
 static void idist__ring_algo_all_gather(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
     const size_t *counts = t->call.recvcounts;
-    size_t largest = o->count;
+    size_t largest = op->count;
     size_t items;
     int i;
 
-    for (i = 0; counts && i < o->n; i++)
+    for (i = 0; counts && i < op->n; i++)
         if (counts[i] > largest) largest = counts[i];
 
-    idist__block_copy(o->out + idist__ring_algo_all_gather_at(t, o->rank) * o->size, o->in,
-                      o->nbytes);
-    idist__stream_cut(o, largest);
-    items = (size_t)(o->n - 1) * stream->block_chunks;
-    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_all_gather_recv,
+    idist__block_copy(op->out + idist__ring_algo_all_gather_at(t, op->rank) * op->size, op->in,
+                      op->nbytes);
+    idist__stream_cut(op, largest);
+    items = (size_t)(op->n - 1) * stream->block_chunks;
+    idist__stream_begin(op, items, items, stream->block_chunks, idist__ring_algo_all_gather_recv,
                         idist__ring_algo_all_gather_send, NULL);
 }

@@ -37,66 +37,66 @@ static size_t idist__stream_slot_count(const idist_group *g) {
     return count < IDIST__SLOTS_MOST ? (size_t)count : IDIST__SLOTS_MOST;
 }
 
-static char *idist__stream_slot(const idist__op *o, size_t index) {
-    const idist__stream_op *stream = &o->u.stream;
-    return stream->slots + (index % o->slot_count) * stream->chunk_count * o->size;
+static char *idist__stream_slot(const idist__op *op, size_t index) {
+    const idist__stream_op *stream = &op->u.stream;
+    return stream->slots + (index % op->slot_count) * stream->chunk_count * op->size;
 }
 
 static void idist__stream_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__stream_op *stream = &o->u.stream;
+    idist__op *op = idist__op_of(t);
+    idist__stream_op *stream = &op->u.stream;
 
     for (;;) {
         while (stream->posted < stream->recv_total &&
-               stream->posted < stream->taken + o->slot_count) {
+               stream->posted < stream->taken + op->slot_count) {
             size_t index = stream->posted++;
             idist__item item = stream->recv_at(t, index);
             char *data = item.data;
 
-            if (!data && stream->slots) data = idist__stream_slot(o, index);
-            idist__recv_step(t, (int)(index % o->slot_count), item.peer, (uint32_t)index, data,
+            if (!data && stream->slots) data = idist__stream_slot(op, index);
+            idist__recv_step(t, (int)(index % op->slot_count), item.peer, (uint32_t)index, data,
                              item.nbytes);
         }
 
         while (stream->sent < stream->send_total &&
                (stream->sent < stream->head || stream->sent - stream->head < stream->taken) &&
-               o->sends_pending < (int)o->slot_count) {
+               op->sends_pending < (int)op->slot_count) {
             size_t index = stream->sent++;
             idist__item item = stream->send_at(t, index);
             idist__send_step(t, item.peer, (uint32_t)index, item.data, item.nbytes);
         }
 
         if (stream->taken == stream->posted ||
-            (o->slots_pending & (1u << (stream->taken % o->slot_count))))
+            (op->slots_pending & (1u << (stream->taken % op->slot_count))))
             break;
         if (stream->take) stream->take(t, stream->taken);
         stream->taken++;
     }
 
     if (stream->taken == stream->recv_total && stream->sent == stream->send_total &&
-        !o->sends_pending)
+        !op->sends_pending)
         idist__op_done(t);
 }
 
 // Chunk `index` of a block of `count` elements. Chunks beyond the end of the block are empty.
-static idist__item idist__stream_chunk(const idist__op *o, char *block, size_t count, size_t index,
+static idist__item idist__stream_chunk(const idist__op *op, char *block, size_t count, size_t index,
                                        int peer) {
-    const idist__stream_op *stream = &o->u.stream;
+    const idist__stream_op *stream = &op->u.stream;
     idist__item item;
     size_t first = index * stream->chunk_count < count ? index * stream->chunk_count : count;
     size_t chunk_count = count - first < stream->chunk_count ? count - first : stream->chunk_count;
 
     item.peer = peer;
-    item.data = block ? block + first * o->size : NULL;
-    item.nbytes = chunk_count * o->size;
+    item.data = block ? block + first * op->size : NULL;
+    item.nbytes = chunk_count * op->size;
 
     return item;
 }
 
 // Cuts blocks of at most `count` elements into chunks.
-static void idist__stream_cut(idist__op *o, size_t count) {
-    idist__stream_op *stream = &o->u.stream;
-    size_t chunk_count = IDIST__CHUNK_BYTES / (o->size ? o->size : 1);
+static void idist__stream_cut(idist__op *op, size_t count) {
+    idist__stream_op *stream = &op->u.stream;
+    size_t chunk_count = IDIST__CHUNK_BYTES / (op->size ? op->size : 1);
 
     if (!chunk_count) chunk_count = 1; // an element is larger than a chunk
     stream->chunk_count = chunk_count;
@@ -105,11 +105,11 @@ static void idist__stream_cut(idist__op *o, size_t count) {
     if (stream->block_chunks == 1) stream->chunk_count = count ? count : 1;
 }
 
-static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_count, size_t head,
+static void idist__stream_begin(idist__op *op, size_t recv_count, size_t send_count, size_t head,
                                 idist__item (*recv_at)(idist__task *, size_t),
                                 idist__item (*send_at)(idist__task *, size_t),
                                 void (*take)(idist__task *, size_t)) {
-    idist__stream_op *stream = &o->u.stream;
+    idist__stream_op *stream = &op->u.stream;
 
     stream->recv_total = recv_count;
     stream->send_total = send_count;
@@ -117,5 +117,5 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
     stream->recv_at = recv_at;
     stream->send_at = send_at;
     stream->take = take;
-    o->run = idist__stream_run;
+    op->run = idist__stream_run;
 }

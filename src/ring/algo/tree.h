@@ -28,24 +28,24 @@
 //------------------------------------------------------------------------------
 
 static void idist__dissemination_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__dissemination_op *state = &o->u.dissemination;
-    int n = o->n;
-    int rank = o->rank;
+    idist__op *op = idist__op_of(t);
+    idist__dissemination_op *state = &op->u.dissemination;
+    int n = op->n;
+    int rank = op->rank;
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
 
     for (state->distance = 1; state->distance < n; state->distance *= 2) {
         idist__recv_step(t, 0, idist__block_wrap(rank - state->distance, n),
                          (uint32_t)state->distance, NULL, 0);
         idist__send_step(t, idist__block_wrap(rank + state->distance, n), (uint32_t)state->distance,
                          NULL, 0);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
     }
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 //------------------------------------------------------------------------------
@@ -73,11 +73,11 @@ static void idist__dissemination_run(idist__task *t) {
 // Our v. A reduction with an operation that does not commute uses a tree on rank 0, so that it
 // keeps the order of the ranks.
 static int idist__tree_relative_rank(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    bool commutes = !o->user || o->user->commutative;
+    const idist__op *op = idist__op_of(t);
+    bool commutes = !op->user || op->user->commutative;
     bool from_root = t->call.kind != IDIST__REDUCE || commutes;
 
-    return from_root ? idist__block_wrap(o->rank - o->root, o->n) : o->rank;
+    return from_root ? idist__block_wrap(op->rank - op->root, op->n) : op->rank;
 }
 
 // The distance from v to its parent: its lowest set bit. Of the root: a power of two that is not
@@ -95,32 +95,32 @@ static int idist__tree_size(int v, int n) {
 }
 
 static void idist__tree_broadcast(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__tree_op *state = &o->u.tree;
-    int n = o->n;
+    idist__op *op = idist__op_of(t);
+    idist__tree_op *state = &op->u.tree;
+    int n = op->n;
     int v = idist__tree_relative_rank(t);
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
     state->distance = idist__tree_distance(v, n);
 
     if (v) {
-        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->out,
-                         o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + op->root, n), 0, op->out,
+                         op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
     }
 
     // A large message goes to one child after the other, the one with the largest subtree first:
     // were they sent at once, all children would have it only when the last one has.
     for (state->distance /= 2; state->distance; state->distance /= 2) {
         if (v + state->distance >= n) continue;
-        idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0, o->out,
-                         o->nbytes);
-        IDIST__CO_AWAIT(o, !o->sends_pending || o->nbytes <= IDIST__EAGER_BYTES);
+        idist__send_step(t, idist__block_wrap(v + state->distance + op->root, n), 0, op->out,
+                         op->nbytes);
+        IDIST__CO_AWAIT(op, !op->sends_pending || op->nbytes <= IDIST__EAGER_BYTES);
     }
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Our sum covers the ranks v .. v + distance - 1; what arrives covers the next `distance` ranks, so
@@ -129,103 +129,103 @@ static void idist__tree_broadcast(idist__task *t) {
 //
 // Scratch: the sum, then one message.
 static void idist__tree_reduce(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__tree_op *state = &o->u.tree;
-    int n = o->n;
+    idist__op *op = idist__op_of(t);
+    idist__tree_op *state = &op->u.tree;
+    int n = op->n;
     int v = idist__tree_relative_rank(t);
-    int base = idist__block_wrap(o->rank - v, n); // the rank with v = 0
-    char *received = o->work + o->nbytes;
+    int base = idist__block_wrap(op->rank - v, n); // the rank with v = 0
+    char *received = op->work + op->nbytes;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(o->work, o->in, o->nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(op->work, op->in, op->nbytes);
 
     for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2) {
         if (v + state->distance >= n) continue;
         idist__recv_step(t, 0, idist__block_wrap(v + state->distance + base, n), 0, received,
-                         o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
-        idist__combine(t, o->work, o->work, received, o->count, t->call.dtype);
+                         op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
+        idist__combine(t, op->work, op->work, received, op->count, t->call.dtype);
     }
 
     if (v)
-        idist__send_step(t, idist__block_wrap(v - state->distance + base, n), 0, o->work,
-                         o->nbytes);
-    else if (o->rank != o->root) idist__send_step(t, o->root, 1, o->work, o->nbytes);
+        idist__send_step(t, idist__block_wrap(v - state->distance + base, n), 0, op->work,
+                         op->nbytes);
+    else if (op->rank != op->root) idist__send_step(t, op->root, 1, op->work, op->nbytes);
 
-    if (o->rank == o->root && v) {
-        idist__recv_step(t, 0, base, 1, o->out, o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
-    } else if (o->rank == o->root) {
-        idist__block_copy(o->out, o->work, o->nbytes);
+    if (op->rank == op->root && v) {
+        idist__recv_step(t, 0, base, 1, op->out, op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
+    } else if (op->rank == op->root) {
+        idist__block_copy(op->out, op->work, op->nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Scratch: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
 static void idist__tree_gather(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__tree_op *state = &o->u.tree;
-    int n = o->n;
+    idist__op *op = idist__op_of(t);
+    idist__tree_op *state = &op->u.tree;
+    int n = op->n;
     int v = idist__tree_relative_rank(t);
     int i;
 
-    IDIST__CO_BEGIN(o)
-    idist__block_copy(o->work, o->in, o->nbytes);
+    IDIST__CO_BEGIN(op)
+    idist__block_copy(op->work, op->in, op->nbytes);
 
     for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2)
         if (v + state->distance < n)
-            idist__recv_step(t, -1, idist__block_wrap(v + state->distance + o->root, n), 0,
-                             o->work + (size_t)state->distance * o->nbytes,
-                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
+            idist__recv_step(t, -1, idist__block_wrap(v + state->distance + op->root, n), 0,
+                             op->work + (size_t)state->distance * op->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * op->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->recvs_pending);
+    IDIST__CO_AWAIT(op, !op->recvs_pending);
 
     if (v)
-        idist__send_step(t, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
-                         (size_t)idist__tree_size(v, n) * o->nbytes);
+        idist__send_step(t, idist__block_wrap(v - state->distance + op->root, n), 0, op->work,
+                         (size_t)idist__tree_size(v, n) * op->nbytes);
     else
         for (i = 0; i < n; i++)
-            idist__block_copy(o->out + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
-                              o->work + (size_t)i * o->nbytes, o->nbytes);
+            idist__block_copy(op->out + (size_t)idist__block_wrap(i + op->root, n) * op->nbytes,
+                              op->work + (size_t)i * op->nbytes, op->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 // Scratch: as for gather.
 static void idist__tree_scatter(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__tree_op *state = &o->u.tree;
-    int n = o->n;
+    idist__op *op = idist__op_of(t);
+    idist__tree_op *state = &op->u.tree;
+    int n = op->n;
     int v = idist__tree_relative_rank(t);
     int i;
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
     state->distance = idist__tree_distance(v, n);
 
     if (v) {
-        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
-                         (size_t)idist__tree_size(v, n) * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending);
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + op->root, n), 0, op->work,
+                         (size_t)idist__tree_size(v, n) * op->nbytes);
+        IDIST__CO_AWAIT(op, !op->slots_pending);
     } else {
         for (i = 0; i < n; i++)
-            idist__block_copy(o->work + (size_t)i * o->nbytes,
-                              o->in + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
-                              o->nbytes);
+            idist__block_copy(op->work + (size_t)i * op->nbytes,
+                              op->in + (size_t)idist__block_wrap(i + op->root, n) * op->nbytes,
+                              op->nbytes);
     }
 
     for (state->distance /= 2; state->distance; state->distance /= 2)
         if (v + state->distance < n)
-            idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0,
-                             o->work + (size_t)state->distance * o->nbytes,
-                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
+            idist__send_step(t, idist__block_wrap(v + state->distance + op->root, n), 0,
+                             op->work + (size_t)state->distance * op->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * op->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->sends_pending);
-    idist__block_copy(o->out, o->work, o->nbytes);
+    IDIST__CO_AWAIT(op, !op->sends_pending);
+    idist__block_copy(op->out, op->work, op->nbytes);
     idist__op_done(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }

@@ -45,27 +45,27 @@ typedef struct idist__connect_event {
     int error;           // the errno with which connecting failed; 0: idist__me.text tells
 } idist__connect_event;
 
-static void idist__attempt_wait(idist__attempt *a, int ms) {
-    idist__os_descriptor_close(&a->handshake.fd);
-    a->state = IDIST__ATTEMPT_WAITS;
-    a->due_ns = idist__os_clock_deadline(ms);
+static void idist__attempt_wait(idist__attempt *attempt, int ms) {
+    idist__os_descriptor_close(&attempt->handshake.fd);
+    attempt->state = IDIST__ATTEMPT_WAITS;
+    attempt->due_ns = idist__os_clock_deadline(ms);
 }
 
 // Whether the peer may know of it, and may have accepted it, because we have proven who we are.
-static bool idist__attempt_is_known(const idist__attempt *a) {
-    return a->state == IDIST__ATTEMPT_GREETS && a->handshake.stage >= IDIST__AUTH_PROOF;
+static bool idist__attempt_is_known(const idist__attempt *attempt) {
+    return attempt->state == IDIST__ATTEMPT_GREETS && attempt->handshake.stage >= IDIST__AUTH_PROOF;
 }
 
 // Connecting failed. Returns false if it will be tried again without an event.
-static bool idist__attempt_failed(idist__attempt *a, int error, idist__connect_event *event) {
+static bool idist__attempt_failed(idist__attempt *attempt, int error, idist__connect_event *event) {
     idist_status status =
         idist__os_socket_out_of_fds(error) ? IDIST_ERR_NO_FDS : IDIST_ERR_PEER_LOST;
 
-    idist__attempt_wait(a, IDIST__ATTEMPT_WAIT_MS);
+    idist__attempt_wait(attempt, IDIST__ATTEMPT_WAIT_MS);
     if (error == EAGAIN || error == ETIMEDOUT || error == EINTR || error == ENOBUFS ||
         error == ENOMEM) // its accept queue may be full, or memory is short
         return false;
-    event->rank = a->rank;
+    event->rank = attempt->rank;
     event->error = error;
     event->status = status;
 
@@ -73,21 +73,21 @@ static bool idist__attempt_failed(idist__attempt *a, int error, idist__connect_e
 }
 
 // WAITS -> CONNECTS.
-static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
+static bool idist__attempt_begin(idist__attempt *attempt, const idist__where *where,
                                  idist__connect_event *event) {
     idist__os_address address;
     int fd;
 
-    event->rank = a->rank;
+    event->rank = attempt->rank;
     event->status = idist__address_parse(&address, where->text);
     if (event->status != IDIST_OK) return true;
     fd = idist__os_socket_connect_begin(&address);
-    if (fd < 0) return idist__attempt_failed(a, errno, event);
+    if (fd < 0) return idist__attempt_failed(attempt, errno, event);
 
-    memset(&a->handshake, 0, sizeof a->handshake);
-    a->handshake.fd = fd;
-    a->state = IDIST__ATTEMPT_CONNECTS;
-    a->due_ns = idist__os_clock_deadline(IDIST__ATTEMPT_MS);
+    memset(&attempt->handshake, 0, sizeof attempt->handshake);
+    attempt->handshake.fd = fd;
+    attempt->state = IDIST__ATTEMPT_CONNECTS;
+    attempt->due_ns = idist__os_clock_deadline(IDIST__ATTEMPT_MS);
 
     return false;
 }

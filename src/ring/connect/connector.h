@@ -73,93 +73,93 @@ typedef struct idist__connector {
     int incoming_count; // handshakes in it
 } idist__connector;
 
-static void idist__connector_free(idist__connector *c) {
+static void idist__connector_free(idist__connector *conn) {
     const idist_allocator *mem;
 
-    if (!c) return;
-    mem = &c->ring->w->cfg.mem;
+    if (!conn) return;
+    mem = &conn->ring->w->cfg.mem;
 
-    while (c->attempts) {
-        idist__attempt *a = c->attempts;
-        c->attempts = a->next;
-        idist__os_descriptor_close(&a->handshake.fd);
-        idist__mem_free(mem, a);
+    while (conn->attempts) {
+        idist__attempt *attempt = conn->attempts;
+        conn->attempts = attempt->next;
+        idist__os_descriptor_close(&attempt->handshake.fd);
+        idist__mem_free(mem, attempt);
     }
 
-    idist__pending_close(&c->incoming);
-    idist__os_descriptor_close(&c->listeners[0]);
-    idist__os_descriptor_close(&c->listeners[1]);
-    idist__mem_free(mem, c->where);
-    idist__mem_free(mem, c);
+    idist__pending_close(&conn->incoming);
+    idist__os_descriptor_close(&conn->listeners[0]);
+    idist__os_descriptor_close(&conn->listeners[1]);
+    idist__mem_free(mem, conn->where);
+    idist__mem_free(mem, conn);
 }
 
 static idist__connector *idist__connector_new(idist__ring *ring) {
     const idist_allocator *mem = &ring->w->cfg.mem;
     size_t n = (size_t)ring->w->group.size;
-    idist__connector *c = (idist__connector *)idist__mem_alloc(mem, sizeof *c);
+    idist__connector *conn = (idist__connector *)idist__mem_alloc(mem, sizeof *conn);
 
-    if (!c) return NULL;
-    c->ring = ring;
-    c->rank = ring->w->group.rank;
-    c->listeners[0] = -1;
-    c->listeners[1] = -1;
-    c->socket_count = 1;
-    idist__pending_init(&c->incoming);
-    c->where = (idist__where *)idist__mem_alloc(mem, sizeof *c->where * n);
-    if (c->where) return c;
+    if (!conn) return NULL;
+    conn->ring = ring;
+    conn->rank = ring->w->group.rank;
+    conn->listeners[0] = -1;
+    conn->listeners[1] = -1;
+    conn->socket_count = 1;
+    idist__pending_init(&conn->incoming);
+    conn->where = (idist__where *)idist__mem_alloc(mem, sizeof *conn->where * n);
+    if (conn->where) return conn;
 
-    idist__connector_free(c);
+    idist__connector_free(conn);
 
     return NULL;
 }
 
 // Whether we reach a rank through a local socket.
-static bool idist__connector_is_local(const idist__connector *c, int rank) {
-    return idist__address_is_local(c->where[rank].text);
+static bool idist__connector_is_local(const idist__connector *conn, int rank) {
+    return idist__address_is_local(conn->where[rank].text);
 }
 
 // The place of an attempt in the list, or of the end of the list.
-static idist__attempt **idist__connector_find(idist__connector *c, int rank, int socket) {
-    idist__attempt **at = &c->attempts;
+static idist__attempt **idist__connector_find(idist__connector *conn, int rank, int socket) {
+    idist__attempt **at = &conn->attempts;
     while (*at && ((*at)->rank != rank || (*at)->socket != socket)) at = &(*at)->next;
     return at;
 }
 
 // Gives up an attempt, or forgets one that is done.
-static void idist__connector_drop(idist__connector *c, idist__attempt **at) {
-    idist__attempt *a = *at;
+static void idist__connector_drop(idist__connector *conn, idist__attempt **at) {
+    idist__attempt *attempt = *at;
 
-    if (!a) return;
-    *at = a->next;
-    idist__os_descriptor_close(&a->handshake.fd);
-    idist__mem_free(&c->ring->w->cfg.mem, a);
+    if (!attempt) return;
+    *at = attempt->next;
+    idist__os_descriptor_close(&attempt->handshake.fd);
+    idist__mem_free(&conn->ring->w->cfg.mem, attempt);
 }
 
 // Gives up connecting to a rank.
-static void idist__connector_give_up(idist__connector *c, int rank) {
+static void idist__connector_give_up(idist__connector *conn, int rank) {
     int i;
 
     for (i = 0; i < IDIST__SOCKETS_MAX; i++)
-        idist__connector_drop(c, idist__connector_find(c, rank, i));
+        idist__connector_drop(conn, idist__connector_find(conn, rank, i));
 }
 
 // Whether the link of a rank has never been connected, and lacks this socket.
-static bool idist__connector_lacks(const idist__connector *c, int rank, int socket) {
-    const idist__link *l = &c->ring->links[rank];
+static bool idist__connector_lacks(const idist__connector *conn, int rank, int socket) {
+    const idist__link *l = &conn->ring->links[rank];
     bool is_new = !l->transport || (l->open && !idist__link_is_connected(l));
 
     return is_new && socket < l->sockets.count && l->sockets.fds[socket] < 0;
 }
 
 // Starts to connect to a rank, unless that is under way. False: out of memory.
-static bool idist__connector_start(idist__connector *c, int rank) {
+static bool idist__connector_start(idist__connector *conn, int rank) {
     int socket;
 
-    for (socket = 0; socket < IDIST__SOCKETS_MAX && !c->leaves; socket++) {
-        idist__attempt **end = idist__connector_find(c, rank, socket), *a;
+    for (socket = 0; socket < IDIST__SOCKETS_MAX && !conn->leaves; socket++) {
+        idist__attempt **end = idist__connector_find(conn, rank, socket), *a;
 
-        if (*end || !idist__connector_lacks(c, rank, socket)) continue;
-        a = (idist__attempt *)idist__mem_alloc(&c->ring->w->cfg.mem, sizeof *a);
+        if (*end || !idist__connector_lacks(conn, rank, socket)) continue;
+        a = (idist__attempt *)idist__mem_alloc(&conn->ring->w->cfg.mem, sizeof *a);
         if (!a) return false;
         a->rank = rank;
         a->socket = socket;
@@ -172,22 +172,22 @@ static bool idist__connector_start(idist__connector *c, int rank) {
 
 // A handshake has succeeded: its connection becomes a socket of a link. Returns whether there is an
 // event: the link is connected, or cannot be watched.
-static bool idist__connector_add(idist__connector *c, idist__handshake *h, int socket,
+static bool idist__connector_add(idist__connector *conn, idist__handshake *shake, int socket,
                                  idist__connect_event *event) {
-    int rank = (int)h->theirs.rank;
-    bool local = idist__connector_is_local(c, rank);
-    idist__link *l = &c->ring->links[rank];
+    int rank = (int)shake->theirs.rank;
+    bool local = idist__connector_is_local(conn, rank);
+    idist__link *l = &conn->ring->links[rank];
 
-    if (!local) idist__os_socket_measured(h->fd);
-    l->sockets.fds[socket] = h->fd;
-    h->fd = -1;
-    idist__connector_drop(c, idist__connector_find(c, rank, socket));
+    if (!local) idist__os_socket_measured(shake->fd);
+    l->sockets.fds[socket] = shake->fd;
+    shake->fd = -1;
+    idist__connector_drop(conn, idist__connector_find(conn, rank, socket));
     if (!idist__sockets_is_complete(&l->sockets)) return false;
 
     event->rank = rank;
     event->status = IDIST_OK;
 
-    if (!idist__link_open(c->ring, l, local ? &idist__transport_unix : &idist__transport_tcp,
+    if (!idist__link_open(conn->ring, l, local ? &idist__transport_unix : &idist__transport_tcp,
                           &l->sockets)) {
         event->error = errno;
         event->status = idist__fail_errno("watching a connection", errno);
@@ -202,44 +202,44 @@ static bool idist__connector_add(idist__connector *c, idist__handshake *h, int s
 // Descriptors are short: gives back those of our own attempts that a higher rank may be making as
 // well, so that its connection can be accepted. Otherwise two ranks with one descriptor each would
 // wait for each other. Returns whether there were any.
-static bool idist__connector_give_way(idist__connector *c) {
-    idist__attempt *a;
+static bool idist__connector_give_way(idist__connector *conn) {
+    idist__attempt *attempt;
     bool any = false;
 
-    for (a = c->attempts; a; a = a->next) {
-        if (a->rank < c->rank || a->state == IDIST__ATTEMPT_WAITS) continue;
-        if (idist__attempt_is_known(a)) continue; // the answer is on its way
-        idist__attempt_wait(a, 2 * IDIST__ATTEMPT_WAIT_MS);
+    for (attempt = conn->attempts; attempt; attempt = attempt->next) {
+        if (attempt->rank < conn->rank || attempt->state == IDIST__ATTEMPT_WAITS) continue;
+        if (idist__attempt_is_known(attempt)) continue; // the answer is on its way
+        idist__attempt_wait(attempt, 2 * IDIST__ATTEMPT_WAIT_MS);
         any = true;
     }
 
     return any;
 }
 
-static bool idist__connector_accept(idist__connector *c, int listener,
+static bool idist__connector_accept(idist__connector *conn, int listener,
                                     idist__connect_event *event) {
-    idist__handshake *h = idist__pending_slot(&c->incoming);
+    idist__handshake *shake = idist__pending_slot(&conn->incoming);
 
-    while (h) {
+    while (shake) {
         int fd = idist__os_socket_accept(listener);
 
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
-            c->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
-            if (idist__pending_evict(&c->incoming)) return false; // strangers use them up
-            if (idist__connector_give_way(c)) return false;
+            conn->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
+            if (idist__pending_evict(&conn->incoming)) return false; // strangers use them up
+            if (idist__connector_give_way(conn)) return false;
             event->rank = -1;
             event->status = IDIST_ERR_NO_FDS;
             return true;
         }
 
         if (fd < 0) return false;
-        idist__os_descriptor_close(&h->fd);
-        idist__auth_begin(h, fd, true, c->key, IDIST__ROLE_LINK, c->job, c->rank,
-                          c->ring->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
-        idist__auth_set_secrecy(h, idist__secret_secrecy(&c->ring->w->cfg.secret));
-        h->asks = true;
-        h->ready = true;
-        h = idist__pending_slot(&c->incoming);
+        idist__os_descriptor_close(&shake->fd);
+        idist__auth_begin(shake, fd, true, conn->key, IDIST__ROLE_LINK, conn->job, conn->rank,
+                          conn->ring->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
+        idist__auth_set_secrecy(shake, idist__secret_secrecy(&conn->ring->w->cfg.secret));
+        shake->asks = true;
+        shake->ready = true;
+        shake = idist__pending_slot(&conn->incoming);
     }
 
     return false;
@@ -247,77 +247,77 @@ static bool idist__connector_accept(idist__connector *c, int listener,
 
 // Whether to accept the rank that has proven to be at the other end. A lower one is turned away
 // only if we have reached it ourselves.
-static bool idist__connector_welcomes(idist__connector *c, const idist__handshake *h) {
-    int rank = (int)h->theirs.rank;
-    int socket = (int)h->theirs.socket;
+static bool idist__connector_welcomes(idist__connector *conn, const idist__handshake *shake) {
+    int rank = (int)shake->theirs.rank;
+    int socket = (int)shake->theirs.socket;
     const idist__attempt *ours;
 
-    if (rank < 0 || rank >= c->ring->w->group.size || rank == c->rank) return false;
-    if (socket < 0 || !idist__connector_lacks(c, rank, socket)) return false;
+    if (rank < 0 || rank >= conn->ring->w->group.size || rank == conn->rank) return false;
+    if (socket < 0 || !idist__connector_lacks(conn, rank, socket)) return false;
 
-    ours = *idist__connector_find(c, rank, socket);
+    ours = *idist__connector_find(conn, rank, socket);
 
-    return rank > c->rank || !ours || ours->state != IDIST__ATTEMPT_GREETS;
+    return rank > conn->rank || !ours || ours->state != IDIST__ATTEMPT_GREETS;
 }
 
 // Advances an incoming handshake.
-static bool idist__connector_answer(idist__connector *c, idist__handshake *h,
+static bool idist__connector_answer(idist__connector *conn, idist__handshake *shake,
                                     idist__connect_event *event) {
     bool done = false;
     int socket;
     idist_status status;
 
-    h->ready = false;
-    status = idist__auth_step(h, &done);
-    socket = (int)h->theirs.socket;
+    shake->ready = false;
+    status = idist__auth_step(shake, &done);
+    socket = (int)shake->theirs.socket;
 
-    if (status == IDIST_OK && h->proven) {
-        if (!idist__connector_welcomes(c, h)) {
-            idist__os_descriptor_close(&h->fd);
+    if (status == IDIST_OK && shake->proven) {
+        if (!idist__connector_welcomes(conn, shake)) {
+            idist__os_descriptor_close(&shake->fd);
             return false;
         }
 
-        h->asks = false;
-        status = idist__auth_step(h, &done);
+        shake->asks = false;
+        status = idist__auth_step(shake, &done);
     }
 
     if (status == IDIST_OK && !done) return false;
 
-    if (status == IDIST_OK && idist__connector_lacks(c, (int)h->theirs.rank, socket))
-        return idist__connector_add(c, h, socket, event);
+    if (status == IDIST_OK && idist__connector_lacks(conn, (int)shake->theirs.rank, socket))
+        return idist__connector_add(conn, shake, socket, event);
 
-    idist__os_descriptor_close(&h->fd);
+    idist__os_descriptor_close(&shake->fd);
     if (status != IDIST_OK)
-        idist__log_print(&c->ring->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
+        idist__log_print(&conn->ring->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
                          idist__me.text);
 
     return false;
 }
 
 // Accepts, and advances all incoming handshakes.
-static bool idist__connector_receive(idist__connector *c, idist__connect_event *event) {
+static bool idist__connector_receive(idist__connector *conn, idist__connect_event *event) {
     int64_t now_ns = idist__os_clock_now_ns();
-    bool is_full = c->incoming_count == IDIST__PENDING_SLOTS;
-    bool waited = c->no_fds_until_ns && now_ns >= c->no_fds_until_ns;
+    bool is_full = conn->incoming_count == IDIST__PENDING_SLOTS;
+    bool waited = conn->no_fds_until_ns && now_ns >= conn->no_fds_until_ns;
     bool happened = false;
     int i;
 
-    if (waited) c->no_fds_until_ns = 0;
+    if (waited) conn->no_fds_until_ns = 0;
 
-    for (i = 0; i < 2 && !c->no_fds_until_ns && (c->listener_ready || is_full || waited); i++)
-        if (c->listeners[i] >= 0 && !happened)
-            happened = idist__connector_accept(c, c->listeners[i], event);
+    for (i = 0; i < 2 && !conn->no_fds_until_ns && (conn->listener_ready || is_full || waited); i++)
+        if (conn->listeners[i] >= 0 && !happened)
+            happened = idist__connector_accept(conn, conn->listeners[i], event);
 
-    c->listener_ready = false;
+    conn->listener_ready = false;
 
     for (i = 0; i < IDIST__PENDING_SLOTS && !happened; i++) {
-        idist__handshake *h = &c->incoming.place[i];
+        idist__handshake *shake = &conn->incoming.place[i];
 
-        if (h->fd >= 0 && h->ready) happened = idist__connector_answer(c, h, event);
-        if (h->fd >= 0 && now_ns >= h->deadline_ns) idist__os_descriptor_close(&h->fd);
+        if (shake->fd >= 0 && shake->ready) happened = idist__connector_answer(conn, shake, event);
+        if (shake->fd >= 0 && now_ns >= shake->deadline_ns) idist__os_descriptor_close(&shake->fd);
     }
 
-    c->incoming_count = idist__pending_count(&c->incoming);
+    conn->incoming_count = idist__pending_count(&conn->incoming);
 
     return happened;
 }
@@ -325,92 +325,92 @@ static bool idist__connector_receive(idist__connector *c, idist__connect_event *
 // ---- connecting ----
 
 // CONNECTS -> GREETS, if it is connected.
-static bool idist__connector_connected(idist__connector *c, idist__attempt *a,
+static bool idist__connector_connected(idist__connector *conn, idist__attempt *attempt,
                                        idist__connect_event *event) {
-    bool local = idist__connector_is_local(c, a->rank);
-    int error, fd = a->handshake.fd;
+    bool local = idist__connector_is_local(conn, attempt->rank);
+    int error, fd = attempt->handshake.fd;
 
     if (!idist__os_poll_wait(fd, IDIST__OS_WRITABLE, 0)) {
-        if (idist__os_clock_now_ns() < a->due_ns) return false;
-        return idist__attempt_failed(a, ETIMEDOUT, event);
+        if (idist__os_clock_now_ns() < attempt->due_ns) return false;
+        return idist__attempt_failed(attempt, ETIMEDOUT, event);
     }
 
     error = idist__os_socket_connect_end(&fd, local);
-    a->handshake.fd = fd;
-    if (error) return idist__attempt_failed(a, error, event);
+    attempt->handshake.fd = fd;
+    if (error) return idist__attempt_failed(attempt, error, event);
 
-    idist__auth_begin(&a->handshake, fd, false, c->key, IDIST__ROLE_LINK, c->job, c->rank,
-                      c->ring->w->group.size, IDIST__FOREVER);
-    idist__auth_set_socket(&a->handshake, a->socket);
-    idist__auth_set_secrecy(&a->handshake, idist__secret_secrecy(&c->ring->w->cfg.secret));
-    a->handshake.ready = true;
-    a->state = IDIST__ATTEMPT_GREETS;
+    idist__auth_begin(&attempt->handshake, fd, false, conn->key, IDIST__ROLE_LINK, conn->job,
+                      conn->rank, conn->ring->w->group.size, IDIST__FOREVER);
+    idist__auth_set_socket(&attempt->handshake, attempt->socket);
+    idist__auth_set_secrecy(&attempt->handshake, idist__secret_secrecy(&conn->ring->w->cfg.secret));
+    attempt->handshake.ready = true;
+    attempt->state = IDIST__ATTEMPT_GREETS;
 
     return false;
 }
 
 // Advances the handshake of an attempt.
-static bool idist__connector_greet(idist__connector *c, idist__attempt *a,
+static bool idist__connector_greet(idist__connector *conn, idist__attempt *attempt,
                                    idist__connect_event *event) {
-    idist__handshake *h = &a->handshake;
+    idist__handshake *shake = &attempt->handshake;
     bool done = false;
     idist_status status;
 
-    h->ready = false;
-    status = idist__auth_step(h, &done);
+    shake->ready = false;
+    status = idist__auth_step(shake, &done);
     if (status == IDIST_OK && !done) return false;
 
-    if (status != IDIST_OK && h->broke) {         // turned away, or there was no room for us
-        idist__attempt_wait(a, 5 + c->rank % 16); // not all ranks at the same moment
+    if (status != IDIST_OK && shake->broke) { // turned away, or there was no room for us
+        idist__attempt_wait(attempt, 5 + conn->rank % 16); // not all ranks at the same moment
         return false;
     }
 
-    if (status == IDIST_OK && (int)h->theirs.rank == a->rank)
-        return idist__connector_add(c, h, a->socket, event); // frees the attempt
+    if (status == IDIST_OK && (int)shake->theirs.rank == attempt->rank)
+        return idist__connector_add(conn, shake, attempt->socket, event); // frees the attempt
 
     if (status == IDIST_OK)
         status = idist__fail(IDIST_ERR_AUTH, "another rank listens at its address");
-    event->rank = a->rank;
+    event->rank = attempt->rank;
     event->status = status;
 
     return true;
 }
 
 // The name of the rank's host cannot be resolved. Returns false if it will be tried again.
-static bool idist__connector_unknown(idist__connector *c, idist__attempt *a,
+static bool idist__connector_unknown(idist__connector *conn, idist__attempt *attempt,
                                      const idist__connect_event *event) {
-    if (!c->waits_for_names || event->error || event->status != IDIST_ERR_SYSTEM) return true;
+    if (!conn->waits_for_names || event->error || event->status != IDIST_ERR_SYSTEM) return true;
 
-    if (!c->unknown[0])
-        idist__log_print(&c->ring->w->log, IDIST_LOG_WARN,
+    if (!conn->unknown[0])
+        idist__log_print(&conn->ring->w->log, IDIST_LOG_WARN,
                          "%s (IDIST_ADDR of rank %d); it is looked up until it is known or the "
                          "time to join is up",
-                         idist__me.text, a->rank);
-    c->unknown_rank = a->rank;
-    idist__text_copy(c->unknown, sizeof c->unknown, idist__me.text);
-    idist__attempt_wait(a, IDIST__ATTEMPT_NAME_MS);
+                         idist__me.text, attempt->rank);
+    conn->unknown_rank = attempt->rank;
+    idist__text_copy(conn->unknown, sizeof conn->unknown, idist__me.text);
+    idist__attempt_wait(attempt, IDIST__ATTEMPT_NAME_MS);
 
     return false;
 }
 
 // Advances an attempt, which may be gone after that. With an event all attempts to connect to the
 // rank are, unless descriptors are short.
-static bool idist__connector_try(idist__connector *c, idist__attempt *a,
+static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt,
                                  idist__connect_event *event) {
-    int rank = a->rank;
+    int rank = attempt->rank;
     bool happened = false;
 
-    if (a->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= a->due_ns) {
-        happened = idist__attempt_begin(a, &c->where[rank], event);
-        if (happened) happened = idist__connector_unknown(c, a, event);
-        else if (rank == c->unknown_rank) c->unknown[0] = 0;
+    if (attempt->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= attempt->due_ns) {
+        happened = idist__attempt_begin(attempt, &conn->where[rank], event);
+        if (happened) happened = idist__connector_unknown(conn, attempt, event);
+        else if (rank == conn->unknown_rank) conn->unknown[0] = 0;
     }
 
-    if (!happened && a->state == IDIST__ATTEMPT_CONNECTS)
-        happened = idist__connector_connected(c, a, event);
-    if (!happened && a->state == IDIST__ATTEMPT_GREETS && a->handshake.ready)
-        happened = idist__connector_greet(c, a, event);
-    if (happened && event->status != IDIST_ERR_NO_FDS) idist__connector_give_up(c, rank);
+    if (!happened && attempt->state == IDIST__ATTEMPT_CONNECTS)
+        happened = idist__connector_connected(conn, attempt, event);
+    if (!happened && attempt->state == IDIST__ATTEMPT_GREETS && attempt->handshake.ready)
+        happened = idist__connector_greet(conn, attempt, event);
+    if (happened && event->status != IDIST_ERR_NO_FDS) idist__connector_give_up(conn, rank);
 
     return happened;
 }
@@ -420,86 +420,89 @@ static bool idist__connector_try(idist__connector *c, idist__attempt *a,
 // This rank leaves the world. Attempts that the peer cannot know of are dropped. One in which we
 // have already proven who we are continues, because the peer may have accepted it; its link then
 // says BYE. Returns whether any is left.
-static bool idist__connector_leave(idist__connector *c) {
-    const idist__attempt *a = c->attempts;
+static bool idist__connector_leave(idist__connector *conn) {
+    const idist__attempt *attempt = conn->attempts;
 
-    c->leaves = true;
+    conn->leaves = true;
 
-    while (a) {
-        const idist__attempt *next = a->next;
+    while (attempt) {
+        const idist__attempt *next = attempt->next;
 
-        if (!idist__attempt_is_known(a))
-            idist__connector_drop(c, idist__connector_find(c, a->rank, a->socket));
-        a = next;
+        if (!idist__attempt_is_known(attempt))
+            idist__connector_drop(conn,
+                                  idist__connector_find(conn, attempt->rank, attempt->socket));
+        attempt = next;
     }
 
-    return c->attempts != NULL;
+    return conn->attempts != NULL;
 }
 
 // When to go on even if poll reports nothing.
-static int64_t idist__connector_due_ns(const idist__connector *c) {
-    const idist__attempt *a;
+static int64_t idist__connector_due_ns(const idist__connector *conn) {
+    const idist__attempt *attempt;
     int64_t due_ns = IDIST__FOREVER;
 
-    if (c->incoming_count) due_ns = idist__os_clock_deadline(IDIST__CONNECTOR_LOOK_MS);
-    if (c->no_fds_until_ns && c->no_fds_until_ns < due_ns) due_ns = c->no_fds_until_ns;
-    for (a = c->attempts; a; a = a->next)
-        if (a->state != IDIST__ATTEMPT_GREETS && a->due_ns < due_ns) due_ns = a->due_ns;
+    if (conn->incoming_count) due_ns = idist__os_clock_deadline(IDIST__CONNECTOR_LOOK_MS);
+    if (conn->no_fds_until_ns && conn->no_fds_until_ns < due_ns) due_ns = conn->no_fds_until_ns;
+    for (attempt = conn->attempts; attempt; attempt = attempt->next)
+        if (attempt->state != IDIST__ATTEMPT_GREETS && attempt->due_ns < due_ns)
+            due_ns = attempt->due_ns;
 
     return due_ns;
 }
 
 // Entries of poll that idist__connector_polls fills at most.
-static size_t idist__connector_capacity(const idist__connector *c) {
-    return IDIST__CONNECTOR_POLLS + (size_t)c->ring->w->group.size * (size_t)c->socket_count;
+static size_t idist__connector_capacity(const idist__connector *conn) {
+    return IDIST__CONNECTOR_POLLS + (size_t)conn->ring->w->group.size * (size_t)conn->socket_count;
 }
 
 // Fills entries of poll. Returns how many.
-static int idist__connector_polls(const idist__connector *c, idist__os_poll_entry *entries) {
-    bool accepts = c->incoming_count < IDIST__PENDING_SLOTS && !c->no_fds_until_ns;
-    const idist__attempt *a;
+static int idist__connector_polls(const idist__connector *conn, idist__os_poll_entry *entries) {
+    bool accepts = conn->incoming_count < IDIST__PENDING_SLOTS && !conn->no_fds_until_ns;
+    const idist__attempt *attempt;
     int i, count = 0;
 
     for (i = 0; i < 2; i++)
-        if (c->listeners[i] >= 0 && accepts)
-            idist__os_poll_watch(&entries[count++], c->listeners[i], IDIST__OS_READABLE);
+        if (conn->listeners[i] >= 0 && accepts)
+            idist__os_poll_watch(&entries[count++], conn->listeners[i], IDIST__OS_READABLE);
 
-    for (a = c->attempts; a; a = a->next)
-        if (a->state != IDIST__ATTEMPT_WAITS)
-            idist__os_poll_watch(&entries[count++], a->handshake.fd,
-                                 a->state == IDIST__ATTEMPT_CONNECTS
+    for (attempt = conn->attempts; attempt; attempt = attempt->next)
+        if (attempt->state != IDIST__ATTEMPT_WAITS)
+            idist__os_poll_watch(&entries[count++], attempt->handshake.fd,
+                                 attempt->state == IDIST__ATTEMPT_CONNECTS
                                      ? IDIST__OS_WRITABLE
-                                     : idist__auth_awaits(&a->handshake));
+                                     : idist__auth_awaits(&attempt->handshake));
 
-    if (c->incoming_count) count += idist__pending_fill_polls(&c->incoming, entries + count);
+    if (conn->incoming_count) count += idist__pending_fill_polls(&conn->incoming, entries + count);
 
     return count;
 }
 
 // Poll has reported at least one of these entries. We do not check which, because another thread
 // may have closed some meanwhile: everything tries to advance.
-static void idist__connector_polled(idist__connector *c) {
-    idist__attempt *a;
+static void idist__connector_polled(idist__connector *conn) {
+    idist__attempt *attempt;
     int i;
 
-    c->listener_ready = true;
-    for (a = c->attempts; a; a = a->next) a->handshake.ready = true;
-    for (i = 0; i < IDIST__PENDING_SLOTS && c->incoming_count; i++)
-        c->incoming.place[i].ready = true;
+    conn->listener_ready = true;
+    for (attempt = conn->attempts; attempt; attempt = attempt->next)
+        attempt->handshake.ready = true;
+    for (i = 0; i < IDIST__PENDING_SLOTS && conn->incoming_count; i++)
+        conn->incoming.place[i].ready = true;
 }
 
 // Goes on until something happens. False: nothing more can happen now.
-static bool idist__connector_next(idist__connector *c, idist__connect_event *event) {
-    idist__attempt *a, *next;
+static bool idist__connector_next(idist__connector *conn, idist__connect_event *event) {
+    idist__attempt *attempt, *next;
 
     memset(event, 0, sizeof *event);
 
-    for (a = c->attempts; a; a = next) {
-        next = a->next;
-        if (idist__connector_try(c, a, event)) return true;
+    for (attempt = conn->attempts; attempt; attempt = next) {
+        next = attempt->next;
+        if (idist__connector_try(conn, attempt, event)) return true;
     }
 
-    if (!c->listener_ready && !c->incoming_count && !c->no_fds_until_ns) return false;
+    if (!conn->listener_ready && !conn->incoming_count && !conn->no_fds_until_ns) return false;
 
-    return idist__connector_receive(c, event);
+    return idist__connector_receive(conn, event);
 }

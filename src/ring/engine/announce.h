@@ -20,26 +20,26 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__link *l = &ring->links[t->group->ranks[rank]];
     bool p2p = idist__kind_is_p2p(t->call.kind);
-    const idist__transfer *v;
-    idist__frame f;
+    const idist__transfer *xfer;
+    idist__frame frame;
 
     if (rank == t->group->rank || (p2p && t->call.root != rank)) return;
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__WAITS;
-    f.ctx = t->group->ctx;
-    f.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
-                        : rg->history[t->seq % IDIST__HISTORY];
-    f.aux = l->p2p_received;
-    f.tag = t->group->seq;
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__WAITS;
+    frame.ctx = t->group->ctx;
+    frame.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
+                            : rg->history[t->seq % IDIST__HISTORY];
+    frame.aux = l->p2p_received;
+    frame.tag = t->group->seq;
 
     // Only the search for deadlocks needs these, and there is no deadlock while this rank can do
     // something else.
-    if (only_call) f.flags = IDIST__ONLY_CALL;
-    if (only_call && idist__deadlock_needs(l, t, rank)) f.flags |= IDIST__NEEDS_YOU;
-    for (v = l->waiting.first; v && p2p && only_call; v = v->next)
-        if (v->task == t) f.id = v->id;
+    if (only_call) frame.flags = IDIST__ONLY_CALL;
+    if (only_call && idist__deadlock_needs(l, t, rank)) frame.flags |= IDIST__NEEDS_YOU;
+    for (xfer = l->waiting.first; xfer && p2p && only_call; xfer = xfer->next)
+        if (xfer->task == t) frame.id = xfer->id;
 
-    idist__link_control(ring, l, &f, NULL);
+    idist__link_control(ring, l, &frame, NULL);
     idist__deadlock_find(ring, t->group->ranks[rank]);
 }
 

@@ -121,7 +121,7 @@ static bool idist__ask_is_silent(const idist__link *l) {
 
 static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
     idist__link *l = &ring->links[rank];
-    idist__frame f;
+    idist__frame frame;
 
     if (rank == ring->w->group.rank || l->asks) return;
     idist__link_want(ring, l);
@@ -129,10 +129,10 @@ static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
     l->asks = true;
     l->asked_ns = idist__os_clock_now_ns();
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__ASK;
-    f.flags = flags;
-    idist__link_control(ring, l, &f, NULL);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__ASK;
+    frame.flags = flags;
+    idist__link_control(ring, l, &frame, NULL);
 }
 
 // Asks a rank, unless this round of questions has done so.

@@ -38,14 +38,14 @@ static void idist__cancel_withdraw(const idist__ring *ring) {
 // Removes the transfers of a task from a list. Returns whether there were any.
 static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *list,
                                const idist__task *t) {
-    idist__transfer *v, *next;
+    idist__transfer *xfer, *next;
     bool any = false;
 
-    for (v = list->first; v; v = next) {
-        next = v->next;
-        if (v->task != t) continue;
-        idist__transfer_take(v);
-        idist__transfer_free(ring, v);
+    for (xfer = list->first; xfer; xfer = next) {
+        next = xfer->next;
+        if (xfer->task != t) continue;
+        idist__transfer_take(xfer);
+        idist__transfer_free(ring, xfer);
         any = true;
     }
 
@@ -54,31 +54,31 @@ static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *li
 
 // A frame that is partly written must be completed. Its payload is copied, because the buffer
 // belongs to the caller again.
-static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *v) {
-    size_t unwritten = v->piece - v->piece_moved;
+static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
+    size_t unwritten = xfer->piece - xfer->piece_moved;
 
-    if (idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
-    v->task = NULL;
-    if (v->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
+    if (idist__kind_is_p2p(xfer->task->call.kind)) idist__op_of(xfer->task)->transfer = NULL;
+    xfer->task = NULL;
+    if (xfer->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
     if (!unwritten) {
         // An RTS would wait for its CTS; its type is written already and can change here.
-        if (v->frame.type == IDIST__RTS) v->frame.type = IDIST__CREDIT;
-        v->nbytes = v->piece = v->piece_moved = v->moved = 0;
+        if (xfer->frame.type == IDIST__RTS) xfer->frame.type = IDIST__CREDIT;
+        xfer->nbytes = xfer->piece = xfer->piece_moved = xfer->moved = 0;
         return;
     }
 
-    v->owned = (char *)idist__mem_raw(&ring->w->cfg.mem, unwritten);
+    xfer->owned = (char *)idist__mem_raw(&ring->w->cfg.mem, unwritten);
 
-    if (!v->owned) {
+    if (!xfer->owned) {
         idist__link_write_failed(ring, l);
         return;
     }
 
-    memcpy(v->owned, v->data + v->moved + v->piece_moved, unwritten);
-    v->data = v->owned;
-    v->moved = v->piece_moved = 0;
-    v->nbytes = v->piece = unwritten;
+    memcpy(xfer->owned, xfer->data + xfer->moved + xfer->piece_moved, unwritten);
+    xfer->data = xfer->owned;
+    xfer->moved = xfer->piece_moved = 0;
+    xfer->nbytes = xfer->piece = unwritten;
 }
 
 // Takes out what is queued to be written. Returns whether the peer knows of any of it.
@@ -92,17 +92,17 @@ static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__
     }
 
     while (*at) {
-        idist__transfer *v = *at;
+        idist__transfer *xfer = *at;
 
-        if (v->task != t) {
-            at = &v->next;
+        if (xfer->task != t) {
+            at = &xfer->next;
             continue;
         }
 
-        known = known || v->started;
-        if (v->frame.type == IDIST__EAGER) l->window += v->nbytes + IDIST__FRAME_BYTES;
-        *at = v->next;
-        idist__transfer_free(ring, v);
+        known = known || xfer->started;
+        if (xfer->frame.type == IDIST__EAGER) l->window += xfer->nbytes + IDIST__FRAME_BYTES;
+        *at = xfer->next;
+        idist__transfer_free(ring, xfer);
     }
 
     l->out_end = at;
@@ -112,21 +112,21 @@ static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__
 
 // Takes a task out of the messages that came early. Returns whether it had claimed one.
 static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__task *t) {
-    idist__message *m, *next;
+    idist__message *msg, *next;
     bool claimed = false;
 
-    for (m = l->early; m; m = next) {
-        next = m->next;
+    for (msg = l->early; msg; msg = next) {
+        next = msg->next;
 
-        if (m->claim && m->claim->task == t) {
-            idist__transfer_free(ring, m->claim);
-            m->claim = NULL;
+        if (msg->claim && msg->claim->task == t) {
+            idist__transfer_free(ring, msg->claim);
+            msg->claim = NULL;
             claimed = true;
         }
 
-        if (m->self_send && m->self_send->task == t) {
-            idist__transfer_free(ring, m->self_send);
-            idist__message_free(ring, l, m);
+        if (msg->self_send && msg->self_send->task == t) {
+            idist__transfer_free(ring, msg->self_send);
+            idist__message_free(ring, l, msg);
         }
     }
 
@@ -142,8 +142,8 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
         idist__link *l = &ring->links[i];
 
         if (l->in_transfer && l->in_transfer->task == t) {
-            idist__transfer *v = l->in_transfer;
-            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, v); // it is in no list
+            idist__transfer *xfer = l->in_transfer;
+            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, xfer); // it is in no list
             l->in_transfer = NULL;
             l->target = NULL;
             known = true;
@@ -163,37 +163,37 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
 // The fast path for a send that waits for CTS or a receive without a message: it has one transfer,
 // and thousands may be cancelled at once. False: it is not of this kind.
 static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
-    idist__transfer *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
+    idist__transfer *xfer = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
 
-    if (!v || !v->list) return false;
+    if (!xfer || !xfer->list) return false;
     if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) return false;
     if (t->call.kind == IDIST__SEND) idist__cancel_withdraw(ring);
-    idist__transfer_take(v);
-    idist__transfer_free(ring, v);
+    idist__transfer_take(xfer);
+    idist__transfer_free(ring, xfer);
 
     return true;
 }
 
 // Takes back the announcement that this rank waits in a receive.
 static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
-    idist__frame f;
+    idist__frame frame;
 
     if (!t->announced || t->call.root < 0) return;
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__WAITS;
-    f.fingerprint.kind = IDIST__RECV;
-    idist__link_control(ring, &ring->links[idist__group_world_rank(t->group, t->call.root)], &f,
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__WAITS;
+    frame.fingerprint.kind = IDIST__RECV;
+    idist__link_control(ring, &ring->links[idist__group_world_rank(t->group, t->call.root)], &frame,
                         NULL);
 }
 
 static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
-    if (o->algorithm == IDIST__ALGO_BY_HOST && !idist__host_run_cancel(t)) return;
-    if (idist__share_serves(o->algorithm)) idist__share_cancel(t);
+    if (op->algorithm == IDIST__ALGO_BY_HOST && !idist__host_run_cancel(t)) return;
+    if (idist__share_serves(op->algorithm)) idist__share_cancel(t);
 
-    idist__mem_free(&ring->w->cfg.mem, o->memory);
-    o->memory = NULL;
+    idist__mem_free(&ring->w->cfg.mem, op->memory);
+    op->memory = NULL;
 }
 
 static bool idist__cancel_task(idist__task *t) {

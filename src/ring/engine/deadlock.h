@@ -26,10 +26,10 @@
 #include "ring/algo/host_run.h"
 
 static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const idist__task *t) {
-    const idist__transfer *v;
+    const idist__transfer *xfer;
 
-    for (v = list->first; v; v = v->next)
-        if (v->task == t) return true;
+    for (xfer = list->first; xfer; xfer = xfer->next)
+        if (xfer->task == t) return true;
 
     return false;
 }
@@ -37,19 +37,19 @@ static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const
 // Whether a receive has found no message yet.
 static bool idist__deadlock_is_unmatched(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    const idist__transfer *v = idist__op_of(t)->transfer;
-    return v && (v->list == &rg->recvs || v->list == &rg->wild);
+    const idist__transfer *xfer = idist__op_of(t)->transfer;
+    return xfer && (xfer->list == &rg->recvs || xfer->list == &rg->wild);
 }
 
 // Whether t lacks something that the peer of this link has to begin.
 static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, int group_rank) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
     if (t->call.kind == IDIST__RECV)
         return t->call.root == group_rank && idist__deadlock_is_unmatched(t);
 
     if (t->call.kind != IDIST__SEND &&
-        o->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
+        op->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
         const idist__task *step = idist__host_run_awaited_step(t);
         int rank = -1;
 
@@ -57,7 +57,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
         return rank >= 0 && idist__deadlock_needs(l, step, rank);
     }
 
-    if (t->call.kind != IDIST__SEND && idist__share_serves(o->algorithm))
+    if (t->call.kind != IDIST__SEND && idist__share_serves(op->algorithm))
         return idist__share_needs(t, group_rank);
 
     return idist__deadlock_has_transfer(&l->posted, t) ||
@@ -85,15 +85,15 @@ static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame
 static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
                                        const idist__frame *waits) {
     const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
-    const idist__message *m;
+    const idist__message *msg;
 
     if (waits->fingerprint.kind == IDIST__RECV)
         return waits->aux != l->p2p_sent; // aux: messages it had got from us when it said so
     if (waits->fingerprint.kind != IDIST__SEND)
         return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered that call
 
-    for (m = l->early; m; m = m->next)
-        if (m->frame.type == IDIST__RTS && m->frame.id == waits->id)
+    for (msg = l->early; msg; msg = msg->next)
+        if (msg->frame.type == IDIST__RTS && msg->frame.id == waits->id)
             return false; // its message is here, and no receive wants it
 
     return true;

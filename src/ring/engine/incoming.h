@@ -38,7 +38,7 @@ static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int 
 static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
-    idist__message *m;
+    idist__message *msg;
 
     l->text[l->in.nbytes] = 0;
     if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
@@ -50,10 +50,10 @@ static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     }
 
     if (idist__message_find_closed(ring, l->in.ctx)) return;
-    m = idist__message_new(ring, l, &l->in, sizeof l->text);
-    if (!m) return;
-    m->frame.aux = (uint64_t)(int64_t)status;
-    memcpy(m->data, l->text, sizeof l->text);
+    msg = idist__message_new(ring, l, &l->in, sizeof l->text);
+    if (!msg) return;
+    msg->frame.aux = (uint64_t)(int64_t)status;
+    memcpy(msg->data, l->text, sizeof l->text);
 }
 
 // WAITS: the peer waits in a call. Since we may be what it waits for, it learns that we entered the
@@ -142,21 +142,22 @@ static void idist__incoming_no_memory(idist__ring *ring, idist_group *g) {
 // EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
 // of its own; nothing follows an RTS. False when the frame is malformed.
 static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer) {
-    idist__frame *f = &l->in;
-    idist_group *g = idist__world_find_group(ring->w, f->ctx);
-    bool p2p = f->fingerprint.kind == IDIST__SEND;
-    bool closed = !g && idist__message_find_closed(ring, f->ctx);
+    idist__frame *frame = &l->in;
+    idist_group *g = idist__world_find_group(ring->w, frame->ctx);
+    bool p2p = frame->fingerprint.kind == IDIST__SEND;
+    bool closed = !g && idist__message_find_closed(ring, frame->ctx);
     idist__transfer *receive;
 
-    if (p2p && !idist__fingerprint_has_nbytes(&f->fingerprint, f->nbytes)) return false;
+    if (p2p && !idist__fingerprint_has_nbytes(&frame->fingerprint, frame->nbytes)) return false;
 
     if (p2p) l->p2p_received++;
     l->peer_waits.type = 0;
-    receive = idist__match_frame(ring, l, peer, f);
+    receive = idist__match_frame(ring, l, peer, frame);
 
-    if (f->type == IDIST__RTS) {
-        if (receive) idist__link_answer_rts(ring, l, peer, receive, f);
-        else if (!closed && !idist__message_new(ring, l, f, 0)) idist__incoming_no_memory(ring, g);
+    if (frame->type == IDIST__RTS) {
+        if (receive) idist__link_answer_rts(ring, l, peer, receive, frame);
+        else if (!closed && !idist__message_new(ring, l, frame, 0))
+            idist__incoming_no_memory(ring, g);
         l->left = 0;
         return true;
     }
@@ -164,10 +165,10 @@ static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer)
     l->in_transfer = receive;
 
     if (receive) {
-        receive->frame = *f;
+        receive->frame = *frame;
         l->target = receive->data;
     } else if (!closed && (!g || g->status == IDIST_OK)) {
-        l->in_message = idist__message_new(ring, l, f, (size_t)f->nbytes);
+        l->in_message = idist__message_new(ring, l, frame, (size_t)frame->nbytes);
         l->target = l->in_message ? l->in_message->data : NULL;
         if (!l->in_message) idist__incoming_no_memory(ring, g);
     }
@@ -177,96 +178,97 @@ static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer)
 
 // Takes out the send that a CTS or PULLED answers; NULL: it has been cancelled.
 static idist__transfer *idist__incoming_answered(idist__ring *ring, const idist__link *l) {
-    idist__transfer *v = idist__transfer_find(ring, &l->waiting, l->in.id);
-    if (v) idist__transfer_take(v);
-    return v;
+    idist__transfer *xfer = idist__transfer_find(ring, &l->waiting, l->in.id);
+    if (xfer) idist__transfer_take(xfer);
+    return xfer;
 }
 
 // CTS without an RTS before it: the peer has posted a receive of a collective. If we have not
 // posted the send, the frame waits for it.
 static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
-    idist__transfer *v;
+    idist__transfer *xfer;
 
     if (g ? g->status != IDIST_OK : idist__message_find_closed(ring, l->in.ctx) != NULL) return;
     if (g && !idist__history_agrees(ring, g, peer, &l->in)) return;
 
-    v = idist__match_step(ring, &l->waiting, peer, &l->in);
-    if (v) idist__link_send_data(ring, l, v, l->in.aux);
+    xfer = idist__match_step(ring, &l->waiting, peer, &l->in);
+    if (xfer) idist__link_send_data(ring, l, xfer, l->in.aux);
     else if (!idist__message_new(ring, l, &l->in, 0)) idist__incoming_no_memory(ring, g);
 }
 
 // CTS: the peer has a place for a message.
 static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int peer) {
-    idist__transfer *v;
+    idist__transfer *xfer;
 
     if (!l->in.id) {
         idist__incoming_granted(ring, l, peer);
         return;
     }
 
-    v = idist__incoming_answered(ring, l);
-    if (v) idist__link_send_data(ring, l, v, l->in.aux);
+    xfer = idist__incoming_answered(ring, l);
+    if (xfer) idist__link_send_data(ring, l, xfer, l->in.aux);
 }
 
 // PULLED: the peer has read a message that we announced in our memory.
 static void idist__incoming_pulled(idist__ring *ring, const idist__link *l) {
-    idist__transfer *v = idist__incoming_answered(ring, l);
-    if (v) idist__transfer_done(ring, v);
+    idist__transfer *xfer = idist__incoming_answered(ring, l);
+    if (xfer) idist__transfer_done(ring, xfer);
 }
 
 // DATA: a piece of a message that we asked for. False when it is longer than the message, or has a
 // number that we did not give.
 static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
-    idist__transfer *v = idist__transfer_find(ring, &l->receiving, l->in.id);
+    idist__transfer *xfer = idist__transfer_find(ring, &l->receiving, l->in.id);
 
-    if (!v) {
-        v = idist__match_granted(ring, l, peer, &l->in);
-        if (v && (!v->granted || v->id != l->in.id)) return false;
+    if (!xfer) {
+        xfer = idist__match_granted(ring, l, peer, &l->in);
+        if (xfer && (!xfer->granted || xfer->id != l->in.id)) return false;
     }
 
-    if (v && l->in.nbytes > v->nbytes - v->moved) return false;
-    l->in_transfer = v; // NULL: the receive has been cancelled
-    l->target = v ? v->data + v->moved : NULL;
+    if (xfer && l->in.nbytes > xfer->nbytes - xfer->moved) return false;
+    l->in_transfer = xfer; // NULL: the receive has been cancelled
+    l->target = xfer ? xfer->data + xfer->moved : NULL;
 
     return true;
 }
 
 // Returns true if the frame carries the status of a failure.
-static bool idist__incoming_has_failure(const idist__frame *f) {
-    int64_t status = (int64_t)f->aux;
+static bool idist__incoming_has_failure(const idist__frame *frame) {
+    int64_t status = (int64_t)frame->aux;
     return status < 0 && status >= INT32_MIN && idist__fail_is_failure((int)status);
 }
 
 // Returns true if a rank of this world can be in the call that the frame names.
-static bool idist__incoming_names_call(const idist__ring *ring, const idist__frame *f) {
-    const idist__fingerprint *p = &f->fingerprint;
+static bool idist__incoming_names_call(const idist__ring *ring, const idist__frame *frame) {
+    const idist__fingerprint *print = &frame->fingerprint;
 
-    if (f->type == IDIST__HERE && !p->kind && !p->seq) return true; // it has entered none yet
-    if (f->type == IDIST__ANSWER && !f->aux) return true;
-    if (f->type < IDIST__WAITS && p->kind == IDIST__RECV) return false;
+    if (frame->type == IDIST__HERE && !print->kind && !print->seq)
+        return true; // it has entered none yet
+    if (frame->type == IDIST__ANSWER && !frame->aux) return true;
+    if (frame->type < IDIST__WAITS && print->kind == IDIST__RECV) return false;
 
-    return p->kind > IDIST__NONE && p->kind < IDIST__KIND_COUNT && p->root >= -1 &&
-           idist__fingerprint_root(p) < ring->w->group.size;
+    return print->kind > IDIST__NONE && print->kind < IDIST__KIND_COUNT && print->root >= -1 &&
+           idist__fingerprint_root(print) < ring->w->group.size;
 }
 
 // Whether the peer may send this header, of a frame that carries no message.
 static bool idist__incoming_is_control(const idist__ring *ring, const idist__link *l, int peer) {
-    const idist__frame *f = &l->in;
-    bool has_text = f->type == IDIST__ABORT || (f->type == IDIST__BYE && f->aux);
+    const idist__frame *frame = &l->in;
+    bool has_text = frame->type == IDIST__ABORT || (frame->type == IDIST__BYE && frame->aux);
 
-    if (has_text) return f->nbytes <= IDIST__TEXT_BYTES && idist__incoming_has_failure(f);
-    if (f->type == IDIST__CREDIT) return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
-    if (f->nbytes) return false;
+    if (has_text) return frame->nbytes <= IDIST__TEXT_BYTES && idist__incoming_has_failure(frame);
+    if (frame->type == IDIST__CREDIT) return frame->nbytes <= IDIST__WINDOW_BYTES - l->window;
+    if (frame->nbytes) return false;
 
-    switch (f->type) {
-    case IDIST__CTS: return f->id || idist__incoming_names_call(ring, f);
+    switch (frame->type) {
+    case IDIST__CTS: return frame->id || idist__incoming_names_call(ring, frame);
     case IDIST__WAITS:
-    case IDIST__HERE: return idist__incoming_names_call(ring, f);
+    case IDIST__HERE: return idist__incoming_names_call(ring, frame);
     case IDIST__LEFT: return ring->shm && ring->shm->local[peer] >= 0;
     case IDIST__ANSWER:
-        if (f->aux > (uint64_t)ring->w->group.size || !l->asks) return false;
-        return idist__incoming_names_call(ring, f);
+        if (frame->aux > (uint64_t)ring->w->group.size || !l->asks) return false;
+        return idist__incoming_names_call(ring, frame);
     case IDIST__PULLED:
     case IDIST__BYE:
     case IDIST__ASK: return true;
@@ -279,19 +281,21 @@ static bool idist__incoming_is_control(const idist__ring *ring, const idist__lin
 // (RTS, CTS) for groups that do exist are not bounded: a correct rank may have any number of calls
 // under way.
 static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
-    const idist__frame *f = &l->in;
-    const idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    const idist__frame *frame = &l->in;
+    const idist_group *g = idist__world_find_group(ring->w, frame->ctx);
     bool names_group =
-        f->type <= IDIST__DATA || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
+        frame->type <= IDIST__DATA || (frame->type >= IDIST__WAITS && frame->type <= IDIST__LEFT);
 
     if (names_group && g && idist__ring_group_of(g)->rank_of[peer] < 0) return false;
 
-    switch (f->type) {
+    switch (frame->type) {
     case IDIST__EAGER:
-        if (f->nbytes > IDIST__EAGER_BYTES || !idist__incoming_names_call(ring, f)) return false;
-        return f->nbytes + IDIST__FRAME_BYTES <= l->their_window;
-    case IDIST__RTS: return idist__incoming_names_call(ring, f);
-    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES && idist__incoming_names_call(ring, f);
+        if (frame->nbytes > IDIST__EAGER_BYTES || !idist__incoming_names_call(ring, frame))
+            return false;
+        return frame->nbytes + IDIST__FRAME_BYTES <= l->their_window;
+    case IDIST__RTS: return idist__incoming_names_call(ring, frame);
+    case IDIST__DATA:
+        return frame->nbytes <= IDIST__PIECE_BYTES && idist__incoming_names_call(ring, frame);
     default: return idist__incoming_is_control(ring, l, peer);
     }
 }
@@ -334,26 +338,26 @@ static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
 
 // A frame and its payload are complete.
 static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
-    idist__transfer *v = l->in_transfer;
-    idist__message *m = l->in_message;
+    idist__transfer *xfer = l->in_transfer;
+    idist__message *msg = l->in_message;
 
     l->in_transfer = NULL;
     l->in_message = NULL;
 
     if (l->in.type == IDIST__EAGER) {
-        if (m) {
-            m->moved = (size_t)l->in.nbytes;
-            if (m->claim) idist__message_give(ring, l, peer, m, m->claim);
+        if (msg) {
+            msg->moved = (size_t)l->in.nbytes;
+            if (msg->claim) idist__message_give(ring, l, peer, msg, msg->claim);
             return;
         }
 
         idist__link_consumed(ring, l, (size_t)l->in.nbytes);
-        if (v) idist__transfer_received(ring, v, peer);
-    } else if (l->in.type == IDIST__DATA && v) {
-        v->moved += (size_t)l->in.nbytes;
-        if (v->moved < v->nbytes) return;
-        idist__transfer_take(v);
-        idist__transfer_received(ring, v, peer);
+        if (xfer) idist__transfer_received(ring, xfer, peer);
+    } else if (l->in.type == IDIST__DATA && xfer) {
+        xfer->moved += (size_t)l->in.nbytes;
+        if (xfer->moved < xfer->nbytes) return;
+        idist__transfer_take(xfer);
+        idist__transfer_received(ring, xfer, peer);
     } else if (l->in.type == IDIST__ABORT) {
         idist__incoming_abort(ring, l, peer);
     } else if (l->in.type == IDIST__BYE) {

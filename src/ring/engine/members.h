@@ -33,15 +33,15 @@ static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status st
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        idist__message *m, *next;
+        idist__message *msg, *next;
 
-        for (m = l->early; m; m = next) {
-            bool complete = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
-            size_t nbytes = (size_t)m->frame.nbytes;
+        for (msg = l->early; msg; msg = next) {
+            bool complete = msg->frame.type == IDIST__EAGER && msg->moved == msg->frame.nbytes;
+            size_t nbytes = (size_t)msg->frame.nbytes;
 
-            next = m->next;
-            if (m->frame.ctx != ctx) continue;
-            idist__message_free(ring, l, m);
+            next = msg->next;
+            if (msg->frame.ctx != ctx) continue;
+            idist__message_free(ring, l, msg);
             if (complete && i != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
         }
     }
@@ -88,17 +88,17 @@ static void idist__members_close(idist_group *g) {
 
 // Handles what arrived from a rank for this group before the group existed.
 static void idist__members_hear(idist_group *g, idist__link *l) {
-    idist__message *m;
+    idist__message *msg;
 
-    for (m = l->early; m; m = m->next) {
-        if (m->frame.ctx != g->ctx || !m->unknown) continue;
-        m->unknown = false;
+    for (msg = l->early; msg; msg = msg->next) {
+        if (msg->frame.ctx != g->ctx || !msg->unknown) continue;
+        msg->unknown = false;
         l->unknown_count--;
     }
 
-    for (m = l->early; m; m = m->next)
-        if (m->frame.ctx == g->ctx && m->frame.type == IDIST__ABORT)
-            idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data);
+    for (msg = l->early; msg; msg = msg->next)
+        if (msg->frame.ctx == g->ctx && msg->frame.type == IDIST__ABORT)
+            idist__group_fail(g, (idist_status)(int)(int64_t)msg->frame.aux, msg->data);
 }
 
 // Makes the ring's part of a group.
@@ -249,9 +249,9 @@ static idist_status idist__members_open(idist_group *g) {
 // ---- memory that other ranks can reach ----
 
 static void *idist__members_alloc(idist__world *w, size_t nbytes) {
-    idist__segment *m = idist__ring_of(w)->shm;
-    void *p = m && m->window ? idist__window_alloc(m->window, nbytes) : NULL;
+    idist__segment *seg = idist__ring_of(w)->shm;
+    void *p = seg && seg->window ? idist__window_alloc(seg->window, nbytes) : NULL;
 
-    if (p) idist__view_publish(m);
+    if (p) idist__view_publish(seg);
     return p;
 }

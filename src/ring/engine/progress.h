@@ -119,11 +119,12 @@ static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
 // How much to read into the stage, which is empty: only the header of a frame with a large payload,
 // if that costs no system call. Then the payload is copied once, to where it belongs.
 static size_t idist__progress_capacity(const idist__link *l) {
-    idist__frame f;
+    idist__frame frame;
 
-    if (l->in_moved || !l->transport->peek_header || !l->transport->peek_header(l->port, &f))
+    if (l->in_moved || !l->transport->peek_header || !l->transport->peek_header(l->port, &frame))
         return IDIST__STAGE_BYTES;
-    if (f.nbytes < IDIST__PROGRESS_DIRECT || f.type == IDIST__RTS) return IDIST__STAGE_BYTES;
+    if (frame.nbytes < IDIST__PROGRESS_DIRECT || frame.type == IDIST__RTS)
+        return IDIST__STAGE_BYTES;
     return IDIST__FRAME_BYTES;
 }
 
@@ -177,21 +178,21 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
 }
 
 // The frame with which the stage of a link goes on, if its payload is there as well.
-static bool idist__progress_staged(const idist__link *l, idist__frame *f) {
+static bool idist__progress_staged(const idist__link *l, idist__frame *frame) {
     size_t unread = l->end - l->at;
 
-    if (unread < sizeof *f) return false;
-    memcpy(f, l->stage + l->at, sizeof *f);
+    if (unread < sizeof *frame) return false;
+    memcpy(frame, l->stage + l->at, sizeof *frame);
 
-    return f->type == IDIST__EAGER && f->nbytes <= unread - sizeof *f;
+    return frame->type == IDIST__EAGER && frame->nbytes <= unread - sizeof *frame;
 }
 
 // Reads what has arrived of a link if its stage is empty. Returns whether it holds anything.
 static bool idist__progress_fill(idist__link *l) {
-    idist__frame f;
+    idist__frame frame;
 
     if (l->at < l->end) return true;
-    if (!l->transport->peek_header(l->port, &f)) return false;
+    if (!l->transport->peek_header(l->port, &frame)) return false;
     l->at = 0;
     l->end = (size_t)l->transport->read(l->port, l->stage, IDIST__STAGE_BYTES);
 
@@ -200,24 +201,24 @@ static bool idist__progress_fill(idist__link *l) {
 
 // A receive beside other calls, or with a request: takes its message out of the stage, or a large
 // one out of the link, without a task. Messages that earlier receives want go to them first.
-static bool idist__progress_take(const idist_group *g, const idist__call *c) {
+static bool idist__progress_take(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
-    idist__link *l = idist__recv_link(g, c);
+    idist__link *l = idist__recv_link(g, call);
     int peer = l ? idist__link_rank(ring, l) : -1;
-    idist__frame f;
+    idist__frame frame;
 
     if (!l) return false;
     if (l->at == l->end && !rg->recvs.first && !rg->wild.first &&
-        l->transport->peek_header(l->port, &f) && f.nbytes >= IDIST__PROGRESS_DIRECT)
-        return idist__recv_take(g, c, l, &f);
+        l->transport->peek_header(l->port, &frame) && frame.nbytes >= IDIST__PROGRESS_DIRECT)
+        return idist__recv_take(g, call, l, &frame);
     if (!idist__progress_fill(l)) return false;
 
     for (;;) {
-        if (!idist__progress_staged(l, &f) || f.ctx != g->ctx) return false;
-        if (f.fingerprint.kind != IDIST__SEND) return false;
+        if (!idist__progress_staged(l, &frame) || frame.ctx != g->ctx) return false;
+        if (frame.fingerprint.kind != IDIST__SEND) return false;
         if (!rg->recvs.first && !rg->wild.first) break;
-        if (!idist__match_oldest(ring, g, peer, &f)) break;
+        if (!idist__match_oldest(ring, g, peer, &frame)) break;
         if (!idist__progress_parse(ring, l, peer, 1)) {
             idist__progress_lost(ring, peer, "it sent a malformed frame");
             idist__ring_settle(ring);
@@ -227,10 +228,10 @@ static bool idist__progress_take(const idist_group *g, const idist__call *c) {
         if (l->early || !l->open || g->status != IDIST_OK || !idist__progress_fill(l)) return false;
     }
 
-    if (!idist__recv_wants(g, c, l, &f)) return false;
-    idist__block_copy(c->recv, l->stage + l->at + sizeof f, (size_t)f.nbytes);
-    l->at += sizeof f + (size_t)f.nbytes;
-    idist__recv_taken(ring, c, l, &f);
+    if (!idist__recv_wants(g, call, l, &frame)) return false;
+    idist__block_copy(call->recv, l->stage + l->at + sizeof frame, (size_t)frame.nbytes);
+    l->at += sizeof frame + (size_t)frame.nbytes;
+    idist__recv_taken(ring, call, l, &frame);
 
     return true;
 }
@@ -297,11 +298,11 @@ static void idist__progress_judge(idist__ring *ring) {
 // Returns a call that waits for this rank, or has something to send to it; NULL: there is none.
 static const idist__task *idist__progress_needs(const idist__ring *ring, int peer) {
     const idist__link *l = &ring->links[peer];
-    const idist__transfer *v;
+    const idist__transfer *xfer;
     const idist__task *t;
 
-    for (v = l->out; v; v = v->next)
-        if (v->task) return v->task;
+    for (xfer = l->out; xfer; xfer = xfer->next)
+        if (xfer->task) return xfer->task;
 
     for (t = ring->w->tasks; t; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
@@ -402,11 +403,11 @@ static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_
 // Makes connections for links that want one, and takes those that other ranks make. Returns whether
 // anything has happened.
 static bool idist__progress_connect(idist__ring *ring) {
-    idist__connector *c = ring->connector;
+    idist__connector *conn = ring->connector;
     idist__connect_event event;
     bool happened = false, ended = false;
 
-    if (!c) return false;
+    if (!conn) return false;
 
     while (ring->wanted) {
         idist__link *l = ring->wanted;
@@ -414,12 +415,12 @@ static bool idist__progress_connect(idist__ring *ring) {
         ring->wanted = l->next_wanted;
         l->wanted = false;
         if (!l->open || idist__link_is_connected(l)) continue;
-        if (idist__connector_start(c, idist__link_rank(ring, l))) continue;
+        if (idist__connector_start(conn, idist__link_rank(ring, l))) continue;
         idist__ring_fail_memory(ring, &ring->w->group);
         happened = true;
     }
 
-    while (idist__connector_next(c, &event)) {
+    while (idist__connector_next(conn, &event)) {
         if (event.status == IDIST_ERR_NO_FDS) {
             idist__progress_short_of_fds(ring);
             continue;
@@ -560,8 +561,8 @@ static void idist__progress_uncork(idist__ring *ring) {
 static void idist__progress_move_all(idist__ring *ring) { idist__progress_move(ring, true); }
 
 // How often a rank looks for processes of its host that have ended.
-static int64_t idist__progress_look_ns(const idist__segment *m) {
-    return idist__liveness_patience(m) * IDIST__LOOK_NS;
+static int64_t idist__progress_look_ns(const idist__segment *seg) {
+    return idist__liveness_patience(seg) * IDIST__LOOK_NS;
 }
 
 // The system does not let us see whether other processes of this host have ended.

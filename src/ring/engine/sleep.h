@@ -36,16 +36,16 @@
 // next one a little longer.
 static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
     idist__world *w = ring->w;
-    const idist__segment *m = ring->shm;
-    int64_t look_ns = now_ns + idist__progress_look_ns(m) + ring->extra_sleep_ns;
+    const idist__segment *seg = ring->shm;
+    int64_t look_ns = now_ns + idist__progress_look_ns(seg) + ring->extra_sleep_ns;
     int64_t wake_ns = look_ns < until_ns ? look_ns : until_ns;
 
     if (ring->polled_link_count) {
         idist__progress_sleep(ring, wake_ns);
     } else {
         idist__os_mutex_unlock(&w->lock);
-        idist__os_wake_await_word(&idist__segment_doorbell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
-                                  wake_ns);
+        idist__os_wake_await_word(&idist__segment_doorbell(seg, seg->me)->asleep,
+                                  IDIST__ASLEEP_ON_WORD, wake_ns);
         idist__os_mutex_lock(&w->lock);
     }
 
@@ -56,7 +56,7 @@ static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t 
 // Sleeps until I/O arrives, `wake` is called or the deadline passes; handles what arrived.
 static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
-    const idist__segment *m = ring->shm;
+    const idist__segment *seg = ring->shm;
     uint32_t ended = w->ended_count;
     int64_t now_ns = idist__os_clock_now_ns();
     uint32_t place = ring->polled_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD;
@@ -65,7 +65,7 @@ static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__progress_uncork(ring);
     if (ring->ask_again_ns && ring->ask_again_ns < until_ns) until_ns = ring->ask_again_ns;
 
-    if (!m) {
+    if (!seg) {
         idist__progress_sleep(ring, until_ns);
         idist__ring_settle(ring);
         return;
@@ -73,14 +73,14 @@ static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
 
     idist__progress_look(ring, now_ns, true);
     awaited = idist__share_awaited(ring);
-    idist__doorbell_arm(m, place, awaited);
+    idist__doorbell_arm(seg, place, awaited);
     idist__progress_move_all(ring);
 
-    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(m) &&
+    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(seg) &&
         idist__share_awaited(ring) == awaited)
         idist__sleep_near_others(ring, now_ns, until_ns);
 
-    idist__doorbell_disarm(m);
+    idist__doorbell_disarm(seg);
     idist__ring_settle(ring);
 }
 
@@ -93,11 +93,11 @@ static void idist__sleep_attend(idist__world *w, bool waits) {
 // Ends the sleep of a thread of this process. The caller holds the lock of the world.
 static void idist__sleep_wake(idist__world *w) {
     const idist__ring *ring = idist__ring_of(w);
-    const idist__segment *m = ring->shm;
+    const idist__segment *seg = ring->shm;
 
-    if (m && __atomic_load_n(&idist__segment_doorbell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
-                 IDIST__ASLEEP_ON_WORD)
-        idist__doorbell_wake(m, m->me);
+    if (seg && __atomic_load_n(&idist__segment_doorbell(seg, seg->me)->asleep, __ATOMIC_RELAXED) ==
+                   IDIST__ASLEEP_ON_WORD)
+        idist__doorbell_wake(seg, seg->me);
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 

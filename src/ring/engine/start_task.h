@@ -49,31 +49,32 @@ static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
             idist__history_mismatch(ring, g, g->ranks[i], &rg->seen[i].fingerprint, ours, field);
 
         for (; hook && !ring->failed; hook = hook->next) {
-            const idist__message *m = idist__index_message(hook);
+            const idist__message *msg = idist__index_message(hook);
 
-            if (m->peer != g->ranks[i] || m->frame.ctx != g->ctx ||
-                m->frame.fingerprint.seq != t->seq)
+            if (msg->peer != g->ranks[i] || msg->frame.ctx != g->ctx ||
+                msg->frame.fingerprint.seq != t->seq)
                 continue;
-            if (m->frame.fingerprint.kind == IDIST__SEND || m->frame.type > IDIST__CTS) continue;
-            idist__history_agrees(ring, g, g->ranks[i], &m->frame);
+            if (msg->frame.fingerprint.kind == IDIST__SEND || msg->frame.type > IDIST__CTS)
+                continue;
+            idist__history_agrees(ring, g, g->ranks[i], &msg->frame);
         }
     }
 }
 
 // A blocking call without a task, while there are no tasks. False: it needs one.
-static bool idist__start_task_quick(idist_group *g, const idist__call *c) {
+static bool idist__start_task_quick(idist_group *g, const idist__call *call) {
     const idist__link *l;
 
-    if (c->kind == IDIST__SEND) return idist__send_quick(g, c);
-    if (c->kind != IDIST__RECV) return idist__share_quick(g, c);
-    l = idist__recv_link(g, c);
+    if (call->kind == IDIST__SEND) return idist__send_quick(g, call);
+    if (call->kind != IDIST__RECV) return idist__share_quick(g, call);
+    l = idist__recv_link(g, call);
     if (!l) return false;
 
-    return l->at < l->end ? idist__progress_take(g, c) : idist__recv_quick(g, c);
+    return l->at < l->end ? idist__progress_take(g, call) : idist__recv_quick(g, call);
 }
 
-static bool idist__start_task_quick_message(idist_group *g, const idist__call *c) {
-    return c->kind == IDIST__SEND ? idist__send_quick(g, c) : idist__progress_take(g, c);
+static bool idist__start_task_quick_message(idist_group *g, const idist__call *call) {
+    return call->kind == IDIST__SEND ? idist__send_quick(g, call) : idist__progress_take(g, call);
 }
 
 // Before a call starts: reads what has arrived, in case its group has failed.

@@ -64,22 +64,22 @@ static void idist__join_free(idist__ring *ring) {
 
     for (i = 0; ring->links && i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        idist__message *m, *next;
+        idist__message *msg, *next;
 
         idist__link_close(ring, l);
         idist__sockets_close(&l->sockets); // the others had not been connected yet
         idist__link_write_failed(ring, l); // frees what was not written
 
-        for (m = l->early; m; m = next) {
-            next = m->next;
-            idist__message_free(ring, l, m);
+        for (msg = l->early; msg; msg = next) {
+            next = msg->next;
+            idist__message_free(ring, l, msg);
         }
     }
 
     while (ring->idle) {
-        idist__transfer *v = ring->idle;
-        ring->idle = v->next;
-        idist__mem_free(mem, v);
+        idist__transfer *xfer = ring->idle;
+        ring->idle = xfer->next;
+        idist__mem_free(mem, xfer);
     }
 
     idist__connector_free(ring->connector);

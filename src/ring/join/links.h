@@ -66,7 +66,7 @@ static void idist__links_find(idist__join *j) {
 }
 
 static idist_status idist__links_late(const idist__join *j) {
-    const idist__connector *c = j->connector;
+    const idist__connector *conn = j->connector;
     char text[300] = "";
     int i, missing = 0;
 
@@ -75,12 +75,12 @@ static idist_status idist__links_late(const idist__join *j) {
             idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
 
     // The other ranks repeat this text, so it names this one.
-    if (c->unknown[0] && j->wanted[c->unknown_rank])
+    if (conn->unknown[0] && j->wanted[conn->unknown_rank])
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "initialize: rank %d on %s was not connected within %d ms to rank %s%s: "
                            "%s (IDIST_ADDR of rank %d)",
                            j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
-                           missing > 16 ? ", ..." : "", c->unknown, c->unknown_rank);
+                           missing > 16 ? ", ..." : "", conn->unknown, conn->unknown_rank);
     return idist__fail(IDIST_ERR_TIMEOUT,
                        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
                        "firewall, a missing route or a rank that is stopped can be why",

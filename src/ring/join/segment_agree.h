@@ -84,7 +84,7 @@ static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int
 
 // Makes the file or receives it, and sends it to our children. Without a file *error says why; the
 // ranks vote all the same.
-static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *m,
+static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *seg,
                                               const idist__vote_tree *tree, int *error) {
     const idist__link *links = j->ring->links;
     idist__segment_hello hello;
@@ -98,18 +98,18 @@ static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *m,
         status = idist__segment_vote_await(j, tree->parent);
         if (status != IDIST_OK) return status;
         if (!idist__segment_agree_receive(links[tree->parent].sockets.fds[0], &hello, sizeof hello,
-                                          &m->fd, j->deadline_ns))
+                                          &seg->fd, j->deadline_ns))
             return idist__segment_vote_broken(j, tree->parent);
-        idist__segment_layout_set(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-        if (m->fd >= 0) *error = 0;
+        idist__segment_layout_set(seg, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+        if (seg->fd >= 0) *error = 0;
     } else {
-        *error = idist__segment_map_create(m, (size_t)hello.shm_nbytes);
-        hello.window_nbytes = m->window_nbytes;
+        *error = idist__segment_map_create(seg, (size_t)hello.shm_nbytes);
+        hello.window_nbytes = seg->window_nbytes;
     }
 
     for (i = 0; i < tree->child_count; i++)
         if (!idist__segment_agree_send(links[tree->children[i]].sockets.fds[0], &hello,
-                                       sizeof hello, m->fd, j->deadline_ns))
+                                       sizeof hello, seg->fd, j->deadline_ns))
             return idist__segment_vote_broken(j, tree->children[i]);
 
     return IDIST_OK;
@@ -119,12 +119,12 @@ static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *m,
 
 // Says in the ballot that this rank cannot share memory, and why: it cannot see beacons, or
 // something else failed.
-static void idist__segment_agree_refuse(const idist__join *j, const idist__segment *m,
+static void idist__segment_agree_refuse(const idist__join *j, const idist__segment *seg,
                                         int beacon_error, int error, idist__ballot *ballot) {
     char limit[160] = "";
 
     ballot->vote = IDIST__VOTE_FAILED;
-    if (!beacon_error) idist__os_memory_limit(m->window_at, limit, sizeof limit);
+    if (!beacon_error) idist__os_memory_limit(seg->window_at, limit, sizeof limit);
     snprintf(ballot->why, sizeof ballot->why, "rank %d: %s%s", j->w->group.rank,
              beacon_error ? "the processes of this host cannot see each other end: " : "",
              *limit ? limit : strerror(beacon_error ? beacon_error : error));
@@ -132,7 +132,7 @@ static void idist__segment_agree_refuse(const idist__join *j, const idist__segme
 
 // Maps the file, unless there is an error already, and votes on that. Sets *all if every rank of
 // this host has mapped it.
-static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment *m,
+static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment *seg,
                                                   const idist__vote_tree *tree, int beacon_error,
                                                   int error, bool *all) {
     idist__ballot ballot;
@@ -140,9 +140,9 @@ static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment
 
     memset(&ballot, 0, sizeof ballot);
     ballot.vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
-    if (!error && !beacon_error) error = idist__segment_map_open(m);
-    if (error || beacon_error) idist__segment_agree_refuse(j, m, beacon_error, error, &ballot);
-    else idist__segment_probe_prepare(m);
+    if (!error && !beacon_error) error = idist__segment_map_open(seg);
+    if (error || beacon_error) idist__segment_agree_refuse(j, seg, beacon_error, error, &ballot);
+    else idist__segment_probe_prepare(seg);
 
     status = idist__segment_vote_decide(j, tree, &ballot);
     *all = status == IDIST_OK && ballot.vote > IDIST__VOTE_FAILED;
@@ -152,26 +152,26 @@ static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment
         idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
     }
 
-    if (*all && m->me == 0) {
-        idist__segment_header *head = idist__segment_header_of(m);
+    if (*all && seg->me == 0) {
+        idist__segment_header *head = idist__segment_header_of(seg);
         head->ncores = (uint32_t)idist__os_cpu_set_count(&head->cpus);
-        head->fenced = ballot.vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
+        head->fenced = ballot.vote == IDIST__VOTE_FENCED || seg->n > (int)head->ncores;
     }
 
     return status;
 }
 
 // Votes on how the ranks read each other's memory. All of them have mapped the file.
-static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segment *m,
+static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segment *seg,
                                                     const idist__vote_tree *tree) {
     idist__ballot ballot;
     idist_status status;
 
     memset(&ballot, 0, sizeof ballot);
-    ballot.vote = idist__segment_probe_reads(m);
+    ballot.vote = idist__segment_probe_reads(seg);
     status = idist__segment_vote_decide(j, tree, &ballot);
-    m->reads_remote = ballot.vote >= IDIST__READS_SLOWLY;
-    m->reads_fast = ballot.vote == IDIST__READS_FAST;
+    seg->reads_remote = ballot.vote >= IDIST__READS_SLOWLY;
+    seg->reads_fast = ballot.vote == IDIST__READS_FAST;
 
     return status;
 }
@@ -180,39 +180,39 @@ static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segme
 
 // Finds the ranks of this host that take part, and our rank among them. Writes their world ranks
 // to `ranks`.
-static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *m, int *ranks) {
+static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *seg, int *ranks) {
     const idist__record *own = &j->records[j->w->group.rank];
     int i;
 
     for (i = 0; i < j->w->group.size; i++) {
         const idist__record *record = &j->records[i];
 
-        m->local[i] = -1;
+        seg->local[i] = -1;
         if (!record->shm || record->host != own->host || !record->local[0]) continue;
-        if (i == j->w->group.rank) m->me = m->n;
-        ranks[m->n++] = i;
+        if (i == j->w->group.rank) seg->me = seg->n;
+        ranks[seg->n++] = i;
     }
 }
 
 // Agrees with the other ranks of this host, if there are any. Sets *all if every rank of this host
 // has mapped the file, even if this rank fails after that.
-static idist_status idist__segment_agree_run(idist__join *j, idist__segment *m,
+static idist_status idist__segment_agree_run(idist__join *j, idist__segment *seg,
                                              const idist__vote_tree *tree, bool *all) {
     int i, beacon_error, error = 0;
     idist_status status;
 
-    if (m->n < 2) return IDIST_OK;
-    beacon_error = idist__segment_beacon_light(j, m, tree->ranks);
+    if (seg->n < 2) return IDIST_OK;
+    beacon_error = idist__segment_beacon_light(j, seg, tree->ranks);
 
     if (tree->parent >= 0) idist__links_want(j, tree->parent);
     for (i = 0; i < tree->child_count; i++) idist__links_want(j, tree->children[i]);
     status = idist__links_connect(j);
-    if (!beacon_error) beacon_error = idist__segment_beacon_see(m);
+    if (!beacon_error) beacon_error = idist__segment_beacon_see(seg);
 
-    if (status == IDIST_OK) status = idist__segment_agree_pass(j, m, tree, &error);
+    if (status == IDIST_OK) status = idist__segment_agree_pass(j, seg, tree, &error);
     if (status == IDIST_OK)
-        status = idist__segment_agree_vote_map(j, m, tree, beacon_error, error, all);
-    if (status == IDIST_OK && *all) status = idist__segment_agree_vote_reads(j, m, tree);
+        status = idist__segment_agree_vote_map(j, seg, tree, beacon_error, error, all);
+    if (status == IDIST_OK && *all) status = idist__segment_agree_vote_reads(j, seg, tree);
 
     return status;
 }
@@ -221,22 +221,22 @@ static idist_status idist__segment_agree_run(idist__join *j, idist__segment *m,
 static idist_status idist__segment_agree_share(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     int size = j->w->group.size, *ranks;
-    idist__segment *m;
+    idist__segment *seg;
     idist__vote_tree tree;
     bool all = false;
     idist_status status;
 
     if (!j->records[j->w->group.rank].shm) return IDIST_OK;
-    m = idist__segment_map_new(mem, (size_t)size);
-    if (!m) return IDIST_ERR_NO_MEMORY;
+    seg = idist__segment_map_new(mem, (size_t)size);
+    if (!seg) return IDIST_ERR_NO_MEMORY;
 
-    ranks = m->local + size; // room for them was allocated with the other table
-    idist__segment_agree_find_ranks(j, m, ranks);
-    idist__segment_vote_set_tree(&tree, ranks, m->n, m->me);
-    status = idist__segment_agree_run(j, m, &tree, &all);
+    ranks = seg->local + size; // room for them was allocated with the other table
+    idist__segment_agree_find_ranks(j, seg, ranks);
+    idist__segment_vote_set_tree(&tree, ranks, seg->n, seg->me);
+    status = idist__segment_agree_run(j, seg, &tree, &all);
 
-    if (all) idist__take_over_links(j, m, ranks, status);
-    else idist__segment_map_free(mem, m);
+    if (all) idist__take_over_links(j, seg, ranks, status);
+    else idist__segment_map_free(mem, seg);
     j->voting = status != IDIST_OK;
 
     return status;

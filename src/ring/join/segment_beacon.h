@@ -26,30 +26,31 @@ static bool idist__segment_beacon_find(const idist__join *j, int rank, idist__os
 }
 
 // Finds the beacons of all ranks of this host, and lights our own. Returns 0, or an errno.
-static int idist__segment_beacon_light(const idist__join *j, idist__segment *m, const int *ranks) {
+static int idist__segment_beacon_light(const idist__join *j, idist__segment *seg,
+                                       const int *ranks) {
     int i;
 
-    for (i = 0; i < m->n; i++)
-        if (!idist__segment_beacon_find(j, ranks[i], &m->ports[i].beacon)) return EINVAL;
+    for (i = 0; i < seg->n; i++)
+        if (!idist__segment_beacon_find(j, ranks[i], &seg->ports[i].beacon)) return EINVAL;
 
-    m->beacon = idist__os_beacon_light(&m->ports[m->me].beacon);
-    if (m->beacon < 0) return errno;
-    m->observer = idist__os_beacon_observer();
-    if (m->observer < 0) return errno;
-    m->next_look = m->me;
+    seg->beacon = idist__os_beacon_light(&seg->ports[seg->me].beacon);
+    if (seg->beacon < 0) return errno;
+    seg->observer = idist__os_beacon_observer();
+    if (seg->observer < 0) return errno;
+    seg->next_look = seg->me;
 
     return 0;
 }
 
 // Looks at our own beacon and at those of our parent and children. Returns 0 if the system lets us
 // see them all, or an errno.
-static int idist__segment_beacon_see(const idist__segment *m) {
-    int bit, error = idist__os_beacon_look(m->observer, &m->ports[m->me].beacon);
+static int idist__segment_beacon_see(const idist__segment *seg) {
+    int bit, error = idist__os_beacon_look(seg->observer, &seg->ports[seg->me].beacon);
 
-    if (!error && m->me)
-        error = idist__os_beacon_look(m->observer, &m->ports[m->me & (m->me - 1)].beacon);
-    for (bit = 1; !error && m->me + bit < m->n && !(m->me & bit); bit *= 2)
-        error = idist__os_beacon_look(m->observer, &m->ports[m->me + bit].beacon);
+    if (!error && seg->me)
+        error = idist__os_beacon_look(seg->observer, &seg->ports[seg->me & (seg->me - 1)].beacon);
+    for (bit = 1; !error && seg->me + bit < seg->n && !(seg->me & bit); bit *= 2)
+        error = idist__os_beacon_look(seg->observer, &seg->ports[seg->me + bit].beacon);
 
     return error;
 }

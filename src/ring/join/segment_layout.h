@@ -20,8 +20,8 @@
 #include "ring/share/region.h"
 
 // Returns the size of the file.
-static size_t idist__segment_layout_file_nbytes(const idist__segment *m) {
-    return m->window_at + (size_t)m->n * m->window_nbytes;
+static size_t idist__segment_layout_file_nbytes(const idist__segment *seg) {
+    return seg->window_at + (size_t)seg->n * seg->window_nbytes;
 }
 
 static size_t idist__segment_layout_round_up(size_t nbytes) {
@@ -29,47 +29,48 @@ static size_t idist__segment_layout_round_up(size_t nbytes) {
 }
 
 // Sets the offsets and sizes in *m, of which n is known.
-static void idist__segment_layout_set(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
+static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
+                                      size_t window_nbytes) {
     size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
 
-    m->pipe_nbytes = IDIST__PIPE_MAX;
-    while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
-        m->pipe_nbytes /= 2;
+    seg->pipe_nbytes = IDIST__PIPE_MAX;
+    while (seg->pipe_nbytes > IDIST__PAGE && (size_t)seg->n * seg->pipe_nbytes > shm_nbytes / 4)
+        seg->pipe_nbytes /= 2;
 
-    m->pipes_at = sizeof(idist__catalog) + (size_t)m->n * sizeof(uint32_t);
-    m->pipes_at = (m->pipes_at + IDIST__LINE - 1) & ~(IDIST__LINE - 1);
-    m->buffers_at = m->pipes_at + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
-    m->buffers_at = idist__segment_layout_round_up(m->buffers_at) + IDIST__BUFFERS_SKEW;
-    used = sizeof(idist__doorbell) + m->buffers_at;
+    seg->pipes_at = sizeof(idist__catalog) + (size_t)seg->n * sizeof(uint32_t);
+    seg->pipes_at = (seg->pipes_at + IDIST__LINE - 1) & ~(IDIST__LINE - 1);
+    seg->buffers_at = seg->pipes_at + (size_t)seg->n * (sizeof(idist__pipe) + seg->pipe_nbytes);
+    seg->buffers_at = idist__segment_layout_round_up(seg->buffers_at) + IDIST__BUFFERS_SKEW;
+    used = sizeof(idist__doorbell) + seg->buffers_at;
     room = shm_nbytes > used ? shm_nbytes - used : 0;
 
     chunk = room / (2 * IDIST__BUFFERS);
     if (chunk > IDIST__CHUNK_MAX) chunk = IDIST__CHUNK_MAX;
-    m->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
-    m->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
-    first = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[0];
-    other = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
+    seg->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
+    seg->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
+    first = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * seg->chunk_nbytes[0];
+    other = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * seg->chunk_nbytes[1];
 
-    m->region_count = room < first ? 0 : 1 + (int)((room - first) / other);
-    if (m->region_count > (int)IDIST__COUNT_OF(m->taken))
-        m->region_count = (int)IDIST__COUNT_OF(m->taken);
+    seg->region_count = room < first ? 0 : 1 + (int)((room - first) / other);
+    if (seg->region_count > (int)IDIST__COUNT_OF(seg->taken))
+        seg->region_count = (int)IDIST__COUNT_OF(seg->taken);
 
-    m->front_nbytes = sizeof(idist__doorbell);
-    m->part_nbytes = m->buffers_at;
+    seg->front_nbytes = sizeof(idist__doorbell);
+    seg->part_nbytes = seg->buffers_at;
 
-    if (m->region_count) {
-        m->front_nbytes += IDIST__REGION_HEAD_BYTES;
-        m->part_nbytes += IDIST__BUFFERS * m->chunk_nbytes[0];
-        m->part_nbytes += (size_t)(m->region_count - 1) * other;
+    if (seg->region_count) {
+        seg->front_nbytes += IDIST__REGION_HEAD_BYTES;
+        seg->part_nbytes += IDIST__BUFFERS * seg->chunk_nbytes[0];
+        seg->part_nbytes += (size_t)(seg->region_count - 1) * other;
     }
 
-    m->front_nbytes = idist__segment_layout_round_up(m->front_nbytes);
-    m->part_nbytes = idist__segment_layout_round_up(m->part_nbytes);
-    m->parts_at = IDIST__PAGE + (size_t)m->n * m->front_nbytes;
-    m->window_at = m->parts_at + (size_t)m->n * m->part_nbytes;
-    m->window_at = (m->window_at + page - 1) / page * page; // mapped by itself
-    m->window_nbytes = window_nbytes;
-    m->reserved_count = 0;
+    seg->front_nbytes = idist__segment_layout_round_up(seg->front_nbytes);
+    seg->part_nbytes = idist__segment_layout_round_up(seg->part_nbytes);
+    seg->parts_at = IDIST__PAGE + (size_t)seg->n * seg->front_nbytes;
+    seg->window_at = seg->parts_at + (size_t)seg->n * seg->part_nbytes;
+    seg->window_at = (seg->window_at + page - 1) / page * page; // mapped by itself
+    seg->window_nbytes = window_nbytes;
+    seg->reserved_count = 0;
 }
 
 // Returns the size of a window: at least the memory of the host, a power of two. Returns 0 where

@@ -26,92 +26,94 @@
 #include "ring/share/pool.h"
 #include "ring/join/segment_layout.h"
 
-static void idist__segment_map_free(const idist_allocator *mem, idist__segment *m) {
-    if (!m) return;
-    idist__view_unmap_all(m);
-    if (m->base) idist__os_memory_unmap(m->base, m->window_at);
-    idist__os_descriptor_close(&m->fd);
-    idist__os_descriptor_close(&m->beacon);
-    idist__os_descriptor_close(&m->observer);
-    idist__mem_free(mem, m->views);
-    idist__mem_free(mem, m->local);
-    idist__mem_free(mem, m->processes);
-    idist__mem_free(mem, m->remote_pieces);
-    idist__mem_free(mem, m->ports);
-    idist__mem_free(mem, m);
+static void idist__segment_map_free(const idist_allocator *mem, idist__segment *seg) {
+    if (!seg) return;
+    idist__view_unmap_all(seg);
+    if (seg->base) idist__os_memory_unmap(seg->base, seg->window_at);
+    idist__os_descriptor_close(&seg->fd);
+    idist__os_descriptor_close(&seg->beacon);
+    idist__os_descriptor_close(&seg->observer);
+    idist__mem_free(mem, seg->views);
+    idist__mem_free(mem, seg->local);
+    idist__mem_free(mem, seg->processes);
+    idist__mem_free(mem, seg->remote_pieces);
+    idist__mem_free(mem, seg->ports);
+    idist__mem_free(mem, seg);
 }
 
 // Returns NULL when memory is short. m->local has room for twice as many ranks as it needs: the
 // caller keeps a second table there.
 static idist__segment *idist__segment_map_new(const idist_allocator *mem, size_t world_size) {
-    idist__segment *m = (idist__segment *)idist__mem_alloc(mem, sizeof *m);
+    idist__segment *seg = (idist__segment *)idist__mem_alloc(mem, sizeof *seg);
 
-    if (!m) return NULL;
-    m->fd = -1;
-    m->beacon = -1;
-    m->observer = -1;
-    m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
-    m->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
-    m->processes = (idist__os_process *)idist__mem_alloc(mem, sizeof *m->processes * world_size);
-    m->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
-    m->views = (idist__view *)idist__mem_alloc(mem, sizeof *m->views * world_size);
-    if (m->local && m->ports && m->processes && m->remote_pieces && m->views) return m;
+    if (!seg) return NULL;
+    seg->fd = -1;
+    seg->beacon = -1;
+    seg->observer = -1;
+    seg->local = (int *)idist__mem_alloc(mem, sizeof *seg->local * 2 * world_size);
+    seg->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *seg->ports * world_size);
+    seg->processes =
+        (idist__os_process *)idist__mem_alloc(mem, sizeof *seg->processes * world_size);
+    seg->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
+    seg->views = (idist__view *)idist__mem_alloc(mem, sizeof *seg->views * world_size);
+    if (seg->local && seg->ports && seg->processes && seg->remote_pieces && seg->views) return seg;
 
-    idist__segment_map_free(mem, m);
+    idist__segment_map_free(mem, seg);
 
     return NULL;
 }
 
 // Makes the file, and sets the layout. The file has no windows if a limit on the size of files does
 // not leave room for them. Returns 0, or an errno.
-static int idist__segment_map_create(idist__segment *m, size_t shm_nbytes) {
-    idist__segment_layout_set(m, shm_nbytes, idist__segment_layout_window_nbytes(m->n));
-    m->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(m));
-    if (m->fd >= 0) return 0;
+static int idist__segment_map_create(idist__segment *seg, size_t shm_nbytes) {
+    idist__segment_layout_set(seg, shm_nbytes, idist__segment_layout_window_nbytes(seg->n));
+    seg->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(seg));
+    if (seg->fd >= 0) return 0;
 
-    idist__segment_layout_set(m, shm_nbytes, 0);
-    m->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(m));
+    idist__segment_layout_set(seg, shm_nbytes, 0);
+    seg->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(seg));
 
-    return m->fd < 0 ? errno : 0;
+    return seg->fd < 0 ? errno : 0;
 }
 
 // Reserves memory for our doorbell, our catalog and the pipes to us. Returns 0, or an errno.
-static int idist__segment_map_reserve(const idist__segment *m) {
-    size_t me = (size_t)m->me;
-    int fd = m->fd, error = 0;
+static int idist__segment_map_reserve(const idist__segment *seg) {
+    size_t me = (size_t)seg->me;
+    int fd = seg->fd, error = 0;
 
-    if (idist__os_segment_nbytes(fd) < idist__segment_layout_file_nbytes(m)) return EINVAL;
+    if (idist__os_segment_nbytes(fd) < idist__segment_layout_file_nbytes(seg)) return EINVAL;
     if (!me) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
     if (!error)
-        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * m->front_nbytes,
+        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * seg->front_nbytes,
                                          sizeof(idist__doorbell));
     if (!error)
-        error = idist__os_memory_reserve(fd, m->parts_at + me * m->part_nbytes, m->buffers_at);
+        error =
+            idist__os_memory_reserve(fd, seg->parts_at + me * seg->part_nbytes, seg->buffers_at);
 
     return error;
 }
 
 // Maps the file, reserves our memory in it, and adds our processors to those of the host. Returns
 // 0, or an errno.
-static int idist__segment_map_open(idist__segment *m) {
+static int idist__segment_map_open(idist__segment *seg) {
     idist__os_cpu_set cpus;
-    int i, error = idist__segment_map_reserve(m);
+    int i, error = idist__segment_map_reserve(seg);
 
     if (error) return error;
-    m->base = (char *)idist__os_memory_map(m->fd, 0, m->window_at);
-    if (!m->base) return errno;
+    seg->base = (char *)idist__os_memory_map(seg->fd, 0, seg->window_at);
+    if (!seg->base) return errno;
 
-    if (m->window_nbytes) {
-        size_t at = m->window_at + (size_t)m->me * m->window_nbytes;
-        m->window = idist__window_open(m->fd, at, m->window_nbytes);
-        if (!m->window) return ENOMEM;
+    if (seg->window_nbytes) {
+        size_t at = seg->window_at + (size_t)seg->me * seg->window_nbytes;
+        seg->window = idist__window_open(seg->fd, at, seg->window_nbytes);
+        if (!seg->window) return ENOMEM;
     }
 
     idist__os_cpu_usable(&cpus);
     for (i = 0; i < IDIST__CPU_WORDS; i++)
-        __atomic_fetch_or(&idist__segment_header_of(m)->cpus.bits[i], cpus.bits[i],
+        __atomic_fetch_or(&idist__segment_header_of(seg)->cpus.bits[i], cpus.bits[i],
                           __ATOMIC_RELAXED);
 
     // The world's region: its members take for granted that all of them have it.
-    return m->region_count ? idist__pool_reserve(m, 0) : 0;
+    return seg->region_count ? idist__pool_reserve(seg, 0) : 0;
 }

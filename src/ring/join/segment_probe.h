@@ -31,37 +31,37 @@ enum { // votes; the lowest one decides
 // Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
 // in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
 // then in our cache, as contributions usually are.
-static void idist__segment_probe_leave_sample(const idist__segment *m) {
-    if (m->n == 1 || m->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
-    memset(m->remote_pieces, 1, IDIST__SAMPLE_BYTES);
-    memset(idist__segment_pipe(m, (m->me + 1) % m->n, m->me) + 1, 1, IDIST__SAMPLE_BYTES);
+static void idist__segment_probe_leave_sample(const idist__segment *seg) {
+    if (seg->n == 1 || seg->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
+    memset(seg->remote_pieces, 1, IDIST__SAMPLE_BYTES);
+    memset(idist__segment_pipe(seg, (seg->me + 1) % seg->n, seg->me) + 1, 1, IDIST__SAMPLE_BYTES);
 }
 
 // Leaves what the others need to read our memory. The segment is mapped.
-static void idist__segment_probe_prepare(idist__segment *m) {
-    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+static void idist__segment_probe_prepare(idist__segment *seg) {
+    idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
-    idist__os_random(&m->proof, sizeof m->proof);
+    idist__os_random(&seg->proof, sizeof seg->proof);
     bell->pid = idist__os_process_id();
-    bell->proof = m->proof;
-    bell->proof_address = (uint64_t)(uintptr_t)&m->proof;
-    bell->sample_address = (uint64_t)(uintptr_t)m->remote_pieces;
-    idist__segment_probe_leave_sample(m);
+    bell->proof = seg->proof;
+    bell->proof_address = (uint64_t)(uintptr_t)&seg->proof;
+    bell->sample_address = (uint64_t)(uintptr_t)seg->remote_pieces;
+    idist__segment_probe_leave_sample(seg);
 }
 
 // Returns whether we can read the memory of all others, and they are the processes we take them
 // for.
-static bool idist__segment_probe_reads_all(idist__segment *m) {
+static bool idist__segment_probe_reads_all(idist__segment *seg) {
     int i;
 
-    for (i = 0; i < m->n; i++) {
-        const idist__doorbell *bell = idist__segment_doorbell(m, i);
+    for (i = 0; i < seg->n; i++) {
+        const idist__doorbell *bell = idist__segment_doorbell(seg, i);
         uint64_t proof = 0;
         uint64_t proof_address = bell->proof_address;
 
-        m->processes[i] = (idist__os_process)bell->pid;
-        if (m->processes[i] <= 0) return false;
-        if (idist__segment_read_remote(m, i, proof_address, &proof, sizeof proof) != 0)
+        seg->processes[i] = (idist__os_process)bell->pid;
+        if (seg->processes[i] <= 0) return false;
+        if (idist__segment_read_remote(seg, i, proof_address, &proof, sizeof proof) != 0)
             return false;
         if (proof != bell->proof) return false;
     }
@@ -73,11 +73,11 @@ static bool idist__segment_probe_reads_all(idist__segment *m) {
 // memory that we share with it. Some processors need five times as long for what is in the other
 // one's cache. The sample is read in small pieces, of which the fastest counts, because the others
 // may have been interrupted.
-static bool idist__segment_probe_reads_fast(const idist__segment *m) {
-    int from = (m->me + m->n - 1) % m->n;
-    const char *shared = (const char *)(idist__segment_pipe(m, m->me, from) + 1);
-    uint64_t address = idist__segment_doorbell(m, from)->sample_address;
-    char *to = m->remote_pieces + IDIST__SAMPLE_BYTES;
+static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
+    int from = (seg->me + seg->n - 1) % seg->n;
+    const char *shared = (const char *)(idist__segment_pipe(seg, seg->me, from) + 1);
+    uint64_t address = idist__segment_doorbell(seg, from)->sample_address;
+    char *to = seg->remote_pieces + IDIST__SAMPLE_BYTES;
     int64_t remote_ns = IDIST__FOREVER, shared_ns = IDIST__FOREVER;
     size_t at;
 
@@ -86,7 +86,7 @@ static bool idist__segment_probe_reads_fast(const idist__segment *m) {
     for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__SAMPLE_PIECE) {
         int64_t begin_ns = idist__os_clock_now_ns(), between_ns, end_ns;
 
-        if (idist__segment_read_remote(m, from, address + at, to, IDIST__SAMPLE_PIECE) != 0)
+        if (idist__segment_read_remote(seg, from, address + at, to, IDIST__SAMPLE_PIECE) != 0)
             return false;
         between_ns = idist__os_clock_now_ns();
         memcpy(to, shared + at, IDIST__SAMPLE_PIECE);
@@ -100,11 +100,11 @@ static bool idist__segment_probe_reads_fast(const idist__segment *m) {
 
 // Returns how this rank reads the memory of others, as a vote. All ranks have prepared. Ranks that
 // share cores cannot measure it. Rank 0 may not have written head->ncores yet.
-static char idist__segment_probe_reads(idist__segment *m) {
-    const idist__segment_header *head = idist__segment_header_of(m);
+static char idist__segment_probe_reads(idist__segment *seg) {
+    const idist__segment_header *head = idist__segment_header_of(seg);
 
-    if (!idist__segment_probe_reads_all(m)) return IDIST__READS_NOT;
-    if (m->n == 1 || m->n > idist__os_cpu_set_count(&head->cpus)) return IDIST__READS_FAST;
-    if (m->pipe_nbytes < IDIST__SAMPLE_BYTES) return IDIST__READS_FAST;
-    return idist__segment_probe_reads_fast(m) ? IDIST__READS_FAST : IDIST__READS_SLOWLY;
+    if (!idist__segment_probe_reads_all(seg)) return IDIST__READS_NOT;
+    if (seg->n == 1 || seg->n > idist__os_cpu_set_count(&head->cpus)) return IDIST__READS_FAST;
+    if (seg->pipe_nbytes < IDIST__SAMPLE_BYTES) return IDIST__READS_FAST;
+    return idist__segment_probe_reads_fast(seg) ? IDIST__READS_FAST : IDIST__READS_SLOWLY;
 }

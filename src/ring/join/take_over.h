@@ -24,43 +24,44 @@
 #include "ring/join/join_state.h"
 
 // Says in w->sharing how the ranks of this host share memory, and warns if it is too little.
-static void idist__take_over_describe(const idist__join *j, const idist__segment *m) {
+static void idist__take_over_describe(const idist__join *j, const idist__segment *seg) {
     idist__world *w = j->w;
 
     snprintf(w->sharing, sizeof w->sharing, "shared memory, %zu KiB per rank%s; %s",
              w->cfg.shm_nbytes >> 10,
-             m->region_count ? "" : ", too little for collectives, which are messages",
-             m->reads_fast     ? "large buffers are read from the other process"
-             : m->reads_remote ? "large buffers are copied, the kernel reads other processes slowly"
-                               : "large buffers are copied");
-    if (!m->region_count && m->me == 0)
+             seg->region_count ? "" : ", too little for collectives, which are messages",
+             seg->reads_fast ? "large buffers are read from the other process"
+             : seg->reads_remote
+                 ? "large buffers are copied, the kernel reads other processes slowly"
+                 : "large buffers are copied");
+    if (!seg->region_count && seg->me == 0)
         idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->sharing);
 }
 
 // Gives the ring its segment, and the links inside this host their pipes. ranks: the world ranks of
 // this host. status: whether we join or give up.
-static void idist__take_over_links(idist__join *j, idist__segment *m, const int *ranks,
+static void idist__take_over_links(idist__join *j, idist__segment *seg, const int *ranks,
                                    idist_status status) {
-    const idist__segment_header *head = idist__segment_header_of(m);
+    const idist__segment_header *head = idist__segment_header_of(seg);
     int i;
 
-    m->fenced = head->fenced != 0;
-    m->oversubscribed = m->n > (int)head->ncores;
+    seg->fenced = head->fenced != 0;
+    seg->oversubscribed = seg->n > (int)head->ncores;
     j->w->ncores = (int)head->ncores;
 
-    for (i = 0; i < m->n; i++) {
+    for (i = 0; i < seg->n; i++) {
         idist__link *l = &j->ring->links[ranks[i]];
-        idist__pipe_port *port = &m->ports[i];
+        idist__pipe_port *port = &seg->ports[i];
 
-        m->local[ranks[i]] = i;
-        if (i == m->me || (status != IDIST_OK && idist__link_is_connected(l))) continue;
-        port->shm = m;
+        seg->local[ranks[i]] = i;
+        if (i == seg->me || (status != IDIST_OK && idist__link_is_connected(l))) continue;
+        port->shm = seg;
         port->peer = i;
-        port->in = idist__segment_pipe(m, i, m->me);
-        port->out = idist__segment_pipe(m, m->me, i);
+        port->in = idist__segment_pipe(seg, i, seg->me);
+        port->out = idist__segment_pipe(seg, seg->me, i);
         idist__link_open(j->ring, l, &idist__pipe_transport, port); // closes the connection
     }
 
-    j->ring->shm = m;
-    idist__take_over_describe(j, m);
+    j->ring->shm = seg;
+    idist__take_over_describe(j, seg);
 }

@@ -13,12 +13,12 @@ enum { IDIST__OP_PIECE = 4096 };
 // Calls the op of a program. False: the op has thrown an exception, and the group has failed.
 IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const void *in,
                                                    void *inout, size_t count, idist_dtype dtype) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__world *w = t->group->w;
     uint32_t mode = idist__mode_enter();
     char cause[400];
 
-    IDIST__CALLBACK(o->user->fn(in, inout, count, dtype, o->user->arg));
+    IDIST__CALLBACK(op->user->fn(in, inout, count, dtype, op->user->arg));
     idist__mode_leave(mode);
     if (!idist__me.thrown[0]) return true;
 
@@ -35,13 +35,13 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
 // group fails, and nothing more is sent for it.
 static void idist__combine(const idist__task *t, char *acc, const char *lo, const char *hi,
                            size_t count, idist_dtype dtype) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     uint64_t some[IDIST__OP_PIECE / sizeof(uint64_t)];
-    char *piece = o->element ? o->element : (char *)some;
-    size_t at, k, most = o->element ? 1 : sizeof some / o->size;
+    char *piece = op->element ? op->element : (char *)some;
+    size_t at, k, most = op->element ? 1 : sizeof some / op->size;
 
-    if (!o->user || !o->user->fn) {
-        idist__reduce_by(o->reduce, acc, lo, hi, count);
+    if (!op->user || !op->user->fn) {
+        idist__reduce_by(op->reduce, acc, lo, hi, count);
         return;
     }
 
@@ -52,8 +52,8 @@ static void idist__combine(const idist__task *t, char *acc, const char *lo, cons
 
     for (at = 0; at < count; at += k) {
         k = count - at < most ? count - at : most;
-        memcpy(piece, hi + at * o->size, k * o->size);
-        if (!idist__combine_by_user(t, lo + at * o->size, piece, k, dtype)) return;
-        memcpy(acc + at * o->size, piece, k * o->size);
+        memcpy(piece, hi + at * op->size, k * op->size);
+        if (!idist__combine_by_user(t, lo + at * op->size, piece, k, dtype)) return;
+        memcpy(acc + at * op->size, piece, k * op->size);
     }
 }

@@ -49,11 +49,11 @@ static void idist__history_append(idist__ring_group *rg, const idist__fingerprin
 }
 
 // A call begins: adds it to the history.
-static void idist__history_add(idist__task *t, idist__op *o, idist__algorithm algorithm) {
+static void idist__history_add(idist__task *t, idist__op *op, idist__algorithm algorithm) {
     idist__fingerprint fingerprint = idist__fingerprint_of_task(t, algorithm);
 
-    o->past = idist__history_past(t);
-    idist__history_append(idist__ring_group_of(t->group), &fingerprint, o->past);
+    op->past = idist__history_past(t);
+    idist__history_append(idist__ring_group_of(t->group), &fingerprint, op->past);
 }
 
 // What this rank called before the call with this fingerprint, on the group that the user knows.
@@ -71,16 +71,16 @@ static const idist__fingerprint *idist__history_before(const idist_group *g,
 
 // Writes the digest to a frame. id and aux are free in EAGER: there they tell the previous call, if
 // it is still known, for the error text of the receiver.
-static void idist__history_tell_past(const idist__task *t, idist__frame *f) {
+static void idist__history_tell_past(const idist__task *t, idist__frame *frame) {
     const idist__fingerprint *before;
 
-    f->past = idist__op_of(t)->past;
-    if (f->type != IDIST__EAGER) return;
-    before = idist__history_before(t->group, &f->fingerprint);
+    frame->past = idist__op_of(t)->past;
+    if (frame->type != IDIST__EAGER) return;
+    before = idist__history_before(t->group, &frame->fingerprint);
     if (!before) return;
 
-    memcpy(&f->id, before, sizeof f->id);
-    f->aux = before->check;
+    memcpy(&frame->id, before, sizeof frame->id);
+    frame->aux = before->check;
 }
 
 // Two ranks are in the same call, and made different calls before. `theirs` is the peer's previous
@@ -102,52 +102,53 @@ static void idist__history_differs_before(idist__ring *ring, idist_group *g, int
 
 // The same, found out from a frame. See idist__history_tell_past.
 static void idist__history_past_differs(idist__ring *ring, idist_group *g, int peer,
-                                        const idist__frame *f) {
-    const idist__fingerprint *before = idist__history_before(g, &f->fingerprint);
+                                        const idist__frame *frame) {
+    const idist__fingerprint *before = idist__history_before(g, &frame->fingerprint);
     idist__fingerprint theirs;
 
     memset(&theirs, 0, sizeof theirs);
 
-    if (before && f->type == IDIST__EAGER) {
+    if (before && frame->type == IDIST__EAGER) {
         theirs = *before; // for its sequence number
-        memcpy(&theirs, &f->id, sizeof f->id);
-        theirs.check = f->aux;
+        memcpy(&theirs, &frame->id, sizeof frame->id);
+        theirs.check = frame->aux;
     }
 
-    idist__history_differs_before(ring, g, peer, &f->fingerprint, &theirs);
+    idist__history_differs_before(ring, g, peer, &frame->fingerprint, &theirs);
 }
 
 // Compares a frame of a collective with our call of the same number, running or finished. False: a
 // mismatch. A frame for a call that we have not entered tells nothing yet.
 static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
-                                  const idist__frame *f) {
+                                  const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
-    const idist__fingerprint *ours = &rg->history[f->fingerprint.seq % IDIST__HISTORY];
+    const idist__fingerprint *ours = &rg->history[frame->fingerprint.seq % IDIST__HISTORY];
     const idist__task *t = ring->w->tasks;
-    bool is_message = f->type <= IDIST__RTS || f->type == IDIST__DATA;
+    bool is_message = frame->type <= IDIST__RTS || frame->type == IDIST__DATA;
     const char *field;
 
-    if ((int32_t)(f->fingerprint.seq - seen->seq) >= 0) {
-        seen->seq = f->fingerprint.seq;
-        seen->fingerprint = f->fingerprint;
+    if ((int32_t)(frame->fingerprint.seq - seen->seq) >= 0) {
+        seen->seq = frame->fingerprint.seq;
+        seen->fingerprint = frame->fingerprint;
     }
 
-    if ((int32_t)(f->fingerprint.seq - g->seq) > 0 || ours->seq != f->fingerprint.seq) return true;
+    if ((int32_t)(frame->fingerprint.seq - g->seq) > 0 || ours->seq != frame->fingerprint.seq)
+        return true;
 
     // A message is left over from a finished call that looked the same: the calls were not the same
     // after all.
-    field = idist__fingerprint_difference(&f->fingerprint, ours);
-    while (t && (t->group != g || t->seq != f->fingerprint.seq)) t = t->next;
+    field = idist__fingerprint_difference(&frame->fingerprint, ours);
+    while (t && (t->group != g || t->seq != frame->fingerprint.seq)) t = t->next;
     if (!field && is_message && !t) field = "sequence";
 
     if (field) {
-        idist__history_mismatch(ring, g, peer, &f->fingerprint, ours, field);
+        idist__history_mismatch(ring, g, peer, &frame->fingerprint, ours, field);
         return false;
     }
 
-    if (is_message && f->past != rg->past[ours->seq % IDIST__HISTORY]) {
-        idist__history_past_differs(ring, g, peer, f);
+    if (is_message && frame->past != rg->past[ours->seq % IDIST__HISTORY]) {
+        idist__history_past_differs(ring, g, peer, frame);
         return false;
     }
 

@@ -138,11 +138,11 @@ static void idist__link_want(idist__ring *ring, idist__link *l) {
     ring->wanted = l;
 }
 
-static void idist__link_push(idist__link *l, idist__transfer *v) {
-    v->next = NULL;
-    v->frame_moved = v->piece_moved = 0;
-    *l->out_end = v;
-    l->out_end = &v->next;
+static void idist__link_push(idist__link *l, idist__transfer *xfer) {
+    xfer->next = NULL;
+    xfer->frame_moved = xfer->piece_moved = 0;
+    *l->out_end = xfer;
+    l->out_end = &xfer->next;
 }
 
 static void idist__link_pop(idist__link *l) {
@@ -158,64 +158,64 @@ static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     l->write_dead = true;
 
     while (*at) {
-        idist__transfer *v = *at;
+        idist__transfer *xfer = *at;
 
-        if (v->task) {
-            at = &v->next;
+        if (xfer->task) {
+            at = &xfer->next;
             continue;
         }
 
-        *at = v->next;
-        idist__transfer_free(ring, v);
+        *at = xfer->next;
+        idist__transfer_free(ring, xfer);
     }
 
     l->out_end = at;
 }
 
 // A frame and its payload have gone out.
-static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *v) {
+static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t left;
 
     idist__link_pop(l);
 
-    if (v->frame.type == IDIST__RTS && v->id) { // it asks for an answer
-        idist__transfer_put(ring, &l->waiting, v, idist__index_id_key(v->id));
+    if (xfer->frame.type == IDIST__RTS && xfer->id) { // it asks for an answer
+        idist__transfer_put(ring, &l->waiting, xfer, idist__index_id_key(xfer->id));
         return;
     }
 
-    if (v->frame.type == IDIST__DATA) v->moved += v->piece;
+    if (xfer->frame.type == IDIST__DATA) xfer->moved += xfer->piece;
 
-    if (v->frame.type != IDIST__DATA || v->moved >= v->nbytes) {
-        idist__transfer_done(ring, v);
+    if (xfer->frame.type != IDIST__DATA || xfer->moved >= xfer->nbytes) {
+        idist__transfer_done(ring, xfer);
         return;
     }
 
-    left = v->nbytes - v->moved;
-    v->piece = left < IDIST__PIECE_BYTES ? left : IDIST__PIECE_BYTES;
-    v->frame.nbytes = v->piece;
-    idist__link_push(l, v); // behind the others: a large message does not hold up small ones
+    left = xfer->nbytes - xfer->moved;
+    xfer->piece = left < IDIST__PIECE_BYTES ? left : IDIST__PIECE_BYTES;
+    xfer->frame.nbytes = xfer->piece;
+    idist__link_push(l, xfer); // behind the others: a large message does not hold up small ones
 }
 
-static bool idist__link_is_out(const idist__transfer *v) {
-    return v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece;
+static bool idist__link_is_out(const idist__transfer *xfer) {
+    return xfer->frame_moved == IDIST__FRAME_BYTES && xfer->piece_moved == xfer->piece;
 }
 
 // Collects frames and payloads that go out next. Returns how many parts there are.
 static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
-    idist__transfer *v;
+    idist__transfer *xfer;
     int n = 0;
 
-    for (v = l->out; v && n + 2 <= IDIST__PARTS; v = v->next) {
-        size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved;
+    for (xfer = l->out; xfer && n + 2 <= IDIST__PARTS; xfer = xfer->next) {
+        size_t frame_left = IDIST__FRAME_BYTES - xfer->frame_moved;
 
         if (frame_left) {
-            parts[n].data = (char *)&v->frame + v->frame_moved;
+            parts[n].data = (char *)&xfer->frame + xfer->frame_moved;
             parts[n++].nbytes = frame_left;
         }
 
-        if (v->piece_moved < v->piece) {
-            parts[n].data = v->data + v->moved + v->piece_moved;
-            parts[n++].nbytes = v->piece - v->piece_moved;
+        if (xfer->piece_moved < xfer->piece) {
+            parts[n].data = xfer->data + xfer->moved + xfer->piece_moved;
+            parts[n++].nbytes = xfer->piece - xfer->piece_moved;
         }
     }
 
@@ -224,17 +224,17 @@ static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
 
 // n bytes of what idist__link_gather has collected have gone out.
 static void idist__link_account(const idist__link *l, size_t n) {
-    idist__transfer *v;
+    idist__transfer *xfer;
 
-    for (v = l->out; n; v = v->next) {
-        size_t left = IDIST__FRAME_BYTES - v->frame_moved, k = n < left ? n : left;
+    for (xfer = l->out; n; xfer = xfer->next) {
+        size_t left = IDIST__FRAME_BYTES - xfer->frame_moved, k = n < left ? n : left;
 
-        v->started = true;
-        v->frame_moved += k;
+        xfer->started = true;
+        xfer->frame_moved += k;
         n -= k;
-        left = v->piece - v->piece_moved;
+        left = xfer->piece - xfer->piece_moved;
         k = n < left ? n : left;
-        v->piece_moved += k;
+        xfer->piece_moved += k;
         n -= k;
     }
 }
@@ -284,82 +284,82 @@ static void idist__link_cork(idist__ring *ring, idist__link *l, size_t nbytes) {
 }
 
 // The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
-static void idist__link_add_text(idist__ring *ring, idist__transfer *v, const char *text) {
+static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const char *text) {
     size_t nbytes = strlen(text);
 
-    v->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, nbytes + 1);
+    xfer->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, nbytes + 1);
 
-    if (v->owned) {
-        memcpy(v->owned, text, nbytes);
-        v->data = v->owned;
-        v->nbytes = v->piece = nbytes;
+    if (xfer->owned) {
+        memcpy(xfer->owned, text, nbytes);
+        xfer->data = xfer->owned;
+        xfer->nbytes = xfer->piece = nbytes;
     }
 
-    v->frame.nbytes = v->nbytes;
+    xfer->frame.nbytes = xfer->nbytes;
 }
 
 // Queues a control frame, for which no task waits. `text`, if not NULL, follows it. Without a
 // connection, RTS and CTS are kept until there is one. All other frames are dropped;
 // idist__announce_late tells a new peer what it has missed.
-static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f,
+static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *frame,
                                 const char *text) {
-    bool waits = f->type == IDIST__RTS || f->type == IDIST__CTS;
-    idist__transfer *v;
+    bool waits = frame->type == IDIST__RTS || frame->type == IDIST__CTS;
+    idist__transfer *xfer;
 
     if (!l->open || l->write_dead || !(waits || idist__link_is_connected(l))) return;
-    v = idist__transfer_new(ring);
+    xfer = idist__transfer_new(ring);
 
-    if (!v) { // the peer would wait for what the frame says
-        idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    if (!xfer) { // the peer would wait for what the frame says
+        idist_group *g = idist__world_find_group(ring->w, frame->ctx);
         idist__ring_fail_memory(ring, g ? g : &ring->w->group);
         return;
     }
 
-    v->send = true;
-    v->frame = *f;
-    if (text) idist__link_add_text(ring, v, text);
+    xfer->send = true;
+    xfer->frame = *frame;
+    if (text) idist__link_add_text(ring, xfer, text);
 
-    idist__link_push(l, v);
+    idist__link_push(l, xfer);
     idist__link_flush(ring, l);
 }
 
 // Tells a rank that this one leaves the world, and how the world failed if it did.
 static void idist__link_bye(idist__ring *ring, idist__link *l) {
     bool failed = ring->bye_status != IDIST_OK;
-    idist__frame f;
+    idist__frame frame;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__BYE;
-    f.aux = (uint64_t)(int64_t)ring->bye_status;
-    idist__link_control(ring, l, &f, failed ? ring->w->group.cause : NULL);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__BYE;
+    frame.aux = (uint64_t)(int64_t)ring->bye_status;
+    idist__link_control(ring, l, &frame, failed ? ring->w->group.cause : NULL);
 }
 
 // Tells a rank that a group has failed.
 static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, idist_status status,
                               const char *cause) {
-    idist__frame f;
+    idist__frame frame;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__ABORT;
-    f.ctx = ctx;
-    f.aux = (uint64_t)(int64_t)status;
-    idist__link_control(ring, l, &f, cause);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__ABORT;
+    frame.ctx = ctx;
+    frame.aux = (uint64_t)(int64_t)status;
+    idist__link_control(ring, l, &frame, cause);
 }
 
 // Eager bytes have been consumed. The sender gets them back as credit once they amount to half of
 // its window.
 static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
-    idist__frame f;
+    idist__frame frame;
 
     l->owed += nbytes + IDIST__FRAME_BYTES;
     if (l->owed < IDIST__WINDOW_BYTES / 2) return;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__CREDIT;
-    f.nbytes = l->owed;
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__CREDIT;
+    frame.nbytes = l->owed;
     l->their_window += l->owed;
     l->owed = 0;
-    idist__link_control(ring, l, &f, NULL);
+    idist__link_control(ring, l, &frame, NULL);
 }
 
 // Whether the peer may read messages in our memory by itself. `withdrawn` (may be NULL) gets the
@@ -386,25 +386,25 @@ static bool idist__link_grants(const idist__link *l, size_t nbytes) {
 }
 
 // A receive has been posted whose message the peer may send at once.
-static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *v) {
-    idist__frame cts = v->frame;
+static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
+    idist__frame cts = xfer->frame;
 
-    v->granted = true;
-    v->id = ++ring->next_id;
+    xfer->granted = true;
+    xfer->id = ++ring->next_id;
     cts.type = IDIST__CTS;
-    cts.aux = v->id;
+    cts.aux = xfer->id;
     idist__link_control(ring, l, &cts, NULL);
 }
 
 // The peer has a place for a message, under this number.
-static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *v,
+static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *xfer,
                                   uint64_t id) {
-    v->frame.type = IDIST__DATA;
-    v->frame.id = id;
-    v->frame.aux = v->nbytes;
-    v->piece = v->nbytes < IDIST__PIECE_BYTES ? v->nbytes : IDIST__PIECE_BYTES;
-    v->frame.nbytes = v->piece;
-    idist__link_push(l, v);
+    xfer->frame.type = IDIST__DATA;
+    xfer->frame.id = id;
+    xfer->frame.aux = xfer->nbytes;
+    xfer->piece = xfer->nbytes < IDIST__PIECE_BYTES ? xfer->nbytes : IDIST__PIECE_BYTES;
+    xfer->frame.nbytes = xfer->piece;
+    idist__link_push(l, xfer);
     idist__link_flush(ring, l);
 }
 
@@ -424,29 +424,30 @@ static bool idist__link_any_waits(const idist__ring *ring) {
 // must have no announced send of its own. A receive with a time-out of its own is excluded: DATA
 // arrives only while the sender, or its thread, keeps running.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
-                                   const idist__transfer *receive, const idist__frame *f) {
-    if (f->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
+                                   const idist__transfer *receive, const idist__frame *frame) {
+    if (frame->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
     if (!l->transport->attends || !l->transport->attends(l->port)) return false;
     if (idist__link_reads_slowly(l)) return true;
-    return f->nbytes <= IDIST__COPIED_BYTES && !idist__link_any_waits(ring);
+    return frame->nbytes <= IDIST__COPIED_BYTES && !idist__link_any_waits(ring);
 }
 
 // Reads an announced message in the memory of its sender. False: that is not possible, or the
 // sender may have given up meanwhile and reused the memory.
-static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
-                             const idist__frame *f) {
+static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *xfer,
+                             const idist__frame *frame) {
     idist__frame pulled;
 
-    if (!f->aux || !l->transport->pull) return false;
-    if (!l->transport->pull(l->port, f->aux, f->flags, v->data, (size_t)f->nbytes)) return false;
+    if (!frame->aux || !l->transport->pull) return false;
+    if (!l->transport->pull(l->port, frame->aux, frame->flags, xfer->data, (size_t)frame->nbytes))
+        return false;
 
     memset(&pulled, 0, sizeof pulled);
     pulled.type = IDIST__PULLED;
-    pulled.ctx = f->ctx;
-    pulled.id = f->id;
-    v->frame = *f;
+    pulled.ctx = frame->ctx;
+    pulled.id = frame->id;
+    xfer->frame = *frame;
     idist__link_control(ring, l, &pulled, NULL);
-    idist__transfer_received(ring, v, peer);
+    idist__transfer_received(ring, xfer, peer);
 
     return true;
 }
@@ -454,28 +455,30 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
 // Answers an RTS that has found its receive, which is in no list: reads the message from the
 // sender's memory, or sends CTS. A granted receive has sent its CTS already and goes back to
 // `posted`.
-static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
-                                   const idist__frame *f) {
+static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer,
+                                   idist__transfer *xfer, const idist__frame *frame) {
     idist__frame cts;
 
-    if (v->granted) {
-        idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
+    if (xfer->granted) {
+        idist__transfer_put(ring, &l->posted, xfer, idist__index_frame_key(peer, frame));
         return;
     }
 
-    if (!idist__link_wants_data(ring, l, v, f) && idist__link_pull(ring, l, peer, v, f)) return;
+    if (!idist__link_wants_data(ring, l, xfer, frame) &&
+        idist__link_pull(ring, l, peer, xfer, frame))
+        return;
 
-    v->id = ++ring->next_id;
-    v->nbytes = (size_t)f->nbytes;
-    v->moved = 0;
-    v->frame = *f;
-    v->started = true;
-    idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
+    xfer->id = ++ring->next_id;
+    xfer->nbytes = (size_t)frame->nbytes;
+    xfer->moved = 0;
+    xfer->frame = *frame;
+    xfer->started = true;
+    idist__transfer_put(ring, &l->receiving, xfer, idist__index_id_key(xfer->id));
 
     memset(&cts, 0, sizeof cts);
     cts.type = IDIST__CTS;
-    cts.ctx = f->ctx;
-    cts.id = f->id;
-    cts.aux = v->id;
+    cts.ctx = frame->ctx;
+    cts.id = frame->id;
+    cts.aux = xfer->id;
     idist__link_control(ring, l, &cts, NULL);
 }

@@ -8,34 +8,34 @@
 #include "ring/msg/transfer.h"
 #include "ring/msg/link.h"
 
-static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
-    *m->at = m->next;
-    if (m->next) m->next->at = m->at;
-    else l->early_end = m->at;
-    idist__index_remove(&m->hook);
+static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *msg) {
+    *msg->at = msg->next;
+    if (msg->next) msg->next->at = msg->at;
+    else l->early_end = msg->at;
+    idist__index_remove(&msg->hook);
 
-    if (l->in_message == m) {
+    if (l->in_message == msg) {
         l->in_message = NULL;
         l->target = NULL;
     }
 
-    if (m->unknown) l->unknown_count--;
-    idist__mem_free(&ring->w->cfg.mem, m);
+    if (msg->unknown) l->unknown_count--;
+    idist__mem_free(&ring->w->cfg.mem, msg);
 }
 
 // Drops the oldest message of a rank for groups that do not exist here. Correct programs leave some
 // behind, for groups that were freed before all had arrived; so too many of them are no error.
 static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
-    idist__message *m = l->early;
+    idist__message *msg = l->early;
     bool complete;
     size_t nbytes;
 
-    while (m && (!m->unknown || m == l->in_message)) m = m->next;
-    if (!m) return;
+    while (msg && (!msg->unknown || msg == l->in_message)) msg = msg->next;
+    if (!msg) return;
 
-    complete = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
-    nbytes = (size_t)m->frame.nbytes;
-    idist__message_free(ring, l, m);
+    complete = msg->frame.type == IDIST__EAGER && msg->moved == msg->frame.nbytes;
+    nbytes = (size_t)msg->frame.nbytes;
+    idist__message_free(ring, l, msg);
     if (complete) idist__link_consumed(ring, l, nbytes);
 }
 
@@ -51,58 +51,60 @@ static const idist__closed *idist__message_find_closed(const idist__ring *ring, 
 
 // Allocates a message that begins with this frame, with a buffer of `payload` bytes. NULL: out of
 // memory.
-static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f,
-                                          size_t payload) {
-    idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
+static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
+                                          const idist__frame *frame, size_t payload) {
+    idist__message *msg =
+        (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *msg + payload);
 
-    if (!m) return NULL;
-    idist__mem_clear(m, sizeof *m);
-    m->frame = *f;
-    m->data = (char *)(m + 1);
-    m->stamp = ++ring->stamp;
-    m->peer = idist__link_rank(ring, l);
+    if (!msg) return NULL;
+    idist__mem_clear(msg, sizeof *msg);
+    msg->frame = *frame;
+    msg->data = (char *)(msg + 1);
+    msg->stamp = ++ring->stamp;
+    msg->peer = idist__link_rank(ring, l);
 
-    m->unknown = !idist__world_find_group(ring->w, f->ctx);
-    if (m->unknown && ++l->unknown_count > IDIST__UNKNOWN_MAX) idist__message_drop_unknown(ring, l);
+    msg->unknown = !idist__world_find_group(ring->w, frame->ctx);
+    if (msg->unknown && ++l->unknown_count > IDIST__UNKNOWN_MAX)
+        idist__message_drop_unknown(ring, l);
 
-    m->at = l->early_end;
-    *l->early_end = m;
-    l->early_end = &m->next;
-    idist__index_insert(&m->hook, ring->messages, idist__index_frame_key(m->peer, f));
+    msg->at = l->early_end;
+    *l->early_end = msg;
+    l->early_end = &msg->next;
+    idist__index_insert(&msg->hook, ring->messages, idist__index_frame_key(msg->peer, frame));
 
-    return m;
+    return msg;
 }
 
 // No receive has taken a message. If a matched probe has found it, its tag is new, and so is its
 // key.
-static void idist__message_rekey(idist__ring *ring, idist__message *m, uint32_t old_tag) {
-    if (m->frame.tag == old_tag) return;
-    idist__index_remove(&m->hook);
-    idist__index_insert(&m->hook, ring->messages, idist__index_frame_key(m->peer, &m->frame));
+static void idist__message_rekey(idist__ring *ring, idist__message *msg, uint32_t old_tag) {
+    if (msg->frame.tag == old_tag) return;
+    idist__index_remove(&msg->hook);
+    idist__index_insert(&msg->hook, ring->messages, idist__index_frame_key(msg->peer, &msg->frame));
 }
 
 // Gives a message to a receive. The payload of an eager one may still be arriving.
-static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *m,
-                                idist__transfer *v) {
-    v->frame = m->frame;
+static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *msg,
+                                idist__transfer *xfer) {
+    xfer->frame = msg->frame;
 
-    if (m->self_send) {
-        idist__transfer *sender = m->self_send;
-        idist__block_copy(v->data, sender->data, sender->nbytes);
-        idist__message_free(ring, l, m);
+    if (msg->self_send) {
+        idist__transfer *sender = msg->self_send;
+        idist__block_copy(xfer->data, sender->data, sender->nbytes);
+        idist__message_free(ring, l, msg);
         idist__transfer_done(ring, sender);
-        idist__transfer_received(ring, v, peer);
-    } else if (m->frame.type == IDIST__RTS) {
-        idist__frame f = m->frame;
-        idist__message_free(ring, l, m);
-        idist__link_answer_rts(ring, l, peer, v, &f);
-    } else if (m->moved < m->frame.nbytes) {
-        m->claim = v;
+        idist__transfer_received(ring, xfer, peer);
+    } else if (msg->frame.type == IDIST__RTS) {
+        idist__frame frame = msg->frame;
+        idist__message_free(ring, l, msg);
+        idist__link_answer_rts(ring, l, peer, xfer, &frame);
+    } else if (msg->moved < msg->frame.nbytes) {
+        msg->claim = xfer;
     } else {
-        size_t nbytes = (size_t)m->frame.nbytes;
-        idist__block_copy(v->data, m->data, nbytes);
-        idist__message_free(ring, l, m);
+        size_t nbytes = (size_t)msg->frame.nbytes;
+        idist__block_copy(xfer->data, msg->data, nbytes);
+        idist__message_free(ring, l, msg);
         if (peer != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
-        idist__transfer_received(ring, v, peer);
+        idist__transfer_received(ring, xfer, peer);
     }
 }

@@ -164,53 +164,53 @@ static char *idist__op_buffer(const void *buffer) {
 
 // Fills in what a collective works on, as its call says.
 static void idist__op_prepare(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
+    idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
 
-    o->n = t->group->size;
-    o->rank = t->group->rank;
-    o->root = c->root;
-    o->user = NULL;
+    op->n = t->group->size;
+    op->rank = t->group->rank;
+    op->root = call->root;
+    op->user = NULL;
 
-    if (idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op)) {
-        o->user_op = *idist__world_user_op(t->group, c);
-        o->user = &o->user_op;
+    if (idist__kind_reduces(call->kind) && idist__reduce_op_is_user(call->op)) {
+        op->user_op = *idist__world_user_op(t->group, call);
+        op->user = &op->user_op;
     }
 
-    o->size = idist_dtype_size(c->dtype);
-    o->count = c->count;
-    o->nbytes = o->count * o->size;
-    o->in = idist__op_buffer(c->send);
-    o->out = idist__op_buffer(c->recv);
+    op->size = idist_dtype_size(call->dtype);
+    op->count = call->count;
+    op->nbytes = op->count * op->size;
+    op->in = idist__op_buffer(call->send);
+    op->out = idist__op_buffer(call->recv);
 }
 
 // What the messages of a collective carry. In all_to_allv each pair of ranks compares its dtype.
 static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
-    idist__fingerprint p = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
+    idist__fingerprint print = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
 
     if (t->call.kind == IDIST__ALL_TO_ALLV) {
-        p.dtype = (uint8_t)t->call.dtype;
-        p.check = idist__fingerprint_tagged(t->group->w, &t->call, 0);
+        print.dtype = (uint8_t)t->call.dtype;
+        print.check = idist__fingerprint_tagged(t->group->w, &t->call, 0);
     }
 
-    return p;
+    return print;
 }
 
 static void idist__op_done(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
     if (t->done || idist__ring_of(t->group->w)->failed == t->group) return;
-    if (o->finish) o->finish(t);
-    idist__mem_free(&t->group->w->cfg.mem, o->memory);
-    o->memory = NULL;
+    if (op->finish) op->finish(t);
+    idist__mem_free(&t->group->w->cfg.mem, op->memory);
+    op->memory = NULL;
     idist__task_complete(t, IDIST_OK, "");
 }
 
 static void idist__op_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
-    if (o->running || t->done) return;
-    o->running = true; // a transfer that completes at once must not call the algorithm recursively
-    o->run(t);
-    o->running = false;
+    if (op->running || t->done) return;
+    op->running = true; // a transfer that completes at once must not call the algorithm recursively
+    op->run(t);
+    op->running = false;
 }

@@ -18,56 +18,59 @@
 #include "ring/msg/match.h"
 
 // The CTS for a message of a collective that came before its send was posted, or NULL.
-static idist__message *idist__send_find_grant(idist__ring *ring, int peer, const idist__frame *f) {
+static idist__message *idist__send_find_grant(idist__ring *ring, int peer,
+                                              const idist__frame *frame) {
     idist__index_node *hook =
-        ring->messages[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+        ring->messages[idist__index_frame_key(peer, frame) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
-        idist__message *m = idist__index_message(hook);
+        idist__message *msg = idist__index_message(hook);
 
-        if (m->frame.type != IDIST__CTS || m->peer != peer || m->frame.ctx != f->ctx) continue;
-        if (m->frame.fingerprint.seq == f->fingerprint.seq && m->frame.tag == f->tag) return m;
+        if (msg->frame.type != IDIST__CTS || msg->peer != peer || msg->frame.ctx != frame->ctx)
+            continue;
+        if (msg->frame.fingerprint.seq == frame->fingerprint.seq && msg->frame.tag == frame->tag)
+            return msg;
     }
 
     return NULL;
 }
 
 // Sends a large message of a collective once the receiver has granted it.
-static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *v) {
+static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *xfer) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__link *l = &ring->links[peer];
-    idist__message *grant = idist__send_find_grant(ring, peer, &v->frame);
+    idist__message *grant = idist__send_find_grant(ring, peer, &xfer->frame);
     const idist__transfer *oldest = l->waiting.first;
-    idist__frame rts = v->frame;
+    idist__frame rts = xfer->frame;
 
     if (grant) {
         uint64_t id = grant->frame.aux;
         idist__message_free(ring, l, grant);
-        idist__link_send_data(ring, l, v, id);
+        idist__link_send_data(ring, l, xfer, id);
         return;
     }
 
-    idist__transfer_put(ring, &l->waiting, v, idist__index_frame_key(peer, &v->frame));
+    idist__transfer_put(ring, &l->waiting, xfer, idist__index_frame_key(peer, &xfer->frame));
     if (oldest && oldest->task == t) return; // whose RTS has told the peer of this call
     rts.type = IDIST__RTS;
     idist__link_control(ring, l, &rts, NULL);
 }
 
 // How a message goes: at once, once it is granted, or once it is asked for.
-static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *v) {
-    size_t nbytes = v->nbytes;
+static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
+    size_t nbytes = xfer->nbytes;
 
-    if (v->frame.fingerprint.kind != IDIST__SEND && idist__link_grants(l, nbytes)) {
-        v->frame.type = IDIST__DATA;
+    if (xfer->frame.fingerprint.kind != IDIST__SEND && idist__link_grants(l, nbytes)) {
+        xfer->frame.type = IDIST__DATA;
     } else if (idist__link_is_eager(l, nbytes) && l->window >= nbytes + IDIST__FRAME_BYTES) {
-        v->frame.type = IDIST__EAGER;
-        v->piece = nbytes;
+        xfer->frame.type = IDIST__EAGER;
+        xfer->piece = nbytes;
         l->window -= nbytes + IDIST__FRAME_BYTES;
     } else {
-        v->frame.type = IDIST__RTS;
-        v->id = v->frame.id = ++ring->next_id;
-        if (idist__link_exposes_memory(l, &v->frame.flags))
-            v->frame.aux = (uint64_t)(uintptr_t)v->data;
+        xfer->frame.type = IDIST__RTS;
+        xfer->id = xfer->frame.id = ++ring->next_id;
+        if (idist__link_exposes_memory(l, &xfer->frame.flags))
+            xfer->frame.aux = (uint64_t)(uintptr_t)xfer->data;
     }
 }
 
@@ -75,50 +78,50 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
                              size_t nbytes, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__link *l = &ring->links[world_rank];
-    idist__transfer *v;
+    idist__transfer *xfer;
 
     if (ring->failed == t->group) return; // what there is to send may be wrong
 
-    v = idist__transfer_new(ring);
+    xfer = idist__transfer_new(ring);
 
-    if (!v) {
+    if (!xfer) {
         idist__ring_fail_memory(ring, t->group);
         return;
     }
 
-    v->task = t;
-    v->send = true;
-    v->data = (char *)(uintptr_t)data;
-    v->nbytes = nbytes;
-    v->frame.ctx = t->group->ctx;
-    v->frame.tag = tag;
-    v->frame.fingerprint = *fingerprint;
-    v->frame.nbytes = nbytes;
+    xfer->task = t;
+    xfer->send = true;
+    xfer->data = (char *)(uintptr_t)data;
+    xfer->nbytes = nbytes;
+    xfer->frame.ctx = t->group->ctx;
+    xfer->frame.tag = tag;
+    xfer->frame.fingerprint = *fingerprint;
+    xfer->frame.nbytes = nbytes;
 
     if (fingerprint->kind == IDIST__SEND) {
         l->p2p_sent++;
-        idist__op_of(t)->transfer = v;
+        idist__op_of(t)->transfer = xfer;
     }
 
-    idist__send_choose(ring, l, v);
-    if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &v->frame);
+    idist__send_choose(ring, l, xfer);
+    if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &xfer->frame);
 
     if (!l->open || l->write_dead) {
-        idist__link_push(l, v); // its task ends with its group: that rank was lost, or has left
+        idist__link_push(l, xfer); // its task ends with its group: that rank was lost, or has left
         return;
     }
 
     idist__link_want(ring, l);
 
-    if (v->frame.type == IDIST__DATA) {
-        idist__send_by_grant(t, world_rank, v);
+    if (xfer->frame.type == IDIST__DATA) {
+        idist__send_by_grant(t, world_rank, xfer);
         return;
     }
 
-    idist__link_push(l, v);
+    idist__link_push(l, xfer);
 
     if (fingerprint->kind == IDIST__SEND) {
-        bool may_wait = v->frame.type == IDIST__EAGER && idist__link_may_cork(l, t, nbytes);
+        bool may_wait = xfer->frame.type == IDIST__EAGER && idist__link_may_cork(l, t, nbytes);
 
         l->sent_ns = t->started_ns;
 
@@ -134,10 +137,10 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
 // A step of a collective: nbytes go to a rank of the group.
 static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
                              size_t nbytes) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__fingerprint fingerprint = idist__op_fingerprint(t);
 
-    o->sends_pending++;
+    op->sends_pending++;
     idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
 }
 
@@ -150,65 +153,65 @@ static void idist__send_to_self(idist__task *t, const idist__fingerprint *finger
     size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
     bool eager = nbytes <= IDIST__EAGER_BYTES;
     idist__transfer *sender = eager ? NULL : idist__transfer_new(ring), *v;
-    idist__message *m;
-    idist__frame f;
+    idist__message *msg;
+    idist__frame frame;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__EAGER;
-    f.ctx = t->group->ctx;
-    f.tag = (uint32_t)t->call.tag;
-    f.fingerprint = *fingerprint;
-    f.nbytes = nbytes;
-    m = idist__message_new(ring, l, &f, eager ? nbytes : 0);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__EAGER;
+    frame.ctx = t->group->ctx;
+    frame.tag = (uint32_t)t->call.tag;
+    frame.fingerprint = *fingerprint;
+    frame.nbytes = nbytes;
+    msg = idist__message_new(ring, l, &frame, eager ? nbytes : 0);
 
-    if (!m || (!eager && !sender)) {
-        if (m) idist__message_free(ring, l, m);
+    if (!msg || (!eager && !sender)) {
+        if (msg) idist__message_free(ring, l, msg);
         if (sender) idist__transfer_free(ring, sender);
         idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
 
-    m->moved = nbytes;
+    msg->moved = nbytes;
 
     if (eager) {
-        idist__block_copy(m->data, t->call.send, nbytes);
+        idist__block_copy(msg->data, t->call.send, nbytes);
         idist__task_complete(t, IDIST_OK, "");
     } else {
         sender->task = t;
         sender->send = true;
         sender->data = (char *)(uintptr_t)t->call.send;
         sender->nbytes = nbytes;
-        m->self_send = sender;
+        msg->self_send = sender;
     }
 
-    v = idist__match_recv(ring, t->group, me, &m->frame);
-    if (v) idist__message_give(ring, l, me, m, v);
-    else idist__message_rekey(ring, m, f.tag);
+    v = idist__match_recv(ring, t->group, me, &msg->frame);
+    if (v) idist__message_give(ring, l, me, msg, v);
+    else idist__message_rekey(ring, msg, frame.tag);
 }
 
-static idist__fingerprint idist__send_fingerprint(const idist_group *g, const idist__call *c) {
+static idist__fingerprint idist__send_fingerprint(const idist_group *g, const idist__call *call) {
     idist__fingerprint fingerprint;
 
     memset(&fingerprint, 0, sizeof fingerprint);
     fingerprint.kind = IDIST__SEND;
-    fingerprint.dtype = (uint8_t)c->dtype;
-    fingerprint.check = idist__fingerprint_tagged(g->w, c, c->count);
+    fingerprint.dtype = (uint8_t)call->dtype;
+    fingerprint.check = idist__fingerprint_tagged(g->w, call, call->count);
     fingerprint.root = g->rank;
 
     return fingerprint;
 }
 
 static void idist__send_start(idist__task *t) {
-    const idist__call *c = &t->call;
-    idist__fingerprint fingerprint = idist__send_fingerprint(t->group, c);
+    const idist__call *call = &t->call;
+    idist__fingerprint fingerprint = idist__send_fingerprint(t->group, call);
 
-    if (c->root == t->group->rank) {
+    if (call->root == t->group->rank) {
         idist__send_to_self(t, &fingerprint);
         return;
     }
 
-    idist__send_post(t, idist__group_world_rank(t->group, c->root), (uint32_t)c->tag, c->send,
-                     c->count * idist_dtype_size(c->dtype), &fingerprint);
+    idist__send_post(t, idist__group_world_rank(t->group, call->root), (uint32_t)call->tag,
+                     call->send, call->count * idist_dtype_size(call->dtype), &fingerprint);
 }
 
 // Waits a moment for another rank, in a call that needs nothing but that rank. False: it has waited
@@ -227,27 +230,28 @@ static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
 
 // A send goes out at once if the transport takes all of it, and no earlier one waits for space.
 // Needs no task, transfer or clock.
-static bool idist__send_quick(idist_group *g, const idist__call *c) {
+static bool idist__send_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
-    idist__link *l = &ring->links[idist__group_world_rank(g, c->root)];
-    idist__frame f;
+    idist__link *l = &ring->links[idist__group_world_rank(g, call->root)];
+    idist__frame frame;
 
     if (!l->open || !l->transport->write_message || l->out || l->write_dead) return false;
-    if (ring->failed || c->count > IDIST__EAGER_BYTES) return false;
+    if (ring->failed || call->count > IDIST__EAGER_BYTES) return false;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__EAGER;
-    f.ctx = g->ctx;
-    f.tag = (uint32_t)c->tag;
-    f.fingerprint = idist__send_fingerprint(g, c);
-    f.nbytes = c->count * idist_dtype_size(c->dtype);
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__EAGER;
+    frame.ctx = g->ctx;
+    frame.tag = (uint32_t)call->tag;
+    frame.fingerprint = idist__send_fingerprint(g, call);
+    frame.nbytes = call->count * idist_dtype_size(call->dtype);
 
-    if (!idist__link_is_eager(l, (size_t)f.nbytes)) return false;
-    if (l->window < f.nbytes + sizeof f) return false;
+    if (!idist__link_is_eager(l, (size_t)frame.nbytes)) return false;
+    if (l->window < frame.nbytes + sizeof frame) return false;
 
-    if (!l->transport->write_message(l->port, &f, c->send, (size_t)f.nbytes)) return false;
+    if (!l->transport->write_message(l->port, &frame, call->send, (size_t)frame.nbytes))
+        return false;
 
-    l->window -= (size_t)f.nbytes + sizeof f;
+    l->window -= (size_t)frame.nbytes + sizeof frame;
     l->p2p_sent++;
 
     return true;

@@ -62,9 +62,9 @@ static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_
                            ((uint64_t)p2p << 32) | tag_or_seq);
 }
 
-static uint64_t idist__index_frame_key(int peer, const idist__frame *f) {
-    bool p2p = f->fingerprint.kind == IDIST__SEND;
-    return idist__index_key(f->ctx, peer, p2p, p2p ? f->tag : f->fingerprint.seq);
+static uint64_t idist__index_frame_key(int peer, const idist__frame *frame) {
+    bool p2p = frame->fingerprint.kind == IDIST__SEND;
+    return idist__index_key(frame->ctx, peer, p2p, p2p ? frame->tag : frame->fingerprint.seq);
 }
 
 static uint64_t idist__index_id_key(uint64_t id) { return idist__hash_mix(id, 0); }
@@ -74,45 +74,45 @@ static uint64_t idist__index_id_key(uint64_t id) { return idist__hash_mix(id, 0)
 //------------------------------------------------------------------------------
 
 static idist__transfer *idist__transfer_new(idist__ring *ring) {
-    idist__transfer *v = ring->idle;
+    idist__transfer *xfer = ring->idle;
 
-    if (v) {
-        ring->idle = v->next;
-        idist__mem_clear(v, sizeof *v);
+    if (xfer) {
+        ring->idle = xfer->next;
+        idist__mem_clear(xfer, sizeof *xfer);
     } else {
-        v = (idist__transfer *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *v);
+        xfer = (idist__transfer *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *xfer);
     }
 
-    if (v) {
-        v->slot = -1;
-        v->stamp = ++ring->stamp;
+    if (xfer) {
+        xfer->slot = -1;
+        xfer->stamp = ++ring->stamp;
     }
 
-    return v;
+    return xfer;
 }
 
-static void idist__transfer_append(idist__transfer_list *list, idist__transfer *v) {
-    v->next = NULL;
-    v->at = list->first ? list->end : &list->first;
-    v->list = list;
-    *v->at = v;
-    list->end = &v->next;
+static void idist__transfer_append(idist__transfer_list *list, idist__transfer *xfer) {
+    xfer->next = NULL;
+    xfer->at = list->first ? list->end : &list->first;
+    xfer->list = list;
+    *xfer->at = xfer;
+    list->end = &xfer->next;
 }
 
 // The same for one that frames ask for.
-static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list, idist__transfer *v,
-                                uint64_t key) {
-    idist__transfer_append(list, v);
-    idist__index_insert(&v->hook, ring->transfers, key);
+static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list,
+                                idist__transfer *xfer, uint64_t key) {
+    idist__transfer_append(list, xfer);
+    idist__index_insert(&xfer->hook, ring->transfers, key);
 }
 
 // Takes it out of its list and of the index.
-static void idist__transfer_take(idist__transfer *v) {
-    *v->at = v->next;
-    if (v->next) v->next->at = v->at;
-    else v->list->end = v->at; // NOLINT(clang-analyzer-core.NullDereference): it is in one
-    v->list = NULL;
-    if (v->hook.bucket) idist__index_remove(&v->hook);
+static void idist__transfer_take(idist__transfer *xfer) {
+    *xfer->at = xfer->next;
+    if (xfer->next) xfer->next->at = xfer->at;
+    else xfer->list->end = xfer->at; // NOLINT(clang-analyzer-core.NullDereference): it is in one
+    xfer->list = NULL;
+    if (xfer->hook.bucket) idist__index_remove(&xfer->hook);
 }
 
 // The transfer with this number, among those that wait for CTS, PULLED or DATA.
@@ -121,28 +121,29 @@ static idist__transfer *idist__transfer_find(idist__ring *ring, const idist__tra
     idist__index_node *hook = ring->transfers[idist__index_id_key(id) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
-        idist__transfer *v = idist__index_transfer(hook);
-        if (v->list == list && v->id == id) return v;
+        idist__transfer *xfer = idist__index_transfer(hook);
+        if (xfer->list == list && xfer->id == id) return xfer;
     }
 
     return NULL;
 }
 
-static void idist__transfer_free(idist__ring *ring, idist__transfer *v) {
-    idist__mem_free(&ring->w->cfg.mem, v->owned);
-    if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
-    v->next = ring->idle;
-    ring->idle = v;
+static void idist__transfer_free(idist__ring *ring, idist__transfer *xfer) {
+    idist__mem_free(&ring->w->cfg.mem, xfer->owned);
+    if (xfer->task && idist__kind_is_p2p(xfer->task->call.kind))
+        idist__op_of(xfer->task)->transfer = NULL;
+    xfer->next = ring->idle;
+    ring->idle = xfer;
 }
 
 // A transfer is complete: completes its task, or resumes the algorithm.
-static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
-    idist__task *t = v->task;
-    bool send = v->send;
-    int slot = v->slot;
-    idist__op *o;
+static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
+    idist__task *t = xfer->task;
+    bool send = xfer->send;
+    int slot = xfer->slot;
+    idist__op *op;
 
-    idist__transfer_free(ring, v);
+    idist__transfer_free(ring, xfer);
     if (!t || t->done) return;
     ring->w->moved_count++;
 
@@ -151,24 +152,24 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
         return;
     }
 
-    o = idist__op_of(t);
-    if (send) o->sends_pending--;
-    else o->recvs_pending--;
-    if (slot >= 0) o->slots_pending &= ~(1u << slot);
+    op = idist__op_of(t);
+    if (send) op->sends_pending--;
+    else op->recvs_pending--;
+    if (slot >= 0) op->slots_pending &= ~(1u << slot);
     idist__op_run(t);
 }
 
 // A receive is complete, of recv or of a collective.
-static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int peer) {
-    idist__task *t = v->task;
-    int tag = (int)v->frame.tag;
-    size_t count = (size_t)idist__fingerprint_count(&v->frame.fingerprint);
+static void idist__transfer_received(idist__ring *ring, idist__transfer *xfer, int peer) {
+    idist__task *t = xfer->task;
+    int tag = (int)xfer->frame.tag;
+    size_t count = (size_t)idist__fingerprint_count(&xfer->frame.fingerprint);
 
     if (!t || t->call.kind != IDIST__RECV) {
-        idist__transfer_done(ring, v);
+        idist__transfer_done(ring, xfer);
         return;
     }
 
-    idist__transfer_free(ring, v);
+    idist__transfer_free(ring, xfer);
     idist__matching_received(t, idist__ring_group_of(t->group)->rank_of[peer], tag, count);
 }

@@ -25,18 +25,18 @@
 //------------------------------------------------------------------------------
 
 static void idist__flat_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
 
-    IDIST__CO_BEGIN(o)
+    IDIST__CO_BEGIN(op)
 
-    if (!o->u.shared.entered) {
-        IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    if (!op->u.shared.entered) {
+        IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
         idist__slot_enter(t);
     }
 
-    IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+    IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));
     if (idist__fetch_chunk(t, 0)) idist__slot_leave(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }
 
 //------------------------------------------------------------------------------
@@ -55,18 +55,18 @@ static void idist__flat_run(idist__task *t) {
 // number `chunks`.
 static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone, uint64_t chunks,
                                      bool only_sources) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
 
-    for (; o->u.shared.next_rank < o->n; o->u.shared.next_rank++) {
-        int rank = o->u.shared.next_rank;
-        if (rank == o->rank || (only_sources && !idist__flow_reads(t, rank))) continue;
-        o->u.shared.awaited = rank;
+    for (; op->u.shared.next_rank < op->n; op->u.shared.next_rank++) {
+        int rank = op->u.shared.next_rank;
+        if (rank == op->rank || (only_sources && !idist__flow_reads(t, rank))) continue;
+        op->u.shared.awaited = rank;
         if (idist__region_reached(share, rank, milestone) < chunks) return false;
     }
 
     idist__os_thread_handover();
-    o->u.shared.next_rank = 0;
+    op->u.shared.next_rank = 0;
 
     return true;
 }
@@ -80,58 +80,58 @@ static bool idist__chunk_sources(idist__task *t, idist__milestone milestone, uin
 }
 
 // The elements of a cache line, or one element that is larger.
-static size_t idist__chunk_line(const idist__op *o) {
-    return o->size < IDIST__LINE ? IDIST__LINE / o->size
-                                 : 1; // NOLINT(clang-analyzer-core.DivideZero)
+static size_t idist__chunk_line(const idist__op *op) {
+    return op->size < IDIST__LINE ? IDIST__LINE / op->size
+                                  : 1; // NOLINT(clang-analyzer-core.DivideZero)
 }
 
 // Where block `b` of a chunk of `count` elements begins. Blocks are whole lines, so that no two
 // ranks write to the same one.
-static size_t idist__chunk_block_at(const idist__op *o, size_t count, int b) {
-    size_t line = idist__chunk_line(o);
+static size_t idist__chunk_block_at(const idist__op *op, size_t count, int b) {
+    size_t line = idist__chunk_line(op);
     size_t nlines = (count + line - 1) / line;
 
-    return idist__flow_min(idist__block_at(nlines, o->n, b) * line, count);
+    return idist__flow_min(idist__block_at(nlines, op->n, b) * line, count);
 }
 
 // Copies elements of ours to a buffer.
 static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     size_t run;
 
     for (; count; at += run, count -= run) {
-        const char *from = idist__flow_place(t, (char *)o->in, at, count, &run);
-        idist__region_write(idist__region_share(t), to, from, run * o->size);
-        to += run * o->size;
+        const char *from = idist__flow_place(t, (char *)op->in, at, count, &run);
+        idist__region_write(idist__region_share(t), to, from, run * op->size);
+        to += run * op->size;
     }
 }
 
 // Copies our part of a chunk to a buffer; in a split reduction all but the block that we reduce
 // ourselves.
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    char *buffer = idist__region_buffer(share, o->rank, o->u.shared.first_chunk + chunk);
-    bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(o);
-    size_t at = chunk * o->u.shared.chunk_count;
+    char *buffer = idist__region_buffer(share, op->rank, op->u.shared.first_chunk + chunk);
+    bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(op);
+    size_t at = chunk * op->u.shared.chunk_count;
     int to;
 
-    if (idist__flow_is_split(o, t->call.kind) && !scaled) {
-        size_t count = idist__flow_chunk_count(o, o->count, at);
-        size_t begin = idist__chunk_block_at(o, count, o->rank),
-               end = idist__chunk_block_at(o, count, o->rank + 1);
+    if (idist__flow_is_split(op, t->call.kind) && !scaled) {
+        size_t count = idist__flow_chunk_count(op, op->count, at);
+        size_t begin = idist__chunk_block_at(op, count, op->rank),
+               end = idist__chunk_block_at(op, count, op->rank + 1);
         idist__chunk_write(t, buffer, at, begin);
-        idist__chunk_write(t, buffer + end * o->size, at + end, count - end);
+        idist__chunk_write(t, buffer + end * op->size, at + end, count - end);
         return;
     }
 
-    for (to = 0; to < (per_rank ? o->n : 1); to++) {
-        size_t count = idist__flow_chunk_count(o, idist__flow_send_count(t, to), at);
-        char *block = buffer + (size_t)to * o->u.shared.chunk_count * o->size;
+    for (to = 0; to < (per_rank ? op->n : 1); to++) {
+        size_t count = idist__flow_chunk_count(op, idist__flow_send_count(t, to), at);
+        char *block = buffer + (size_t)to * op->u.shared.chunk_count * op->size;
 
-        if (per_rank && to == o->rank && !scaled) continue;
-        idist__region_write(share, block, idist__flow_send_at(t, to) + at * o->size,
-                            count * o->size);
+        if (per_rank && to == op->rank && !scaled) continue;
+        idist__region_write(share, block, idist__flow_send_at(t, to) + at * op->size,
+                            count * op->size);
         idist__slot_scale(t, block, count);
     }
 }
@@ -139,9 +139,9 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
 // Exposes the current chunk and, if a buffer is free, the next one. Returns whether the current one
 // is exposed.
 static bool idist__chunk_expose(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__shared_op *shared = &o->u.shared;
-    bool copies = idist__flow_contributes(o, t->call.kind, o->rank) && !shared->in_place;
+    idist__op *op = idist__op_of(t);
+    idist__shared_op *shared = &op->u.shared;
+    bool copies = idist__flow_contributes(op, t->call.kind, op->rank) && !shared->in_place;
 
     while (shared->exposed < shared->nchunks && shared->exposed < shared->chunk + 2) {
         uint64_t number = shared->first_chunk + shared->exposed;
@@ -172,56 +172,57 @@ static bool idist__chunk_takes(const idist_group *g, const idist__share *share, 
 
 // Determines the chunks of a call.
 static void idist__chunk_plan(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1;
-    size_t count = idist__kind_is_v(t->call.kind) ? o->u.shared.largest_count : o->count;
-    size_t line = idist__chunk_line(o);
+    size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1;
+    size_t count = idist__kind_is_v(t->call.kind) ? op->u.shared.largest_count : op->count;
+    size_t line = idist__chunk_line(op);
     size_t nbytes = idist__chunk_nbytes(share), chunk_count;
 
-    chunk_count = nbytes / nblocks / o->size;
+    chunk_count = nbytes / nblocks / op->size;
     if (chunk_count > line) chunk_count -= chunk_count % line;
-    if (o->u.shared.remote && !idist__kind_reduces(t->call.kind)) chunk_count = count; // no buffers
+    if (op->u.shared.remote && !idist__kind_reduces(t->call.kind))
+        chunk_count = count; // no buffers
 
-    o->u.shared.chunk_count = chunk_count;
-    o->u.shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
-    o->u.shared.first_chunk = share->chunks_done;
-    o->u.shared.next_rank = 0;
+    op->u.shared.chunk_count = chunk_count;
+    op->u.shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
+    op->u.shared.first_chunk = share->chunks_done;
+    op->u.shared.next_rank = 0;
 }
 
 static void idist__chunk_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__shared_op *shared = &o->u.shared;
+    idist__op *op = idist__op_of(t);
+    idist__shared_op *shared = &op->u.shared;
 
-    IDIST__CO_BEGIN(o)
-    IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    IDIST__CO_BEGIN(op)
+    IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
     if (!idist__slot_enter(t)) return;
 
     if (idist__kind_is_v(t->call.kind)) {
-        IDIST__CO_AWAIT(o, idist__slot_all_entered(t, true));
+        IDIST__CO_AWAIT(op, idist__slot_all_entered(t, true));
         idist__chunk_plan(t);
     } else {
         idist__chunk_plan(t);
         idist__chunk_expose(t);
         shared->next_rank = 0;
-        IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+        IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));
     }
 
     for (shared->chunk = 0; shared->chunk < shared->nchunks; shared->chunk++) {
-        IDIST__CO_AWAIT(o, idist__chunk_expose(t));
+        IDIST__CO_AWAIT(op, idist__chunk_expose(t));
         shared->next_rank = 0;
-        IDIST__CO_AWAIT(o, idist__chunk_sources(t, IDIST__EXPOSED,
-                                                shared->first_chunk + shared->chunk + 1));
+        IDIST__CO_AWAIT(op, idist__chunk_sources(t, IDIST__EXPOSED,
+                                                 shared->first_chunk + shared->chunk + 1));
         if (!idist__fetch_chunk(t, shared->chunk * shared->chunk_count)) return;
         if (!idist__fetch_was_valid(t)) return;
         idist__region_publish(t, IDIST__FREED, shared->first_chunk + shared->chunk + 1);
     }
 
     if (shared->in_place) // the caller may change its buffer when we return
-        IDIST__CO_AWAIT(o,
+        IDIST__CO_AWAIT(op,
                         idist__chunk_all(t, IDIST__FREED, shared->first_chunk + shared->nchunks));
 
     idist__region_share(t)->chunks_done = shared->first_chunk + shared->nchunks;
     idist__slot_leave(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }

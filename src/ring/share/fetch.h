@@ -16,21 +16,21 @@
 
 // Where block `to` of what a rank contributes can be read, from element `at` on.
 static const char *idist__fetch_source(const idist__task *t, int rank, int to, size_t at) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     bool per_rank = idist__flow_is_per_rank(t->call.kind);
     size_t block = per_rank ? (size_t)to : 0, within;
 
-    if (rank == o->rank && t->call.part_count) return idist__flow_place(t, NULL, at, 1, &within);
-    if (rank == o->rank && !idist__flow_is_scaled(o))
-        return idist__flow_send_at(t, to) + at * o->size;
-    if (o->algorithm == IDIST__ALGO_FLAT) return idist__slot_payload(t, rank) + block * o->nbytes;
+    if (rank == op->rank && t->call.part_count) return idist__flow_place(t, NULL, at, 1, &within);
+    if (rank == op->rank && !idist__flow_is_scaled(op))
+        return idist__flow_send_at(t, to) + at * op->size;
+    if (op->algorithm == IDIST__ALGO_FLAT) return idist__slot_payload(t, rank) + block * op->nbytes;
     if (share->locations[rank].send)
-        return share->locations[rank].send + block * o->nbytes + at * o->size;
+        return share->locations[rank].send + block * op->nbytes + at * op->size;
 
-    within = at - o->u.shared.chunk * o->u.shared.chunk_count;
-    return idist__region_buffer(share, rank, o->u.shared.first_chunk + o->u.shared.chunk) +
-           (block * o->u.shared.chunk_count + within) * o->size;
+    within = at - op->u.shared.chunk * op->u.shared.chunk_count;
+    return idist__region_buffer(share, rank, op->u.shared.first_chunk + op->u.shared.chunk) +
+           (block * op->u.shared.chunk_count + within) * op->size;
 }
 
 // out = in[0] (op) ... (op) in[n - 1] with the user's function; out may be one of them. The
@@ -38,19 +38,19 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
 // False: the function has thrown an exception, and the group has failed.
 static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void *const *in, int n,
                                      size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     uint64_t piece[IDIST__OP_PIECE / sizeof(uint64_t)];
-    size_t at, k, most = sizeof piece / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    size_t at, k, most = sizeof piece / op->size; // NOLINT(clang-analyzer-core.DivideZero)
     int i;
 
     for (at = 0; at < count; at += k) {
         k = idist__flow_min(count - at, most);
-        memcpy(piece, (const char *)in[n - 1] + at * o->size, k * o->size);
+        memcpy(piece, (const char *)in[n - 1] + at * op->size, k * op->size);
         for (i = n - 2; i >= 0; i--)
-            if (!idist__combine_by_user(t, (const char *)in[i] + at * o->size, piece, k,
+            if (!idist__combine_by_user(t, (const char *)in[i] + at * op->size, piece, k,
                                         t->call.dtype))
                 return false;
-        memcpy((char *)out + at * o->size, piece, k * o->size);
+        memcpy((char *)out + at * op->size, piece, k * op->size);
     }
 
     return true;
@@ -59,12 +59,12 @@ static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void
 // False: the group has failed.
 static bool idist__fetch_reduce(const idist__task *t, void *out, const void *const *in, int n,
                                 size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
-    if (o->user && o->user->fn) return idist__fetch_reduce_user(t, out, in, n, count);
+    if (op->user && op->user->fn) return idist__fetch_reduce_user(t, out, in, n, count);
 
-    idist__reduce_many(out, in, n, count, t->call.dtype, o->user ? IDIST_SUM : t->call.op,
-                       t->call.op == IDIST_AVG ? o->n : 0);
+    idist__reduce_many(out, in, n, count, t->call.dtype, op->user ? IDIST_SUM : t->call.op,
+                       t->call.op == IDIST_AVG ? op->n : 0);
     return true;
 }
 
@@ -72,7 +72,7 @@ static bool idist__fetch_reduce(const idist__task *t, void *out, const void *con
 // left the call, and the reason is on its way.
 static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char *buf,
                                 size_t nbytes) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int world_rank = t->group->ranks[rank];
     int err =
@@ -81,7 +81,7 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
 
     if (!err) return true;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (!idist__slot_is_current(share, rank, o->u.shared.call_number)) return false;
+    if (!idist__slot_is_current(share, rank, op->u.shared.call_number)) return false;
 
     snprintf(cause, sizeof cause,
              err == ESRCH ? "rank %d on %s was lost: its process ended"
@@ -96,27 +96,27 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
 // The address, in its own memory, of block `to` of what a rank contributes, from element `at` on; 0
 // if it is not to be read there.
 static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int to, size_t at) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     uint64_t address;
 
-    if (!o->u.shared.remote || rank == o->rank) return 0;
+    if (!op->u.shared.remote || rank == op->rank) return 0;
     address = idist__region_share(t)->locations[rank].remote_send;
     if (!address) return 0;
 
-    return address + (idist__flow_is_per_rank(t->call.kind) ? (size_t)to * o->nbytes : 0) +
-           at * o->size;
+    return address + (idist__flow_is_per_rank(t->call.kind) ? (size_t)to * op->nbytes : 0) +
+           at * op->size;
 }
 
 // Reduces `count` elements, from element `at` of block `to` on, over the contributions of ranks
 // 0 .. n - 1. What is in other memories is copied here first, in pieces.
 static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at, size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     size_t done, k, most = count;
     int i;
 
-    if (o->u.shared.remote)
-        most = IDIST__REMOTE_PIECE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    if (op->u.shared.remote)
+        most = IDIST__REMOTE_PIECE / op->size; // NOLINT(clang-analyzer-core.DivideZero)
 
     for (done = 0; done < count; done += k) {
         k = idist__flow_min(count - done, most);
@@ -125,11 +125,11 @@ static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at
             char *piece = share->shm->remote_pieces + (size_t)i * IDIST__REMOTE_PIECE;
             uint64_t address = idist__fetch_remote_source(t, i, to, at + done);
 
-            if (address && !idist__fetch_remote(t, i, address, piece, k * o->size)) return false;
+            if (address && !idist__fetch_remote(t, i, address, piece, k * op->size)) return false;
             share->operands[i] = address ? piece : idist__fetch_source(t, i, to, at + done);
         }
 
-        if (!idist__fetch_reduce(t, out + done * o->size, share->operands, n, k)) return false;
+        if (!idist__fetch_reduce(t, out + done * op->size, share->operands, n, k)) return false;
     }
 
     return true;
@@ -137,50 +137,50 @@ static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at
 
 // FLAT: the same, over the contributions in the slots.
 static bool idist__fetch_sum_flat(const idist__task *t, int n) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     size_t given = idist__flow_send_nbytes(t);
     size_t at = given <= IDIST__INLINE_BYTES ? offsetof(idist__call_slot, u) : IDIST__LINE;
     int i;
 
-    if (given > o->nbytes) at += (size_t)o->rank * o->nbytes; // our block of theirs
+    if (given > op->nbytes) at += (size_t)op->rank * op->nbytes; // our block of theirs
     for (i = 0; i < n; i++)
         share->operands[i] =
-            (const char *)idist__region_slot(share, i, o->u.shared.call_number) + at;
-    if (o->rank < n && !idist__flow_is_scaled(o))
-        share->operands[o->rank] = idist__flow_send_at(t, o->rank);
-    return idist__fetch_reduce(t, o->out, share->operands, n, o->count);
+            (const char *)idist__region_slot(share, i, op->u.shared.call_number) + at;
+    if (op->rank < n && !idist__flow_is_scaled(op))
+        share->operands[op->rank] = idist__flow_send_at(t, op->rank);
+    return idist__fetch_reduce(t, op->out, share->operands, n, op->count);
 }
 
 // Ranks 0 .. n - 1 are reduced into the result of this rank.
 static int idist__fetch_operand_count(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
-    if (t->call.kind == IDIST__SCAN) return o->rank + 1;
-    if (t->call.kind == IDIST__EXSCAN) return o->rank;
-    return o->n;
+    if (t->call.kind == IDIST__SCAN) return op->rank + 1;
+    if (t->call.kind == IDIST__EXSCAN) return op->rank;
+    return op->n;
 }
 
 // Copies our block of what each rank contributes, from element `at` on.
 static bool idist__fetch_blocks(idist__task *t, size_t at) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     int i;
 
-    for (i = 0; i < o->n; i++) {
-        int from = idist__block_wrap(o->rank + i, o->n); // each rank begins with another one
+    for (i = 0; i < op->n; i++) {
+        int from = idist__block_wrap(op->rank + i, op->n); // each rank begins with another one
         uint64_t address;
         size_t count;
         char *to;
 
         if (!idist__flow_reads(t, from)) continue;
-        count = idist__flow_chunk_count(o, idist__flow_recv_count(t, from), at);
+        count = idist__flow_chunk_count(op, idist__flow_recv_count(t, from), at);
         if (!count) continue;
 
-        to = idist__flow_recv_at(t, from) + at * o->size;
-        address = idist__fetch_remote_source(t, from, o->rank, at);
-        if (address && !idist__fetch_remote(t, from, address, to, count * o->size)) return false;
+        to = idist__flow_recv_at(t, from) + at * op->size;
+        address = idist__fetch_remote_source(t, from, op->rank, at);
+        if (address && !idist__fetch_remote(t, from, address, to, count * op->size)) return false;
         if (!address)
-            idist__block_copy(to, idist__fetch_source(t, from, o->rank, at), count * o->size);
+            idist__block_copy(to, idist__fetch_source(t, from, op->rank, at), count * op->size);
     }
 
     return true;
@@ -189,17 +189,17 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
 // All that this rank needs of the chunk at element `at` (FLAT: of the call), in calls that are not
 // split.
 static bool idist__fetch_chunk(idist__task *t, size_t at) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     int n = idist__fetch_operand_count(t);
     size_t count;
 
     if (t->call.kind == IDIST__BARRIER) return true;
     if (!idist__kind_reduces(t->call.kind)) return idist__fetch_blocks(t, at);
 
-    count = idist__flow_chunk_count(o, o->count, at); // of a reduce_scatterv, our own block
-    if ((t->call.kind == IDIST__REDUCE && o->rank != o->root) || !n || !count) return true;
-    if (o->algorithm != IDIST__ALGO_FLAT)
-        return idist__fetch_sum(t, o->out + at * o->size, n, o->rank, at, count);
+    count = idist__flow_chunk_count(op, op->count, at); // of a reduce_scatterv, our own block
+    if ((t->call.kind == IDIST__REDUCE && op->rank != op->root) || !n || !count) return true;
+    if (op->algorithm != IDIST__ALGO_FLAT)
+        return idist__fetch_sum(t, op->out + at * op->size, n, op->rank, at, count);
 
     return idist__fetch_sum_flat(t, n);
 }
@@ -208,15 +208,15 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
 // with an error may reuse its buffers, but withdraws its slots first. In that case the reason is on
 // its way.
 static bool idist__fetch_was_valid(idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int i;
 
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
 
-    for (i = 0; i < o->n; i++) {
-        if (i == o->rank || !idist__flow_reads(t, i)) continue;
-        if (!idist__slot_is_current(share, i, o->u.shared.call_number)) return false;
+    for (i = 0; i < op->n; i++) {
+        if (i == op->rank || !idist__flow_reads(t, i)) continue;
+        if (!idist__slot_is_current(share, i, op->u.shared.call_number)) return false;
     }
 
     return true;

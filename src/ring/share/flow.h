@@ -19,37 +19,37 @@ static bool idist__flow_is_per_rank(idist__kind kind) {
            kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV || kind == IDIST__REDUCE_SCATTERV;
 }
 
-static bool idist__flow_contributes(const idist__op *o, idist__kind kind, int rank) {
+static bool idist__flow_contributes(const idist__op *op, idist__kind kind, int rank) {
     if (kind == IDIST__BROADCAST || kind == IDIST__SCATTER || kind == IDIST__SCATTERV)
-        return rank == o->root;
+        return rank == op->root;
     return kind != IDIST__BARRIER;
 }
 
 // Whether this rank reads, or waits for, what another one contributes.
 static bool idist__flow_reads(const idist__task *t, int rank) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
     switch (t->call.kind) {
     case IDIST__BROADCAST:
     case IDIST__SCATTER:
-    case IDIST__SCATTERV: return rank == o->root;
+    case IDIST__SCATTERV: return rank == op->root;
     case IDIST__GATHER:
-    case IDIST__GATHERV: return o->rank == o->root;
-    case IDIST__REDUCE: return o->rank == o->root || o->algorithm == IDIST__ALGO_CHUNKED;
+    case IDIST__GATHERV: return op->rank == op->root;
+    case IDIST__REDUCE: return op->rank == op->root || op->algorithm == IDIST__ALGO_CHUNKED;
     case IDIST__SCAN:
-    case IDIST__EXSCAN: return rank < o->rank;
+    case IDIST__EXSCAN: return rank < op->rank;
     default: return true;
     }
 }
 
 // Whether each rank reduces one block for all.
-static bool idist__flow_is_split(const idist__op *o, idist__kind kind) {
+static bool idist__flow_is_split(const idist__op *op, idist__kind kind) {
     return kind == IDIST__REDUCE ||
-           (kind == IDIST__ALL_REDUCE && (size_t)(o->n * o->n) * o->nbytes > IDIST__SPLIT_BYTES);
+           (kind == IDIST__ALL_REDUCE && (size_t)(op->n * op->n) * op->nbytes > IDIST__SPLIT_BYTES);
 }
 
 // Whether contributions are multiplied by a factor before the sum (idist_op_create_premul_sum).
-static bool idist__flow_is_scaled(const idist__op *o) { return o->user && !o->user->fn; }
+static bool idist__flow_is_scaled(const idist__op *op) { return op->user && !op->user->fn; }
 
 // Block `to` of our contribution.
 static size_t idist__flow_send_count(const idist__task *t, int to) {
@@ -57,12 +57,12 @@ static size_t idist__flow_send_count(const idist__task *t, int to) {
 }
 
 static const char *idist__flow_send_at(const idist__task *t, int to) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
 
-    if (!idist__flow_is_per_rank(t->call.kind)) return o->in;
+    if (!idist__flow_is_per_rank(t->call.kind)) return op->in;
     if (t->call.sendcounts)
-        return o->in + idist__extent_displ(t->call.sendcounts, t->call.senddispls, to) * o->size;
-    return o->in + (size_t)to * o->nbytes;
+        return op->in + idist__extent_displ(t->call.sendcounts, t->call.senddispls, to) * op->size;
+    return op->in + (size_t)to * op->nbytes;
 }
 
 static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
@@ -105,8 +105,8 @@ static char *idist__flow_place(const idist__task *t, char *base, size_t at, size
 }
 
 static size_t idist__flow_send_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    return (idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
+    const idist__op *op = idist__op_of(t);
+    return (idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
 }
 
 // What comes from a rank in calls that do not reduce.
@@ -115,17 +115,18 @@ static size_t idist__flow_recv_count(const idist__task *t, int from) {
 }
 
 static char *idist__flow_recv_at(const idist__task *t, int from) {
-    const idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
+    const idist__op *op = idist__op_of(t);
+    const idist__call *call = &t->call;
 
-    if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV)
-        return o->out;
-    if (c->recvcounts)
-        return o->out + idist__extent_displ(c->recvcounts, c->recvdispls, from) * o->size;
-    return o->out + (size_t)from * o->nbytes;
+    if (call->kind == IDIST__BROADCAST || call->kind == IDIST__SCATTER ||
+        call->kind == IDIST__SCATTERV)
+        return op->out;
+    if (call->recvcounts)
+        return op->out + idist__extent_displ(call->recvcounts, call->recvdispls, from) * op->size;
+    return op->out + (size_t)from * op->nbytes;
 }
 
 // Elements of a block of `count` in the chunk that begins at element `at`.
-static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t at) {
-    return at < count ? idist__flow_min(count - at, o->u.shared.chunk_count) : 0;
+static size_t idist__flow_chunk_count(const idist__op *op, size_t count, size_t at) {
+    return at < count ? idist__flow_min(count - at, op->u.shared.chunk_count) : 0;
 }

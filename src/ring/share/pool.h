@@ -19,44 +19,45 @@
 #include "ring/share/region.h"
 
 // The first region of a rank has larger buffers than the others, and its head is in the front.
-static char *idist__pool_head(const idist__segment *m, int rank, int index) {
-    char *second = idist__segment_part(m, rank) + m->buffers_at;
-    size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
+static char *idist__pool_head(const idist__segment *seg, int rank, int index) {
+    char *second = idist__segment_part(seg, rank) + seg->buffers_at;
+    size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * seg->chunk_nbytes[1];
 
-    if (index == 0) return idist__segment_front(m, rank) + sizeof(idist__doorbell);
-    second += IDIST__BUFFERS * m->chunk_nbytes[0];
+    if (index == 0) return idist__segment_front(seg, rank) + sizeof(idist__doorbell);
+    second += IDIST__BUFFERS * seg->chunk_nbytes[0];
     return second + (size_t)(index - 1) * nbytes;
 }
 
-static char *idist__pool_buffers(const idist__segment *m, int rank, int index) {
-    if (index == 0) return idist__segment_part(m, rank) + m->buffers_at;
-    return idist__pool_head(m, rank, index) + IDIST__REGION_HEAD_BYTES;
+static char *idist__pool_buffers(const idist__segment *seg, int rank, int index) {
+    if (index == 0) return idist__segment_part(seg, rank) + seg->buffers_at;
+    return idist__pool_head(seg, rank, index) + IDIST__REGION_HEAD_BYTES;
 }
 
-static idist__region_progress *idist__pool_progress(const idist__segment *m, int rank, int index) {
+static idist__region_progress *idist__pool_progress(const idist__segment *seg, int rank,
+                                                    int index) {
     size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
-    return (idist__region_progress *)(void *)(idist__pool_head(m, rank, index) + at);
+    return (idist__region_progress *)(void *)(idist__pool_head(seg, rank, index) + at);
 }
 
 // Takes memory for one of our regions, once. 0, or an errno.
-static int idist__pool_reserve(idist__segment *m, int index) {
+static int idist__pool_reserve(idist__segment *seg, int index) {
     int error;
-    const char *head = idist__pool_head(m, m->me, index);
-    const char *buffers = idist__pool_buffers(m, m->me, index);
-    size_t nbytes = IDIST__BUFFERS * m->chunk_nbytes[index > 0];
+    const char *head = idist__pool_head(seg, seg->me, index);
+    const char *buffers = idist__pool_buffers(seg, seg->me, index);
+    size_t nbytes = IDIST__BUFFERS * seg->chunk_nbytes[index > 0];
 
-    if (index < m->reserved_count) return 0;
-    error = idist__os_memory_reserve(m->fd, (size_t)(head - m->base), IDIST__REGION_HEAD_BYTES);
-    if (!error) error = idist__os_memory_reserve(m->fd, (size_t)(buffers - m->base), nbytes);
-    if (!error) m->reserved_count = index + 1;
+    if (index < seg->reserved_count) return 0;
+    error = idist__os_memory_reserve(seg->fd, (size_t)(head - seg->base), IDIST__REGION_HEAD_BYTES);
+    if (!error) error = idist__os_memory_reserve(seg->fd, (size_t)(buffers - seg->base), nbytes);
+    if (!error) seg->reserved_count = index + 1;
 
     return error;
 }
 
 // Forgets the calls of the group that had this region of ours before. Contributions may stay: they
 // are read only in calls that have been entered.
-static void idist__pool_clear(const idist__segment *m, int index) {
-    char *head = idist__pool_head(m, m->me, index);
+static void idist__pool_clear(const idist__segment *seg, int index) {
+    char *head = idist__pool_head(seg, seg->me, index);
     size_t at;
 
     for (at = 0; at < IDIST__REGION_SLOTS * IDIST__SLOT_BYTES; at += IDIST__SLOT_BYTES) {
@@ -64,31 +65,31 @@ static void idist__pool_clear(const idist__segment *m, int index) {
         memset(head + at + IDIST__LINE + IDIST__FLAT_BYTES, 0, IDIST__LINE);
     }
 
-    memset(idist__pool_progress(m, m->me, index), 0, sizeof(idist__region_progress));
+    memset(idist__pool_progress(seg, seg->me, index), 0, sizeof(idist__region_progress));
 }
 
 // What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
 static uint64_t idist__pool_offer_region(idist_group *g) {
-    idist__segment *m = idist__ring_of(g->w)->shm;
+    idist__segment *seg = idist__ring_of(g->w)->shm;
     uint32_t nmembers = 0;
     int i;
 
-    for (i = 0; m && i < g->size; i++) nmembers += m->local[g->ranks[i]] >= 0;
+    for (i = 0; seg && i < g->size; i++) nmembers += seg->local[g->ranks[i]] >= 0;
     if (nmembers < 2) return 0;
     if (g->status != IDIST_OK) return 0; // a member that knows of the failure may have left
 
-    for (i = 0; i < m->region_count; i++) {
-        if (m->taken[i]) {
-            const idist__region_progress *progress = idist__pool_progress(m, m->me, i);
+    for (i = 0; i < seg->region_count; i++) {
+        if (seg->taken[i]) {
+            const idist__region_progress *progress = idist__pool_progress(seg, seg->me, i);
             uint32_t done = __atomic_load_n(&progress->members_done, __ATOMIC_ACQUIRE);
-            if (done < m->region_members[i]) continue;
+            if (done < seg->region_members[i]) continue;
         }
 
-        if (idist__pool_reserve(m, i)) return 0;
-        idist__pool_clear(m, i);
-        m->taken[i] = true;
-        m->region_members[i] = nmembers;
-        m->region_groups[i] = g->ctx;
+        if (idist__pool_reserve(seg, i)) return 0;
+        idist__pool_clear(seg, i);
+        seg->taken[i] = true;
+        seg->region_members[i] = nmembers;
+        seg->region_groups[i] = g->ctx;
         return (uint64_t)i + 1;
     }
 
@@ -107,12 +108,13 @@ static void idist__pool_discard(const idist_allocator *mem, idist__share *share)
 
 // A member has freed the group for which we offered a region, without having used it.
 static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
-    idist__segment *m = ring->shm;
+    idist__segment *seg = ring->shm;
     int i;
 
-    for (i = 0; m && i < m->region_count; i++) {
-        if (!m->taken[i] || m->region_groups[i] != ctx) continue;
-        __atomic_fetch_add(&idist__pool_progress(m, m->me, i)->members_done, 1u, __ATOMIC_RELEASE);
+    for (i = 0; seg && i < seg->region_count; i++) {
+        if (!seg->taken[i] || seg->region_groups[i] != ctx) continue;
+        __atomic_fetch_add(&idist__pool_progress(seg, seg->me, i)->members_done, 1u,
+                           __ATOMIC_RELEASE);
     }
 }
 
@@ -177,17 +179,17 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
 // All members have told which regions they offer. If one offers none, the group's collectives are
 // made of messages.
 static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
-    idist__segment *m = idist__ring_of(g->w)->shm;
+    idist__segment *seg = idist__ring_of(g->w)->shm;
     idist__share *share;
     int i;
 
     for (i = 0; i < g->size; i++) {
-        if (!m || m->local[g->ranks[i]] < 0) break;
-        if (!offers[i] || offers[i] > (uint64_t)m->region_count) break;
+        if (!seg || seg->local[g->ranks[i]] < 0) break;
+        if (!offers[i] || offers[i] > (uint64_t)seg->region_count) break;
     }
 
-    if (i < g->size || (size_t)g->size * IDIST__LINE > m->chunk_nbytes[1]) {
-        if (m && offers[g->rank]) m->region_members[offers[g->rank] - 1] = 0; // free at once
+    if (i < g->size || (size_t)g->size * IDIST__LINE > seg->chunk_nbytes[1]) {
+        if (seg && offers[g->rank]) seg->region_members[offers[g->rank] - 1] = 0; // free at once
         return IDIST_OK;
     }
 
@@ -195,16 +197,16 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     if (!share) return IDIST_ERR_NO_MEMORY;
 
     idist__ring_group_of(g)->share = share;
-    share->shm = m;
-    share->chunk_nbytes = m->chunk_nbytes[0];
+    share->shm = seg;
+    share->chunk_nbytes = seg->chunk_nbytes[0];
     share->quick_task->group = g;
     share->quick_task->impl = share->quick_task + 1;
 
     for (i = 0; i < g->size; i++) {
-        share->heads[i] = idist__pool_head(m, m->local[g->ranks[i]], (int)offers[i] - 1);
-        share->buffers[i] = idist__pool_buffers(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        share->heads[i] = idist__pool_head(seg, seg->local[g->ranks[i]], (int)offers[i] - 1);
+        share->buffers[i] = idist__pool_buffers(seg, seg->local[g->ranks[i]], (int)offers[i] - 1);
         // All members cut a call into the same chunks: those of the smallest region.
-        if (offers[i] > 1) share->chunk_nbytes = m->chunk_nbytes[1];
+        if (offers[i] > 1) share->chunk_nbytes = seg->chunk_nbytes[1];
     }
 
     return IDIST_OK;

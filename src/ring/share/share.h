@@ -67,65 +67,67 @@ static bool idist__share_serves(idist__algorithm algorithm) {
 }
 
 // FLAT, CHUNKED, or AUTO if the call does not go through shared memory. The same on all members.
-static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *c) {
+static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *call) {
     const idist__share *share = idist__ring_group_of(g)->share;
     int setting = g->w->cfg.algorithm;
     size_t nbytes;
-    bool scaled = idist__reduce_op_is_user(c->op) && idist__kind_reduces(c->kind) &&
-                  !idist__world_user_op(g, c)->fn;
+    bool scaled = idist__reduce_op_is_user(call->op) && idist__kind_reduces(call->kind) &&
+                  !idist__world_user_op(g, call)->fn;
 
     if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH)
         return IDIST__ALGO_AUTO;
-    if (scaled && idist__dtype_is_narrow(c->dtype)) return IDIST__ALGO_AUTO;
-    if (c->kind != IDIST__ALL_TO_ALLV && c->kind != IDIST__BARRIER &&
-        !idist__chunk_takes(g, share, idist_dtype_size(c->dtype)))
+    if (scaled && idist__dtype_is_narrow(call->dtype)) return IDIST__ALGO_AUTO;
+    if (call->kind != IDIST__ALL_TO_ALLV && call->kind != IDIST__BARRIER &&
+        !idist__chunk_takes(g, share, idist_dtype_size(call->dtype)))
         return IDIST__ALGO_AUTO;
-    if (idist__kind_is_v(c->kind))
+    if (idist__kind_is_v(call->kind))
         return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__ALGO_CHUNKED
                                                                        : IDIST__ALGO_AUTO;
 
-    if (setting == IDIST__ALGO_CHUNKED && c->count) return IDIST__ALGO_CHUNKED;
-    if (!c->count) return IDIST__ALGO_FLAT;
-    if (c->count > IDIST__FLAT_BYTES) return IDIST__ALGO_CHUNKED; // before the product can overflow
-    nbytes = c->count * idist_dtype_size(c->dtype);
-    if (idist__flow_is_per_rank(c->kind)) nbytes *= (size_t)g->size;
+    if (setting == IDIST__ALGO_CHUNKED && call->count) return IDIST__ALGO_CHUNKED;
+    if (!call->count) return IDIST__ALGO_FLAT;
+    if (call->count > IDIST__FLAT_BYTES)
+        return IDIST__ALGO_CHUNKED; // before the product can overflow
+    nbytes = call->count * idist_dtype_size(call->dtype);
+    if (idist__flow_is_per_rank(call->kind)) nbytes *= (size_t)g->size;
 
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }
 
 // Whether a call of ours may have its buffer in parts: if it goes through buffers, block by block.
-static bool idist__share_takes_parts(const idist_group *g, const idist__call *c) {
-    size_t n = (size_t)g->size, nbytes = c->count * idist_dtype_size(c->dtype);
+static bool idist__share_takes_parts(const idist_group *g, const idist__call *call) {
+    size_t n = (size_t)g->size, nbytes = call->count * idist_dtype_size(call->dtype);
 
-    if (c->kind != IDIST__ALL_REDUCE || idist__reduce_op_is_user(c->op)) return false;
+    if (call->kind != IDIST__ALL_REDUCE || idist__reduce_op_is_user(call->op)) return false;
     if (n * n * nbytes <= IDIST__SPLIT_BYTES || nbytes >= IDIST__REMOTE_REDUCTION) return false;
 
-    return idist__share_choose(g, c) == IDIST__ALGO_CHUNKED;
+    return idist__share_choose(g, call) == IDIST__ALGO_CHUNKED;
 }
 
 // An all_to_allv counts bytes, because each pair of ranks may have a dtype of its own. False: no
 // memory for the counts.
 static bool idist__share_count_bytes(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__call *c = &t->call;
-    size_t n = (size_t)o->n, *counts, i;
+    idist__op *op = idist__op_of(t);
+    idist__call *call = &t->call;
+    size_t n = (size_t)op->n, *counts, i;
 
     counts = (size_t *)idist__mem_raw(&t->group->w->cfg.mem, 4 * n * sizeof *counts);
     if (!counts) return false;
 
     for (i = 0; i < n; i++) {
-        counts[i] = c->sendcounts[i] * o->size;
-        counts[n + i] = idist__extent_displ(c->sendcounts, c->senddispls, (int)i) * o->size;
-        counts[2 * n + i] = c->recvcounts[i] * o->size;
-        counts[3 * n + i] = idist__extent_displ(c->recvcounts, c->recvdispls, (int)i) * o->size;
+        counts[i] = call->sendcounts[i] * op->size;
+        counts[n + i] = idist__extent_displ(call->sendcounts, call->senddispls, (int)i) * op->size;
+        counts[2 * n + i] = call->recvcounts[i] * op->size;
+        counts[3 * n + i] =
+            idist__extent_displ(call->recvcounts, call->recvdispls, (int)i) * op->size;
     }
 
-    o->memory = (char *)counts;
-    o->size = 1;
-    c->sendcounts = counts;
-    c->senddispls = counts + n;
-    c->recvcounts = counts + 2 * n;
-    c->recvdispls = counts + 3 * n;
+    op->memory = (char *)counts;
+    op->size = 1;
+    call->sendcounts = counts;
+    call->senddispls = counts + n;
+    call->recvcounts = counts + 2 * n;
+    call->recvdispls = counts + 3 * n;
 
     return true;
 }
@@ -133,15 +135,15 @@ static bool idist__share_count_bytes(idist__task *t) {
 // Sets up what a shared call works on. Unlike the algorithms over messages, it takes narrow floats
 // as they are. False: no memory.
 static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__kind kind = t->call.kind;
 
     idist__op_prepare(t);
-    o->algorithm = algorithm;
-    o->u.shared.chunk_count = o->count;
-    if (kind == IDIST__BROADCAST) o->in = o->out;
+    op->algorithm = algorithm;
+    op->u.shared.chunk_count = op->count;
+    if (kind == IDIST__BROADCAST) op->in = op->out;
 
-    if ((kind == IDIST__GATHERV || kind == IDIST__SCATTERV) && o->rank != o->root) {
+    if ((kind == IDIST__GATHERV || kind == IDIST__SCATTERV) && op->rank != op->root) {
         // Only the root's are valid.
         t->call.sendcounts = t->call.senddispls = NULL;
         t->call.recvcounts = t->call.recvdispls = NULL;
@@ -152,16 +154,16 @@ static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
 
 // Queues a call behind the group's other shared calls; starts it if it is the first one.
 static void idist__share_start(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
 
-    if (o->algorithm == IDIST__ALGO_FLAT) o->run = idist__flat_run;
-    else if (idist__flow_is_split(o, t->call.kind)) o->run = idist__split_reduce_run;
-    else o->run = idist__chunk_run;
+    if (op->algorithm == IDIST__ALGO_FLAT) op->run = idist__flat_run;
+    else if (idist__flow_is_split(op, t->call.kind)) op->run = idist__split_reduce_run;
+    else op->run = idist__chunk_run;
 
     if (share->entered_early) {
-        o->u.shared.call_number = share->calls_entered;
-        o->u.shared.entered = true;
+        op->u.shared.call_number = share->calls_entered;
+        op->u.shared.entered = true;
         share->entered_early = false;
     }
 
@@ -182,7 +184,7 @@ static void idist__share_reconsider(idist__ring *ring) {
 
 // A small blocking collective while nothing else is under way: needs no task and no clock. False:
 // the call has to be started as usual. It may have been entered by then.
-static bool idist__share_quick(idist_group *g, const idist__call *c) {
+static bool idist__share_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *share = idist__ring_group_of(g)->share;
     idist__task *t;
@@ -190,12 +192,12 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     int turns;
 
     if (!share || share->first || ring->failed) return false;
-    if (idist__share_choose(g, c) != IDIST__ALGO_FLAT) return false;
-    if (idist__reduce_op_is_user(c->op) && idist__kind_reduces(c->kind))
+    if (idist__share_choose(g, call) != IDIST__ALGO_FLAT) return false;
+    if (idist__reduce_op_is_user(call->op) && idist__kind_reduces(call->kind))
         return false; // it may throw
 
     t = share->quick_task;
-    t->call = *c;
+    t->call = *call;
     t->seq = g->seq + 1;
     (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // only a v-form needs memory
     idist__op_of(t)->past = idist__history_past(t);
@@ -267,13 +269,13 @@ static void idist__share_withdraw(idist_group *g) {
 
 // Whether a member may still write to our result. It checks our slot before every piece that it
 // writes.
-static bool idist__share_may_write(const idist_group *g, const idist__op *o, int rank) {
+static bool idist__share_may_write(const idist_group *g, const idist__op *op, int rank) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
 
     return rank != g->rank && ring->links[g->ranks[rank]].open &&
-           idist__region_reached(share, rank, IDIST__REDUCED) <= o->u.shared.first_chunk &&
-           idist__slot_is_current(share, rank, o->u.shared.call_number);
+           idist__region_reached(share, rank, IDIST__REDUCED) <= op->u.shared.first_chunk &&
+           idist__slot_is_current(share, rank, op->u.shared.call_number);
 }
 
 // A call in which the others write to our result (direct) ends early: waits until each of them has
@@ -283,16 +285,16 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *o, int
 static void idist__share_await_writers(const idist_group *g) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
-    const idist__op *o = share && share->first ? idist__op_of(share->first) : NULL;
+    const idist__op *op = share && share->first ? idist__op_of(share->first) : NULL;
     int64_t until_ns = idist__os_clock_deadline(IDIST__WRITERS_MS);
     int i;
 
-    if (!o || !o->u.shared.direct) return;
+    if (!op || !op->u.shared.direct) return;
 
     for (i = 0; i < g->size; i++) {
         const idist__pipe_port *port = &ring->shm->ports[ring->shm->local[g->ranks[i]]];
 
-        while (idist__share_may_write(g, o, i) && !idist__pipe_peer_gone(port) &&
+        while (idist__share_may_write(g, op, i) && !idist__pipe_peer_gone(port) &&
                idist__os_clock_now_ns() < until_ns)
             idist__os_thread_yield();
     }
@@ -311,8 +313,8 @@ static void idist__share_cancel(idist__task *t) {
 
 // Whether a call cannot complete before this rank of the group enters it, or an earlier one.
 static bool idist__share_needs(const idist__task *t, int rank) {
-    const idist__op *o = idist__op_of(t);
-    const idist__shared_op *shared = &o->u.shared;
+    const idist__op *op = idist__op_of(t);
+    const idist__shared_op *shared = &op->u.shared;
     idist__share *share = idist__region_share(t);
     uint64_t number = shared->first_chunk + shared->exposed; // of the next chunk to expose
 
@@ -321,8 +323,8 @@ static bool idist__share_needs(const idist__task *t, int rank) {
         return !idist__slot_has_entered(share, rank, share->calls_entered + 1 - IDIST__SLOTS_AHEAD);
     if (idist__slot_has_entered(share, rank, shared->call_number)) return false;
     if (idist__flow_reads(t, rank)) return true;
-    if (o->algorithm != IDIST__ALGO_CHUNKED) return false;
-    if (!idist__flow_contributes(o, t->call.kind, o->rank)) return false;
+    if (op->algorithm != IDIST__ALGO_CHUNKED) return false;
+    if (!idist__flow_contributes(op, t->call.kind, op->rank)) return false;
 
     // It has to read what we contribute: all of it, if that is read in place; else the chunk whose
     // buffer we need next.

@@ -142,9 +142,9 @@ static bool idist__slot_may_enter(idist__task *t) {
 // Maps the windows of other ranks as far as they have grown.
 static void idist__slot_look_at_windows(const idist__task *t) {
     idist__world *w = t->group->w;
-    idist__segment *m = idist__region_share(t)->shm;
+    idist__segment *seg = idist__region_share(t)->shm;
 
-    if (!m->window || !idist__view_is_news(m) || idist__view_look(m)) return;
+    if (!seg->window || !idist__view_is_news(seg) || idist__view_look(seg)) return;
     idist__log_print(
         &w->log, IDIST_LOG_INFO,
         "memory that another rank has from idist_alloc cannot be mapped: buffers in it "
@@ -153,13 +153,13 @@ static void idist__slot_look_at_windows(const idist__task *t) {
 
 // Counts the extents of our window that all members of the group on this host have mapped.
 static uint32_t idist__slot_count_open(const idist__task *t) {
-    const idist__segment *m = idist__region_share(t)->shm;
+    const idist__segment *seg = idist__region_share(t)->shm;
     uint32_t open = IDIST__EXTENTS;
     int i;
 
     for (i = 0; i < t->group->size; i++) {
-        int rank = m->local[t->group->ranks[i]];
-        uint32_t count = rank == m->me ? open : idist__view_mapped_by(m, rank);
+        int rank = seg->local[t->group->ranks[i]];
+        uint32_t count = rank == seg->me ? open : idist__view_mapped_by(seg, rank);
         if (count < open) open = count;
     }
 
@@ -182,66 +182,66 @@ static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, s
 
 // Whether contributions are read across memories. The same on all ranks.
 static bool idist__slot_is_remote(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    const idist__segment *m = idist__region_share(t)->shm;
+    const idist__op *op = idist__op_of(t);
+    const idist__segment *seg = idist__region_share(t)->shm;
     idist__kind kind = t->call.kind;
     int setting = t->group->w->cfg.algorithm;
 
-    if (!m->reads_remote || setting == IDIST__ALGO_CHUNKED) return false;
-    if (!m->reads_fast && setting != IDIST__ALGO_REMOTE) return false;
+    if (!seg->reads_remote || setting == IDIST__ALGO_CHUNKED) return false;
+    if (!seg->reads_fast && setting != IDIST__ALGO_REMOTE) return false;
     if (idist__kind_reduces(kind))
-        return !m->oversubscribed && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
+        return !seg->oversubscribed && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
     if (kind == IDIST__BROADCAST)
-        return !m->oversubscribed && o->nbytes >= IDIST__REMOTE_BYTES &&
-               o->nbytes < IDIST__REMOTE_BROADCAST_MAX;
-    if (kind == IDIST__ALL_GATHER && m->oversubscribed && o->n > 4) return false;
+        return !seg->oversubscribed && op->nbytes >= IDIST__REMOTE_BYTES &&
+               op->nbytes < IDIST__REMOTE_BROADCAST_MAX;
+    if (kind == IDIST__ALL_GATHER && seg->oversubscribed && op->n > 4) return false;
 
-    return o->nbytes >= (m->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
+    return op->nbytes >= (seg->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
 }
 
 // Notes where the buffers of a rank are in a CHUNKED call.
 static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot *slot) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     idist__location *location = &share->locations[rank];
 
-    if (o->algorithm == IDIST__ALGO_FLAT) return;
+    if (op->algorithm == IDIST__ALGO_FLAT) return;
     location->send =
         idist__view_pointer(share->shm, slot->u.buffers.send_at, idist__flow_send_nbytes(t));
-    location->recv = idist__view_pointer(share->shm, slot->u.buffers.recv_at, o->nbytes);
+    location->recv = idist__view_pointer(share->shm, slot->u.buffers.recv_at, op->nbytes);
     location->remote_send = location->send ? 0 : slot->u.buffers.remote_send;
     location->remote_recv = slot->u.buffers.remote_recv;
 }
 
 // FLAT: the contribution of a rank.
 static char *idist__slot_payload(const idist__task *t, int rank) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__call_slot *slot =
-        idist__region_slot(idist__region_share(t), rank, o->u.shared.call_number);
+        idist__region_slot(idist__region_share(t), rank, op->u.shared.call_number);
 
     return idist__flow_send_nbytes(t) <= sizeof slot->u.bytes ? slot->u.bytes : (char *)(slot + 1);
 }
 
 static void idist__slot_scale(const idist__task *t, char *buf, size_t count) {
-    const idist__op *o = idist__op_of(t);
-    if (idist__flow_is_scaled(o)) idist__reduce_scale(buf, count, t->call.dtype, o->user->factor);
+    const idist__op *op = idist__op_of(t);
+    if (idist__flow_is_scaled(op)) idist__reduce_scale(buf, count, t->call.dtype, op->user->factor);
 }
 
 // all_to_all in place would overwrite what others read: contributes a copy instead. (It cannot use
 // buffers instead, because all ranks must go the same way.) False: the group has failed.
 static bool idist__slot_copy_contribution(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
 
-    o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, nbytes);
+    op->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, nbytes);
 
-    if (!o->memory) {
+    if (!op->memory) {
         idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
         return false;
     }
 
-    memcpy(o->memory, o->in, nbytes);
-    o->in = o->memory;
+    memcpy(op->memory, op->in, nbytes);
+    op->in = op->memory;
 
     return true;
 }
@@ -250,19 +250,19 @@ static bool idist__slot_copy_contribution(idist__task *t) {
 // these. Otherwise a contribution to a reduction goes through shared memory, and another one is
 // copied. False: the group has failed.
 static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
-    bool is_open = slot->u.buffers.send_at || idist__os_process_memory_is_open(o->in, nbytes);
+    bool is_open = slot->u.buffers.send_at || idist__os_process_memory_is_open(op->in, nbytes);
 
     if (!is_open && !idist__kind_reduces(t->call.kind)) {
-        if (!o->memory && !idist__slot_copy_contribution(t)) return false;
+        if (!op->memory && !idist__slot_copy_contribution(t)) return false;
         is_open = true; // a copy is
     }
 
     if (!is_open) return true;
-    slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
-    if (t->call.kind == IDIST__ALL_REDUCE && idist__os_process_memory_is_open(o->out, o->nbytes))
-        slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
+    slot->u.buffers.remote_send = (uint64_t)(uintptr_t)op->in;
+    if (t->call.kind == IDIST__ALL_REDUCE && idist__os_process_memory_is_open(op->out, op->nbytes))
+        slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)op->out;
 
     return true;
 }
@@ -270,32 +270,33 @@ static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
 // Writes to the slot where our buffers are, so that the others read them in place, unless we would
 // overwrite what they read. False: the group has failed.
 static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    const idist__call *c = &t->call;
-    bool scaled = idist__flow_is_scaled(o), all = c->kind == IDIST__ALL_REDUCE;
-    bool overwrites = c->send == c->recv &&
-                      (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN ||
-                       c->kind == IDIST__EXSCAN || (all && !idist__flow_is_split(o, c->kind)));
+    const idist__call *call = &t->call;
+    bool scaled = idist__flow_is_scaled(op), all = call->kind == IDIST__ALL_REDUCE;
+    bool overwrites =
+        call->send == call->recv &&
+        (call->kind == IDIST__ALL_TO_ALL || call->kind == IDIST__SCAN ||
+         call->kind == IDIST__EXSCAN || (all && !idist__flow_is_split(op, call->kind)));
 
     idist__slot_look_at_windows(t);
     memset(&slot->u, 0, sizeof slot->u);
-    memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
-    o->u.shared.remote = !scaled && idist__slot_is_remote(t);
+    memset(share->locations, 0, sizeof *share->locations * (size_t)op->n);
+    op->u.shared.remote = !scaled && idist__slot_is_remote(t);
 
-    if (o->u.shared.remote && overwrites && c->kind == IDIST__ALL_TO_ALL) {
+    if (op->u.shared.remote && overwrites && call->kind == IDIST__ALL_TO_ALL) {
         if (!idist__slot_copy_contribution(t)) return false;
         overwrites = false;
     }
 
-    if (!idist__flow_contributes(o, c->kind, o->rank) || scaled || overwrites) return true;
-    if (c->part_count) return true;
+    if (!idist__flow_contributes(op, call->kind, op->rank) || scaled || overwrites) return true;
+    if (call->part_count) return true;
 
-    slot->u.buffers.send_at = idist__slot_window_offset(t, o->in, idist__flow_send_nbytes(t));
-    if (all) slot->u.buffers.recv_at = idist__slot_window_offset(t, o->out, o->nbytes);
-    if (o->u.shared.remote && !idist__slot_offer_remote(t, slot)) return false;
-    idist__slot_locate(t, o->rank, slot);
-    o->u.shared.in_place = slot->u.buffers.send_at || slot->u.buffers.remote_send;
+    slot->u.buffers.send_at = idist__slot_window_offset(t, op->in, idist__flow_send_nbytes(t));
+    if (all) slot->u.buffers.recv_at = idist__slot_window_offset(t, op->out, op->nbytes);
+    if (op->u.shared.remote && !idist__slot_offer_remote(t, slot)) return false;
+    idist__slot_locate(t, op->rank, slot);
+    op->u.shared.in_place = slot->u.buffers.send_at || slot->u.buffers.remote_send;
 
     return true;
 }
@@ -303,57 +304,57 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
 // What two ranks of a v-form compare. An all_to_allv counts bytes here, because each pair of ranks
 // may have a dtype of its own (idist__share_count_bytes).
 static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
-    const idist__call *c = &t->call;
-    size_t size = c->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(c->dtype) : 1;
+    const idist__call *call = &t->call;
+    size_t size = call->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(call->dtype) : 1;
 
     if (!count || !size) return 0;
-    return idist__fingerprint_pair(t->group->w, c, count / size);
+    return idist__fingerprint_pair(t->group->w, call, count / size);
 }
 
 // Writes to the slot the counts of a v-form, which the others compare with what they expect.
 static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    const idist__call *c = &t->call;
+    const idist__call *call = &t->call;
     uint64_t *counts = (uint64_t *)(void *)(slot + 1);
-    size_t largest = c->count;
+    size_t largest = call->count;
     int i;
 
-    memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
+    memset(share->locations, 0, sizeof *share->locations * (size_t)op->n);
 
-    for (i = 0; i < o->n; i++) {
+    for (i = 0; i < op->n; i++) {
         size_t count = idist__flow_send_count(t, i);
 
         counts[i] = idist__slot_pair(t, count);
         if (count > largest) largest = count;
-        if (c->recvcounts && c->recvcounts[i] > largest) largest = c->recvcounts[i];
+        if (call->recvcounts && call->recvcounts[i] > largest) largest = call->recvcounts[i];
     }
 
-    o->u.shared.largest_count = largest;
+    op->u.shared.largest_count = largest;
     slot->u.parts.largest = largest;
 }
 
 // Writes a small contribution to the slot.
 static void idist__slot_write_payload(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    char *payload = idist__slot_payload(t, o->rank);
+    const idist__op *op = idist__op_of(t);
+    char *payload = idist__slot_payload(t, op->rank);
     size_t nbytes = idist__flow_send_nbytes(t);
-    size_t count = nbytes / (o->size ? o->size : 1); // NOLINT(clang-analyzer-core.DivideZero)
+    size_t count = nbytes / (op->size ? op->size : 1); // NOLINT(clang-analyzer-core.DivideZero)
 
-    idist__region_write(idist__region_share(t), payload, o->in, nbytes);
+    idist__region_write(idist__region_share(t), payload, op->in, nbytes);
     idist__slot_scale(t, payload, count);
 }
 
 // Prefetches the lines of our next slot for writing while there is nothing to do but wait. Its size
 // is likely to be that of one of the last two.
 static void idist__slot_prefetch_next(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    char *next = (char *)idist__region_slot(share, o->rank, o->u.shared.call_number + 1);
+    char *next = (char *)idist__region_slot(share, op->rank, op->u.shared.call_number + 1);
     size_t *recent = share->recent_nbytes, nbytes, at;
 
-    recent[o->u.shared.call_number % 2] =
-        o->algorithm == IDIST__ALGO_FLAT ? idist__flow_send_nbytes(t) : 0;
+    recent[op->u.shared.call_number % 2] =
+        op->algorithm == IDIST__ALGO_FLAT ? idist__flow_send_nbytes(t) : 0;
     nbytes = recent[0] > recent[1] ? recent[0] : recent[1];
     if (nbytes <= sizeof(idist__call_slot) - offsetof(idist__call_slot, u)) nbytes = 0;
     nbytes = idist__flow_min(nbytes, IDIST__PREFETCH_BYTES) + IDIST__LINE;
@@ -363,76 +364,77 @@ static void idist__slot_prefetch_next(const idist__task *t) {
 // Writes the call before this one to the slot, for the error text of a rank that made another call
 // before.
 static void idist__slot_tell_previous(const idist__task *t, const idist__fingerprint *fingerprint) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
 
     if (before && (before->algorithm & ~IDIST__ON_DEVICE) <= IDIST__ALGO_BANDWIDTH)
-        *idist__region_previous_call(idist__region_share(t), o->rank, o->u.shared.call_number) =
+        *idist__region_previous_call(idist__region_share(t), op->rank, op->u.shared.call_number) =
             *before;
 }
 
 // Enters the call: fills our slot and publishes it. False: it could not, and the group has failed.
 static bool idist__slot_enter(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     idist__call_slot *slot;
     idist__fingerprint fingerprint;
     uint32_t number = ++share->calls_entered;
 
-    o->u.shared.call_number = number;
-    slot = idist__region_slot(share, o->rank, number);
+    op->u.shared.call_number = number;
+    slot = idist__region_slot(share, op->rank, number);
 
-    if (o->algorithm == IDIST__ALGO_CHUNKED) {
+    if (op->algorithm == IDIST__ALGO_CHUNKED) {
         if (idist__kind_is_v(t->call.kind)) idist__slot_offer_counts(t, slot);
         else if (!idist__slot_offer_buffers(t, slot)) return false;
-    } else if (idist__flow_contributes(o, t->call.kind, o->rank)) {
+    } else if (idist__flow_contributes(op, t->call.kind, op->rank)) {
         idist__slot_write_payload(t);
     }
 
-    fingerprint = idist__fingerprint_of_task(t, o->algorithm);
+    fingerprint = idist__fingerprint_of_task(t, op->algorithm);
     idist__slot_tell_previous(t, &fingerprint);
     share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
-    share->pasts[number % IDIST__REGION_SLOTS] = o->past;
+    share->pasts[number % IDIST__REGION_SLOTS] = op->past;
 
     // The first line comes last, in one go: the others poll it, and would take it from our cache
     // between two writes.
     slot->fingerprint = fingerprint;
-    slot->past = o->past;
+    slot->past = op->past;
     idist__os_thread_handover();
     __atomic_store_n(&slot->call_number, number, __ATOMIC_RELEASE);
     idist__region_wake_members(share, t->group);
 
     idist__slot_prefetch_next(t);
-    o->u.shared.entered = true;
-    o->u.shared.next_rank = 0;
+    op->u.shared.entered = true;
+    op->u.shared.next_rank = 0;
 
     return true;
 }
 
 // Compares the call of a rank with ours. In v-forms also the count that only the two of us know.
 static bool idist__slot_agree(idist__task *t, int rank) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__call_slot *slot =
-        idist__region_slot(idist__region_share(t), rank, o->u.shared.call_number);
+        idist__region_slot(idist__region_share(t), rank, op->u.shared.call_number);
     uint64_t given, expected;
     char cause[400];
 
-    if (!idist__slot_compare(t, rank, o->u.shared.call_number)) return false;
+    if (!idist__slot_compare(t, rank, op->u.shared.call_number)) return false;
 
     if (!idist__kind_is_v(t->call.kind)) {
         idist__slot_locate(t, rank, slot);
         return true;
     }
 
-    if (slot->u.parts.largest > o->u.shared.largest_count)
-        o->u.shared.largest_count = (size_t)slot->u.parts.largest;
-    if (!idist__flow_contributes(o, t->call.kind, rank) || !idist__flow_reads(t, rank)) return true;
+    if (slot->u.parts.largest > op->u.shared.largest_count)
+        op->u.shared.largest_count = (size_t)slot->u.parts.largest;
+    if (!idist__flow_contributes(op, t->call.kind, rank) || !idist__flow_reads(t, rank))
+        return true;
 
-    given = ((const uint64_t *)(const void *)(slot + 1))[o->rank];
+    given = ((const uint64_t *)(const void *)(slot + 1))[op->rank];
     expected = idist__slot_pair(t, idist__flow_recv_count(t, rank));
     if (given == expected) return true;
 
-    idist__explain_pair(t->group->ranks[rank], given, t->group->ranks[o->rank], expected, t, cause,
+    idist__explain_pair(t->group->ranks[rank], given, t->group->ranks[op->rank], expected, t, cause,
                         sizeof cause);
     idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_MISMATCH, cause);
 
@@ -441,34 +443,34 @@ static bool idist__slot_agree(idist__task *t, int rank) {
 
 // Whether the ranks that we read from, or all, have entered this call as well.
 static bool idist__slot_all_entered(idist__task *t, bool all) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     bool compared_all = true;
     int i;
 
-    for (; o->u.shared.next_rank < o->n; o->u.shared.next_rank++) {
-        int rank = o->u.shared.next_rank;
-        if (rank == o->rank) continue;
+    for (; op->u.shared.next_rank < op->n; op->u.shared.next_rank++) {
+        int rank = op->u.shared.next_rank;
+        if (rank == op->rank) continue;
         if (!all && !idist__flow_reads(t, rank)) continue;
-        o->u.shared.awaited = rank;
-        if (!idist__slot_has_entered(share, rank, o->u.shared.call_number)) return false;
+        op->u.shared.awaited = rank;
+        if (!idist__slot_has_entered(share, rank, op->u.shared.call_number)) return false;
         if (!idist__slot_agree(t, rank)) return false;
     }
 
-    o->u.shared.next_rank = 0;
-    for (i = 0; i < o->n && compared_all; i++)
-        compared_all = all || i == o->rank || idist__flow_reads(t, i);
-    if (compared_all) share->compared_calls = o->u.shared.call_number;
+    op->u.shared.next_rank = 0;
+    for (i = 0; i < op->n && compared_all; i++)
+        compared_all = all || i == op->rank || idist__flow_reads(t, i);
+    if (compared_all) share->compared_calls = op->u.shared.call_number;
 
     return true;
 }
 
 // The call is complete: the group's next shared call is first in line.
 static void idist__slot_leave(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
 
-    share->first = o->u.shared.next;
+    share->first = op->u.shared.next;
     if (!share->first) share->last = NULL;
     idist__op_done(t);
 }

@@ -23,27 +23,27 @@
 #define IDIST__DIRECT_PIECE ((size_t)16384) // stays in the first-level cache
 
 static bool idist__split_reduce_sum_block(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
-           chunk_count = idist__flow_chunk_count(o, o->count, at),
-           begin = idist__chunk_block_at(o, chunk_count, o->rank),
-           count = idist__chunk_block_at(o, chunk_count, o->rank + 1) - begin;
+    size_t at = op->u.shared.chunk * op->u.shared.chunk_count,
+           chunk_count = idist__flow_chunk_count(op, op->count, at),
+           begin = idist__chunk_block_at(op, chunk_count, op->rank),
+           count = idist__chunk_block_at(op, chunk_count, op->rank + 1) - begin;
     char *buffer =
-        idist__region_buffer(share, o->rank, o->u.shared.first_chunk + o->u.shared.chunk);
-    char *sum = buffer + begin * o->size, *out = o->out + (at + begin) * o->size;
+        idist__region_buffer(share, op->rank, op->u.shared.first_chunk + op->u.shared.chunk);
+    char *sum = buffer + begin * op->size, *out = op->out + (at + begin) * op->size;
     size_t run;
 
     if (!count) return true;
 
     if (t->call.kind == IDIST__REDUCE) // only the root wants it
-        return idist__fetch_sum(t, o->rank == o->root ? out : sum, o->n, 0, at + begin, count);
+        return idist__fetch_sum(t, op->rank == op->root ? out : sum, op->n, 0, at + begin, count);
 
     for (at += begin; count; at += run, count -= run) {
-        out = idist__flow_place(t, o->out, at, count, &run);
-        if (!idist__fetch_sum(t, out, o->n, 0, at, run)) return false;
-        idist__region_write(share, sum, out, run * o->size);
-        sum += run * o->size;
+        out = idist__flow_place(t, op->out, at, count, &run);
+        if (!idist__fetch_sum(t, out, op->n, 0, at, run)) return false;
+        idist__region_write(share, sum, out, run * op->size);
+        sum += run * op->size;
     }
 
     return true;
@@ -52,44 +52,44 @@ static bool idist__split_reduce_sum_block(idist__task *t) {
 // Copies elements from a buffer to our result.
 static void idist__split_reduce_take(const idist__task *t, const char *from, size_t at,
                                      size_t count) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     size_t run;
 
     for (; count; at += run, count -= run) {
-        char *to = idist__flow_place(t, o->out, at, count, &run);
-        idist__block_copy(to, from, run * o->size);
-        from += run * o->size;
+        char *to = idist__flow_place(t, op->out, at, count, &run);
+        idist__block_copy(to, from, run * op->size);
+        from += run * op->size;
     }
 }
 
 // Copies the blocks of a chunk that the others have reduced.
 static void idist__split_reduce_take_blocks(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
-           count = idist__flow_chunk_count(o, o->count, at);
+    size_t at = op->u.shared.chunk * op->u.shared.chunk_count,
+           count = idist__flow_chunk_count(op, op->count, at);
     int i;
 
-    if (t->call.kind == IDIST__REDUCE && o->rank != o->root) return;
+    if (t->call.kind == IDIST__REDUCE && op->rank != op->root) return;
 
-    for (i = 0; i < o->n; i++) {
-        size_t begin = idist__chunk_block_at(o, count, i),
-               end = idist__chunk_block_at(o, count, i + 1);
+    for (i = 0; i < op->n; i++) {
+        size_t begin = idist__chunk_block_at(op, count, i),
+               end = idist__chunk_block_at(op, count, i + 1);
         const char *buffer =
-            idist__region_buffer(share, i, o->u.shared.first_chunk + o->u.shared.chunk);
+            idist__region_buffer(share, i, op->u.shared.first_chunk + op->u.shared.chunk);
 
-        if (i == o->rank) continue;
-        idist__split_reduce_take(t, buffer + begin * o->size, at + begin, end - begin);
+        if (i == op->rank) continue;
+        idist__split_reduce_take(t, buffer + begin * op->size, at + begin, end - begin);
     }
 }
 
 // Whether all buffers are in windows.
 static bool idist__split_reduce_is_direct(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
+    const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int i;
 
-    for (i = 0; i < o->n; i++)
+    for (i = 0; i < op->n; i++)
         if (!share->locations[i].send || !share->locations[i].recv) return false;
     return true;
 }
@@ -97,22 +97,22 @@ static bool idist__split_reduce_is_direct(const idist__task *t) {
 // Reduces our block of all contributions into the results of all ranks. Checks before each piece
 // that all ranks are still in the call, because a rank that has left it may reuse its buffer.
 static bool idist__split_reduce_sum_direct(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t at = idist__chunk_block_at(o, o->count, o->rank),
-           end = idist__chunk_block_at(o, o->count, o->rank + 1), k;
+    size_t at = idist__chunk_block_at(op, op->count, op->rank),
+           end = idist__chunk_block_at(op, op->count, op->rank + 1), k;
     int i;
 
     for (; at < end; at += k) {
-        char *out = o->out + at * o->size;
+        char *out = op->out + at * op->size;
 
-        k = idist__flow_min(end - at, IDIST__DIRECT_PIECE / o->size);
-        if (!idist__fetch_sum(t, out, o->n, 0, at, k)) return false;
+        k = idist__flow_min(end - at, IDIST__DIRECT_PIECE / op->size);
+        if (!idist__fetch_sum(t, out, op->n, 0, at, k)) return false;
         if (!idist__fetch_was_valid(t)) return false;
-        for (i = 0; i < o->n; i++)
-            if (i != o->rank)
-                idist__pace_copy(&share->shm->window_pace, share->locations[i].recv + at * o->size,
-                                 out, k * o->size);
+        for (i = 0; i < op->n; i++)
+            if (i != op->rank)
+                idist__pace_copy(&share->shm->window_pace, share->locations[i].recv + at * op->size,
+                                 out, k * op->size);
     }
 
     return true;
@@ -120,26 +120,26 @@ static bool idist__split_reduce_sum_direct(idist__task *t) {
 
 // Reduces our block of all contributions into our own result.
 static bool idist__split_reduce_sum_remote(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    size_t at = idist__chunk_block_at(o, o->count, o->rank),
-           end = idist__chunk_block_at(o, o->count, o->rank + 1);
+    idist__op *op = idist__op_of(t);
+    size_t at = idist__chunk_block_at(op, op->count, op->rank),
+           end = idist__chunk_block_at(op, op->count, op->rank + 1);
 
-    return idist__fetch_sum(t, o->out + at * o->size, o->n, 0, at, end - at);
+    return idist__fetch_sum(t, op->out + at * op->size, op->n, 0, at, end - at);
 }
 
 // Reads the blocks that the others have reduced, out of their results.
 static bool idist__split_reduce_take_remote(idist__task *t) {
-    idist__op *o = idist__op_of(t);
+    idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int i;
 
-    for (i = 1; i < o->n; i++) {
-        int from = idist__block_wrap(o->rank + i, o->n);
-        size_t at = idist__chunk_block_at(o, o->count, from) * o->size,
-               end = idist__chunk_block_at(o, o->count, from + 1) * o->size;
+    for (i = 1; i < op->n; i++) {
+        int from = idist__block_wrap(op->rank + i, op->n);
+        size_t at = idist__chunk_block_at(op, op->count, from) * op->size,
+               end = idist__chunk_block_at(op, op->count, from + 1) * op->size;
 
         if (end > at && !idist__fetch_remote(t, from, share->locations[from].remote_recv + at,
-                                             o->out + at, end - at))
+                                             op->out + at, end - at))
             return false;
     }
 
@@ -182,47 +182,47 @@ static bool idist__split_reduce_skips_buffers(idist__task *t) {
 }
 
 static void idist__split_reduce_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__shared_op *shared = &o->u.shared;
+    idist__op *op = idist__op_of(t);
+    idist__shared_op *shared = &op->u.shared;
     uint64_t next = shared->first_chunk + shared->chunk + 1; // of the chunk under way
 
-    IDIST__CO_BEGIN(o)
-    IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    IDIST__CO_BEGIN(op)
+    IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
     if (!idist__slot_enter(t)) return;
     idist__chunk_plan(t);
     if (!shared->in_place) idist__chunk_expose(t); // whatever the others do, the buffer is ours
     shared->next_rank = 0;
-    IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+    IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));
 
     if (idist__split_reduce_skips_buffers(t)) {
         if (!idist__split_reduce_sum_in_place(t)) return;
         idist__region_publish(t, IDIST__REDUCED, shared->first_chunk + 1);
-        IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, shared->first_chunk + 1));
+        IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__REDUCED, shared->first_chunk + 1));
         if (shared->remote && !idist__split_reduce_take_remote(t)) return;
         if (shared->remote && !idist__fetch_was_valid(t)) return;
         idist__region_publish(t, IDIST__FREED, shared->first_chunk + 1);
         if (shared->remote)
-            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__FREED, shared->first_chunk + 1));
+            IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__FREED, shared->first_chunk + 1));
     } else {
         for (shared->chunk = 0; shared->chunk < shared->nchunks; shared->chunk++) {
-            IDIST__CO_AWAIT(o, idist__chunk_expose(t));
+            IDIST__CO_AWAIT(op, idist__chunk_expose(t));
             shared->next_rank = 0;
             next = shared->first_chunk + shared->chunk + 1;
-            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__EXPOSED, next));
+            IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__EXPOSED, next));
             if (!idist__split_reduce_sum_block(t) || !idist__fetch_was_valid(t)) return;
             idist__region_publish(t, IDIST__REDUCED, next);
-            if (t->call.kind == IDIST__ALL_REDUCE || o->rank == o->root)
-                IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, next));
+            if (t->call.kind == IDIST__ALL_REDUCE || op->rank == op->root)
+                IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__REDUCED, next));
             idist__split_reduce_take_blocks(t);
             idist__region_publish(t, IDIST__FREED, next);
         }
 
         if (shared->in_place)
-            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED,
-                                                shared->first_chunk + shared->nchunks));
+            IDIST__CO_AWAIT(op, idist__chunk_all(t, IDIST__REDUCED,
+                                                 shared->first_chunk + shared->nchunks));
     }
 
     idist__region_share(t)->chunks_done = shared->first_chunk + shared->nchunks;
     idist__slot_leave(t);
-    IDIST__CO_END(o)
+    IDIST__CO_END(op)
 }

@@ -25,88 +25,89 @@ typedef enum idist__ended_how {
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
 
 // Makes all others look at their pipes.
-static void idist__liveness_wake_all(const idist__segment *m) {
+static void idist__liveness_wake_all(const idist__segment *seg) {
     int i;
 
-    __atomic_fetch_add(&idist__segment_header_of(m)->ended_count, 1u, __ATOMIC_RELEASE);
-    if (!idist__doorbell_any_asleep(m)) return;
-    for (i = 0; i < m->n; i++)
-        if (i != m->me) idist__doorbell_wake(m, i);
+    __atomic_fetch_add(&idist__segment_header_of(seg)->ended_count, 1u, __ATOMIC_RELEASE);
+    if (!idist__doorbell_any_asleep(seg)) return;
+    for (i = 0; i < seg->n; i++)
+        if (i != seg->me) idist__doorbell_wake(seg, i);
 }
 
 // The process of a rank has ended in this way. The first report wins.
-static void idist__liveness_tell(const idist__segment *m, int rank, idist__ended_how how) {
-    uint32_t *ended = &idist__segment_doorbell(m, rank)->ended, not_yet = IDIST__ENDED_NOT;
+static void idist__liveness_tell(const idist__segment *seg, int rank, idist__ended_how how) {
+    uint32_t *ended = &idist__segment_doorbell(seg, rank)->ended, not_yet = IDIST__ENDED_NOT;
 
     if (__atomic_compare_exchange_n(ended, &not_yet, (uint32_t)how, false, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE))
-        idist__liveness_wake_all(m);
+        idist__liveness_wake_all(seg);
 }
 
-static idist__ended_how idist__liveness_get(const idist__segment *m, int rank) {
-    return (idist__ended_how)__atomic_load_n(&idist__segment_doorbell(m, rank)->ended,
+static idist__ended_how idist__liveness_get(const idist__segment *seg, int rank) {
+    return (idist__ended_how)__atomic_load_n(&idist__segment_doorbell(seg, rank)->ended,
                                              __ATOMIC_ACQUIRE);
 }
 
 // Looks at the beacon of a rank, and tells all if it has gone out. Returns whether the process has
 // ended.
-static bool idist__liveness_look_at(idist__segment *m, int rank) {
+static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     int error;
 
-    if (rank == m->me) return false;
-    if (idist__liveness_get(m, rank) != IDIST__ENDED_NOT) return true;
-    error = idist__os_beacon_look(m->observer, &m->ports[rank].beacon);
-    if (error && error != ECONNREFUSED) m->blind_error = error;
+    if (rank == seg->me) return false;
+    if (idist__liveness_get(seg, rank) != IDIST__ENDED_NOT) return true;
+    error = idist__os_beacon_look(seg->observer, &seg->ports[rank].beacon);
+    if (error && error != ECONNREFUSED) seg->blind_error = error;
     if (error != ECONNREFUSED) return false;
 
-    idist__liveness_tell(m, rank, IDIST__ENDED_DIED);
+    idist__liveness_tell(seg, rank, IDIST__ENDED_DIED);
 
     return true;
 }
 
 // Ranks of this host that sleep, ourselves included.
-static int idist__liveness_sleepers(const idist__segment *m) {
-    uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->sleeper_count, __ATOMIC_RELAXED);
-    if (count > (uint32_t)m->n) count = (uint32_t)m->n;
+static int idist__liveness_sleepers(const idist__segment *seg) {
+    uint32_t count =
+        __atomic_load_n(&idist__segment_header_of(seg)->sleeper_count, __ATOMIC_RELAXED);
+    if (count > (uint32_t)seg->n) count = (uint32_t)seg->n;
     return count ? (int)count : 1;
 }
 
 // How many times longer than alone a rank sleeps between two looks.
-static int idist__liveness_patience(const idist__segment *m) {
-    int sleepers = idist__liveness_sleepers(m);
+static int idist__liveness_patience(const idist__segment *seg) {
+    int sleepers = idist__liveness_sleepers(seg);
     return sleepers > IDIST__ENDED_SHARERS ? sleepers / IDIST__ENDED_SHARERS : 1;
 }
 
 // At how many beacons a rank that sleeps looks at a time. Alone it looks at all; with others that
 // sleep, all of them together do, in about the same time.
-static int idist__liveness_share(const idist__segment *m) {
-    int sleepers = idist__liveness_sleepers(m), share;
+static int idist__liveness_share(const idist__segment *seg) {
+    int sleepers = idist__liveness_sleepers(seg), share;
 
     if (sleepers > IDIST__ENDED_SHARERS) sleepers = IDIST__ENDED_SHARERS;
-    share = m->n / sleepers;
+    share = seg->n / sleepers;
 
     return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
 }
 
 // Looks at the next beacons, about 1 us each. The rank that noticed an end may itself have been
 // killed before it told the others, so we read the pipe of a rank that has ended in any case.
-static void idist__liveness_look(idist__segment *m, int looks) {
+static void idist__liveness_look(idist__segment *seg, int looks) {
     int i;
 
-    for (i = 0; i < looks && i < m->n; i++) {
-        if (idist__liveness_look_at(m, m->next_look)) m->ports[m->next_look].look = true;
-        m->next_look = (m->next_look + 1) % m->n;
+    for (i = 0; i < looks && i < seg->n; i++) {
+        if (idist__liveness_look_at(seg, seg->next_look)) seg->ports[seg->next_look].look = true;
+        seg->next_look = (seg->next_look + 1) % seg->n;
     }
 }
 
 // Whether any process or pipe has ended since the last call; then reading will find out which one.
-static bool idist__liveness_any(idist__segment *m) {
-    uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->ended_count, __ATOMIC_ACQUIRE);
+static bool idist__liveness_any(idist__segment *seg) {
+    uint32_t count = __atomic_load_n(&idist__segment_header_of(seg)->ended_count, __ATOMIC_ACQUIRE);
     int i;
 
-    if (count == m->ended_seen) return false;
-    m->ended_seen = count;
-    for (i = 0; i < m->n; i++) m->ports[i].look = true;
+    if (count == seg->ended_seen) return false;
+    seg->ended_seen = count;
+    for (i = 0; i < seg->n; i++) seg->ports[i].look = true;
 
     return true;
 }

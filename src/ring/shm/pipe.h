@@ -223,11 +223,11 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
 }
 
 static bool idist__pipe_exposes_memory(void *port, uint8_t *withdrawn) {
-    const idist__segment *m = ((const idist__pipe_port *)port)->shm;
+    const idist__segment *seg = ((const idist__pipe_port *)port)->shm;
 
-    if (m->reads_remote && withdrawn)
-        *withdrawn = (uint8_t)idist__segment_doorbell(m, m->me)->withdrawn;
-    return m->reads_remote;
+    if (seg->reads_remote && withdrawn)
+        *withdrawn = (uint8_t)idist__segment_doorbell(seg, seg->me)->withdrawn;
+    return seg->reads_remote;
 }
 
 static bool idist__pipe_reads_slowly(void *port) {

@@ -168,40 +168,40 @@ typedef struct idist__segment {
     int blind_error;      // the errno with which a look at a beacon failed; 0: none did
 } idist__segment;
 
-static char *idist__segment_front(const idist__segment *m, int rank) {
-    return m->base + IDIST__PAGE + (size_t)rank * m->front_nbytes;
+static char *idist__segment_front(const idist__segment *seg, int rank) {
+    return seg->base + IDIST__PAGE + (size_t)rank * seg->front_nbytes;
 }
 
-static char *idist__segment_part(const idist__segment *m, int rank) {
-    return m->base + m->parts_at + (size_t)rank * m->part_nbytes;
+static char *idist__segment_part(const idist__segment *seg, int rank) {
+    return seg->base + seg->parts_at + (size_t)rank * seg->part_nbytes;
 }
 
-static idist__segment_header *idist__segment_header_of(const idist__segment *m) {
-    return (idist__segment_header *)(void *)m->base;
+static idist__segment_header *idist__segment_header_of(const idist__segment *seg) {
+    return (idist__segment_header *)(void *)seg->base;
 }
 
-static idist__doorbell *idist__segment_doorbell(const idist__segment *m, int rank) {
-    return (idist__doorbell *)(void *)idist__segment_front(m, rank);
+static idist__doorbell *idist__segment_doorbell(const idist__segment *seg, int rank) {
+    return (idist__doorbell *)(void *)idist__segment_front(seg, rank);
 }
 
-static idist__pipe *idist__segment_pipe(const idist__segment *m, int from, int to) {
-    size_t pipe_nbytes = sizeof(idist__pipe) + m->pipe_nbytes;
-    char *part = idist__segment_part(m, to);
+static idist__pipe *idist__segment_pipe(const idist__segment *seg, int from, int to) {
+    size_t pipe_nbytes = sizeof(idist__pipe) + seg->pipe_nbytes;
+    char *part = idist__segment_part(seg, to);
 
-    return (idist__pipe *)(void *)(part + m->pipes_at + (size_t)from * pipe_nbytes);
+    return (idist__pipe *)(void *)(part + seg->pipes_at + (size_t)from * pipe_nbytes);
 }
 
-static idist__catalog *idist__segment_catalog(const idist__segment *m, int rank) {
-    return (idist__catalog *)(void *)idist__segment_part(m, rank);
+static idist__catalog *idist__segment_catalog(const idist__segment *seg, int rank) {
+    return (idist__catalog *)(void *)idist__segment_part(seg, rank);
 }
 
 // How many extents of other ranks a rank has mapped: one number for each rank.
-static uint32_t *idist__segment_mapped(const idist__segment *m, int rank) {
-    return (uint32_t *)(void *)(idist__segment_catalog(m, rank) + 1);
+static uint32_t *idist__segment_mapped(const idist__segment *seg, int rank) {
+    return (uint32_t *)(void *)(idist__segment_catalog(seg, rank) + 1);
 }
 
 // Copies from the memory of another rank's process. 0, or an errno.
-static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_t address,
+static int idist__segment_read_remote(const idist__segment *seg, int rank, uint64_t address,
                                       void *buf, size_t nbytes) {
-    return idist__os_process_read_memory(m->processes[rank], address, buf, nbytes);
+    return idist__os_process_read_memory(seg->processes[rank], address, buf, nbytes);
 }

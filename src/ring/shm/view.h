@@ -18,18 +18,18 @@
 #include "ring/shm/segment.h"
 
 // Tells the others of the extents that our window has by now. Any thread.
-static void idist__view_publish(idist__segment *m) {
-    idist__catalog *catalog = idist__segment_catalog(m, m->me);
+static void idist__view_publish(idist__segment *seg) {
+    idist__catalog *catalog = idist__segment_catalog(seg, seg->me);
     uint32_t i, count;
 
     idist__os_mutex_lock(&idist__windows_lock);
-    count = m->window->extent_count;
+    count = seg->window->extent_count;
 
     for (i = catalog->extent_count; i < count; i++) {
-        catalog->extents[i].at = m->window->extents[i].at;
-        catalog->extents[i].nbytes = m->window->extents[i].nbytes;
+        catalog->extents[i].at = seg->window->extents[i].at;
+        catalog->extents[i].nbytes = seg->window->extents[i].nbytes;
         __atomic_store_n(&catalog->extent_count, i + 1, __ATOMIC_RELEASE);
-        __atomic_fetch_add(&idist__segment_header_of(m)->extent_count, 1, __ATOMIC_RELEASE);
+        __atomic_fetch_add(&idist__segment_header_of(seg)->extent_count, 1, __ATOMIC_RELEASE);
     }
 
     idist__os_mutex_unlock(&idist__windows_lock);
@@ -37,16 +37,16 @@ static void idist__view_publish(idist__segment *m) {
 
 // Maps one more extent of another rank. False: there are no addresses, or the rank has written
 // something impossible.
-static bool idist__view_map_next(const idist__segment *m, int rank, idist__view *view) {
-    const idist__catalog *catalog = idist__segment_catalog(m, rank);
+static bool idist__view_map_next(const idist__segment *seg, int rank, idist__view *view) {
+    const idist__catalog *catalog = idist__segment_catalog(seg, rank);
     uint32_t i = view->extent_count;
     size_t at = (size_t)catalog->extents[i].at, nbytes = (size_t)catalog->extents[i].nbytes;
     size_t expected = i ? view->extents[i - 1].at + view->extents[i - 1].nbytes : 0;
-    size_t begin = m->window_at + (size_t)rank * m->window_nbytes;
+    size_t begin = seg->window_at + (size_t)rank * seg->window_nbytes;
     char *map;
 
-    if (at != expected || !nbytes || nbytes > m->window_nbytes - at) return false;
-    map = (char *)idist__os_memory_map(m->fd, begin + at, nbytes);
+    if (at != expected || !nbytes || nbytes > seg->window_nbytes - at) return false;
+    map = (char *)idist__os_memory_map(seg->fd, begin + at, nbytes);
     if (!map) return false;
 
     view->extents[i].map = map;
@@ -58,18 +58,18 @@ static bool idist__view_map_next(const idist__segment *m, int rank, idist__view 
 }
 
 // Returns true if an extent has come that the views do not show.
-static inline bool idist__view_is_news(const idist__segment *m) {
-    uint32_t *count = &idist__segment_header_of(m)->extent_count;
-    return __atomic_load_n(count, __ATOMIC_RELAXED) != m->extents_seen;
+static inline bool idist__view_is_news(const idist__segment *seg) {
+    uint32_t *count = &idist__segment_header_of(seg)->extent_count;
+    return __atomic_load_n(count, __ATOMIC_RELAXED) != seg->extents_seen;
 }
 
 // Adds the extents of our own window to its view.
-static void idist__view_map_own(const idist__segment *m) {
-    uint32_t count = __atomic_load_n(&m->window->extent_count, __ATOMIC_ACQUIRE);
-    idist__view *view = &m->views[m->me];
+static void idist__view_map_own(const idist__segment *seg) {
+    uint32_t count = __atomic_load_n(&seg->window->extent_count, __ATOMIC_ACQUIRE);
+    idist__view *view = &seg->views[seg->me];
 
     for (; view->extent_count < count; view->extent_count++) {
-        const idist__window_extent *extent = &m->window->extents[view->extent_count];
+        const idist__window_extent *extent = &seg->window->extents[view->extent_count];
 
         view->extents[view->extent_count].map = extent->map;
         view->extents[view->extent_count].at = extent->at;
@@ -79,40 +79,40 @@ static void idist__view_map_own(const idist__segment *m) {
 
 // Maps the extents that have come since the last look. False: one could not be mapped. Under the
 // lock of the world.
-static bool idist__view_look(idist__segment *m) {
-    uint32_t seen = __atomic_load_n(&idist__segment_header_of(m)->extent_count, __ATOMIC_ACQUIRE);
-    uint32_t *mapped = idist__segment_mapped(m, m->me);
+static bool idist__view_look(idist__segment *seg) {
+    uint32_t seen = __atomic_load_n(&idist__segment_header_of(seg)->extent_count, __ATOMIC_ACQUIRE);
+    uint32_t *mapped = idist__segment_mapped(seg, seg->me);
     int i;
 
-    m->extents_seen = seen;
-    idist__view_map_own(m);
-    if (m->maps_no_more) return true;
+    seg->extents_seen = seen;
+    idist__view_map_own(seg);
+    if (seg->maps_no_more) return true;
 
-    for (i = 0; i < m->n; i++) {
-        const idist__catalog *catalog = idist__segment_catalog(m, i);
+    for (i = 0; i < seg->n; i++) {
+        const idist__catalog *catalog = idist__segment_catalog(seg, i);
         uint32_t count = __atomic_load_n(&catalog->extent_count, __ATOMIC_ACQUIRE);
-        idist__view *view = &m->views[i];
+        idist__view *view = &seg->views[i];
 
-        if (i == m->me) continue;
+        if (i == seg->me) continue;
         while (view->extent_count < count && view->extent_count < IDIST__EXTENTS &&
-               !m->maps_no_more)
-            m->maps_no_more = !idist__view_map_next(m, i, view);
+               !seg->maps_no_more)
+            seg->maps_no_more = !idist__view_map_next(seg, i, view);
         __atomic_store_n(&mapped[i], view->extent_count, __ATOMIC_RELEASE);
     }
 
-    return !m->maps_no_more;
+    return !seg->maps_no_more;
 }
 
 // Returns how many extents of our window a rank of this host has mapped.
-static uint32_t idist__view_mapped_by(const idist__segment *m, int rank) {
-    return __atomic_load_n(&idist__segment_mapped(m, rank)[m->me], __ATOMIC_ACQUIRE);
+static uint32_t idist__view_mapped_by(const idist__segment *seg, int rank) {
+    return __atomic_load_n(&idist__segment_mapped(seg, rank)[seg->me], __ATOMIC_ACQUIRE);
 }
 
 // Finds a buffer of ours in our window: its offset in the file, and the number of its extent. 0: it
 // lies in none. Under the lock of the world.
-static uint64_t idist__view_offset(const idist__segment *m, const void *p, size_t nbytes,
+static uint64_t idist__view_offset(const idist__segment *seg, const void *p, size_t nbytes,
                                    uint32_t *extent) {
-    const idist__view *view = &m->views[m->me];
+    const idist__view *view = &seg->views[seg->me];
     uint32_t i;
 
     for (i = 0; i < view->extent_count; i++) {
@@ -122,7 +122,7 @@ static uint64_t idist__view_offset(const idist__segment *m, const void *p, size_
         if ((const char *)p < map || at >= view->extents[i].nbytes) continue;
         if (nbytes > view->extents[i].nbytes - at) return 0;
         *extent = i;
-        return m->window->at + view->extents[i].at + at;
+        return seg->window->at + view->extents[i].at + at;
     }
 
     return 0;
@@ -130,17 +130,17 @@ static uint64_t idist__view_offset(const idist__segment *m, const void *p, size_
 
 // Returns the address here of an offset that another rank gave; NULL: it lies in no extent that is
 // mapped here.
-static char *idist__view_pointer(const idist__segment *m, uint64_t offset, size_t nbytes) {
+static char *idist__view_pointer(const idist__segment *seg, uint64_t offset, size_t nbytes) {
     const idist__view *view;
     uint64_t rank, at;
     uint32_t i;
 
-    if (offset < m->window_at || !m->window) return NULL;
-    rank = (offset - m->window_at) / m->window_nbytes;
-    at = (offset - m->window_at) % m->window_nbytes;
-    if (rank >= (uint64_t)m->n) return NULL;
+    if (offset < seg->window_at || !seg->window) return NULL;
+    rank = (offset - seg->window_at) / seg->window_nbytes;
+    at = (offset - seg->window_at) % seg->window_nbytes;
+    if (rank >= (uint64_t)seg->n) return NULL;
 
-    view = &m->views[rank];
+    view = &seg->views[rank];
     for (i = 0; i < view->extent_count; i++) {
         uint64_t begin = view->extents[i].at, size = view->extents[i].nbytes;
         if (at >= begin && at - begin < size)
@@ -151,12 +151,12 @@ static char *idist__view_pointer(const idist__segment *m, uint64_t offset, size_
 }
 
 // Unmaps the windows of the other ranks, and closes ours.
-static void idist__view_unmap_all(idist__segment *m) {
+static void idist__view_unmap_all(idist__segment *seg) {
     uint32_t k;
     int i;
 
-    for (i = 0; i < m->n && m->views; i++)
-        for (k = 0; k < m->views[i].extent_count && i != m->me; k++)
-            idist__os_memory_unmap(m->views[i].extents[k].map, m->views[i].extents[k].nbytes);
-    if (m->window) idist__window_close(m->window);
+    for (i = 0; i < seg->n && seg->views; i++)
+        for (k = 0; k < seg->views[i].extent_count && i != seg->me; k++)
+            idist__os_memory_unmap(seg->views[i].extents[k].map, seg->views[i].extents[k].nbytes);
+    if (seg->window) idist__window_close(seg->window);
 }

@@ -124,19 +124,22 @@ static size_t idist__checkpoint_table_nbytes(uint64_t tensors) {
 }
 
 // A part without its padding.
-static const void *idist__checkpoint_part(const idist__checkpoint *c, int part, size_t *nbytes) {
+static const void *idist__checkpoint_part(const idist__checkpoint *checkpoint, int part,
+                                          size_t *nbytes) {
     const idist_tensor *tensor;
 
     switch (part) {
-    case IDIST__PART_HEADER: *nbytes = sizeof c->header; return c->header;
+    case IDIST__PART_HEADER: *nbytes = sizeof checkpoint->header; return checkpoint->header;
     case IDIST__PART_TABLE:
-        *nbytes = idist__checkpoint_table_nbytes(c->header[IDIST__HEADER_TENSORS]);
-        return c->table;
-    case IDIST__PART_INFO: *nbytes = (size_t)c->header[IDIST__HEADER_INFO]; return c->info;
+        *nbytes = idist__checkpoint_table_nbytes(checkpoint->header[IDIST__HEADER_TENSORS]);
+        return checkpoint->table;
+    case IDIST__PART_INFO:
+        *nbytes = (size_t)checkpoint->header[IDIST__HEADER_INFO];
+        return checkpoint->info;
     default: break;
     }
 
-    tensor = &c->tensors[part - IDIST__PART_TENSORS];
+    tensor = &checkpoint->tensors[part - IDIST__PART_TENSORS];
     *nbytes = tensor->count * idist_dtype_size(tensor->dtype);
 
     return tensor->data;
@@ -148,13 +151,13 @@ static size_t idist__checkpoint_padded(size_t nbytes) {
 }
 
 // The checksum at the end of the file, computed from the parts in memory.
-static uint64_t idist__checkpoint_sum(const idist__checkpoint *c) {
+static uint64_t idist__checkpoint_sum(const idist__checkpoint *checkpoint) {
     idist__checksum sum = idist__checksum_begin();
     int part;
 
-    for (part = 0; part < c->part_count; part++) {
+    for (part = 0; part < checkpoint->part_count; part++) {
         size_t nbytes;
-        const void *data = idist__checkpoint_part(c, part, &nbytes);
+        const void *data = idist__checkpoint_part(checkpoint, part, &nbytes);
 
         idist__checksum_add(&sum, data, nbytes);
     }
@@ -179,25 +182,25 @@ static idist_status idist__checkpoint_check_tensor(const char *name, int i,
 }
 
 // Describes the arguments of a call. The caller frees c->table, also after a failure.
-static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *c,
+static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *checkpoint,
                                            const idist_tensor *tensors, int n, const void *info,
                                            size_t info_nbytes) {
     const uint64_t limit = (uint64_t)(SIZE_MAX < INT64_MAX ? SIZE_MAX : INT64_MAX) / 4;
     uint64_t total = info_nbytes;
     int i;
 
-    memset(c, 0, sizeof *c);
+    memset(checkpoint, 0, sizeof *checkpoint);
     if (n < 0 || (n && !tensors))
         return idist__fail(IDIST_ERR_ARG, "%s: %d tensors, or tensors is NULL", name, n);
     if (info_nbytes && !info)
         return idist__fail(IDIST_ERR_ARG, "%s: %zu bytes of info, but info is NULL", name,
                            info_nbytes);
-    c->table = (uint64_t *)malloc(idist__checkpoint_table_nbytes((uint64_t)n + 1));
-    if (!c->table)
+    checkpoint->table = (uint64_t *)malloc(idist__checkpoint_table_nbytes((uint64_t)n + 1));
+    if (!checkpoint->table)
         return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for a table of %d tensors", name, n);
 
     for (i = 0; i < n; i++) {
-        uint64_t *entry = c->table + IDIST__TABLE_WORDS * i;
+        uint64_t *entry = checkpoint->table + IDIST__TABLE_WORDS * i;
         idist_status status = idist__checkpoint_check_tensor(name, i, &tensors[i], limit);
 
         if (status != IDIST_OK) return status;
@@ -210,19 +213,19 @@ static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *
     if (total > limit)
         return idist__fail(IDIST_ERR_ARG, "%s: more bytes than a file can have", name);
     total += idist__checkpoint_padded(info_nbytes) - info_nbytes;
-    total +=
-        sizeof c->header + idist__checkpoint_padded(idist__checkpoint_table_nbytes((uint64_t)n));
+    total += sizeof checkpoint->header +
+             idist__checkpoint_padded(idist__checkpoint_table_nbytes((uint64_t)n));
     total += sizeof(uint64_t); // the checksum
 
-    c->info = info;
-    c->tensors = tensors;
-    c->part_count = IDIST__PART_TENSORS + n;
-    memcpy(&c->header[IDIST__HEADER_MAGIC], idist__checkpoint_magic,
+    checkpoint->info = info;
+    checkpoint->tensors = tensors;
+    checkpoint->part_count = IDIST__PART_TENSORS + n;
+    memcpy(&checkpoint->header[IDIST__HEADER_MAGIC], idist__checkpoint_magic,
            sizeof idist__checkpoint_magic);
-    c->header[IDIST__HEADER_VERSION] = IDIST__CHECKPOINT_VERSION;
-    c->header[IDIST__HEADER_TENSORS] = (uint64_t)n;
-    c->header[IDIST__HEADER_INFO] = info_nbytes;
-    c->header[IDIST__HEADER_FILE] = total;
+    checkpoint->header[IDIST__HEADER_VERSION] = IDIST__CHECKPOINT_VERSION;
+    checkpoint->header[IDIST__HEADER_TENSORS] = (uint64_t)n;
+    checkpoint->header[IDIST__HEADER_INFO] = info_nbytes;
+    checkpoint->header[IDIST__HEADER_FILE] = total;
 
     return IDIST_OK;
 }

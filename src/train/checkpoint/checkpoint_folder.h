@@ -304,23 +304,23 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
                                    size_t capacity, const idist_opts *opts) {
     char found[4096];
     const idist__world *world;
-    idist_opts o;
-    idist_status status = idist__agree_enter("checkpoint_find", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("checkpoint_find", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    world = o.group ? o.group->w : idist__world_default();
+    world = own_opts.group ? own_opts.group->w : idist__world_default();
     memset(found, 0, sizeof found);
-    if (idist_group_rank(o.group) == 0)
+    if (idist_group_rank(own_opts.group) == 0)
         status = idist__folder_find(desc, latest, found, sizeof found, &world->log);
-    status = idist__agree(status, &o);
-    if (status == IDIST_OK) status = idist_broadcast(found, sizeof found, IDIST_U8, 0, &o);
+    status = idist__agree(status, &own_opts);
+    if (status == IDIST_OK) status = idist_broadcast(found, sizeof found, IDIST_U8, 0, &own_opts);
     if (status != IDIST_OK) return status;
 
     if (!path) status = idist__fail(IDIST_ERR_ARG, "checkpoint_find: path is NULL");
     else if (strlen(found) >= capacity)
         status = idist__fail(IDIST_ERR_TRUNCATED, "checkpoint_find: %s does not fit into %zu bytes",
                              found, capacity);
-    status = idist__agree(status, &o);
+    status = idist__agree(status, &own_opts);
     if (status == IDIST_OK) memcpy(path, found, strlen(found) + 1);
 
     return status;

@@ -19,11 +19,11 @@ static idist_status idist__load_fail(const char *path, int error) {
 }
 
 // Whether entry i of a file's table describes tensor i.
-static idist_status idist__load_match_entry(const idist__checkpoint *c, int i, idist__os_file file,
-                                            const char *path) {
-    const idist_tensor *tensor = &c->tensors[i];
+static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint, int i,
+                                            idist__os_file file, const char *path) {
+    const idist_tensor *tensor = &checkpoint->tensors[i];
     uint64_t entry[IDIST__TABLE_WORDS], dtype;
-    uint64_t at = sizeof c->header + (uint64_t)i * sizeof entry;
+    uint64_t at = sizeof checkpoint->header + (uint64_t)i * sizeof entry;
     int error = idist__checkpoint_read(file, at, entry, sizeof entry);
 
     if (error) return idist__load_fail(path, error);
@@ -43,28 +43,28 @@ static idist_status idist__load_match_entry(const idist__checkpoint *c, int i, i
 
 // Checks that a valid file has the tensors of this call. Takes over its header, with step and
 // score.
-static idist_status idist__load_match(idist__checkpoint *c, const uint64_t *header,
+static idist_status idist__load_match(idist__checkpoint *checkpoint, const uint64_t *header,
                                       idist__os_file file, const char *path) {
-    int i, n = c->part_count - IDIST__PART_TENSORS;
+    int i, n = checkpoint->part_count - IDIST__PART_TENSORS;
 
     if (header[IDIST__HEADER_TENSORS] != (uint64_t)n)
         return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s has %llu tensors, expected %d", path,
                            (unsigned long long)header[IDIST__HEADER_TENSORS], n);
-    if (header[IDIST__HEADER_INFO] != c->header[IDIST__HEADER_INFO])
+    if (header[IDIST__HEADER_INFO] != checkpoint->header[IDIST__HEADER_INFO])
         return idist__fail(IDIST_ERR_ARG,
                            "checkpoint_load: %s has %llu bytes of info, expected %llu", path,
                            (unsigned long long)header[IDIST__HEADER_INFO],
-                           (unsigned long long)c->header[IDIST__HEADER_INFO]);
+                           (unsigned long long)checkpoint->header[IDIST__HEADER_INFO]);
 
     for (i = 0; i < n; i++) {
-        idist_status status = idist__load_match_entry(c, i, file, path);
+        idist_status status = idist__load_match_entry(checkpoint, i, file, path);
         if (status != IDIST_OK) return status;
     }
 
-    if (header[IDIST__HEADER_FILE] != c->header[IDIST__HEADER_FILE])
+    if (header[IDIST__HEADER_FILE] != checkpoint->header[IDIST__HEADER_FILE])
         return idist__fail(IDIST_ERR_ARG,
                            "checkpoint_load: the size of %s does not match its tensors", path);
-    memcpy(c->header, header, sizeof c->header);
+    memcpy(checkpoint->header, header, sizeof checkpoint->header);
 
     return IDIST_OK;
 }
@@ -79,16 +79,16 @@ static idist_status idist__load_fail_flaw(const char *path, idist__flaw flaw) {
 
 // Checks that the padding is zero. If it were not, the checksum over the file could be right, but
 // the one over the memory of a rank would be wrong.
-static idist_status idist__load_check_padding(const idist__checkpoint *c, idist__os_file file,
-                                              const char *path) {
+static idist_status idist__load_check_padding(const idist__checkpoint *checkpoint,
+                                              idist__os_file file, const char *path) {
     char padding[IDIST__CHECKSUM_BLOCK];
     uint64_t at = 0;
     int part, error;
 
-    for (part = 0; part < c->part_count; part++) {
+    for (part = 0; part < checkpoint->part_count; part++) {
         size_t nbytes, padded, i;
 
-        idist__checkpoint_part(c, part, &nbytes);
+        idist__checkpoint_part(checkpoint, part, &nbytes);
         padded = idist__checkpoint_padded(nbytes);
         error = idist__checkpoint_read(file, at + nbytes, padding, padded - nbytes);
         if (error) return idist__load_fail(path, error);
@@ -102,8 +102,8 @@ static idist_status idist__load_check_padding(const idist__checkpoint *c, idist_
 }
 
 // Rank 0: opens the file and checks all of it. The caller closes *file, also after a failure.
-static idist_status idist__load_open(idist__checkpoint *c, const char *path, idist__os_file *file,
-                                     uint64_t *sum) {
+static idist_status idist__load_open(idist__checkpoint *checkpoint, const char *path,
+                                     idist__os_file *file, uint64_t *sum) {
     uint64_t header[IDIST__HEADER_WORDS];
     int error;
     idist__flaw flaw;
@@ -121,36 +121,36 @@ static idist_status idist__load_open(idist__checkpoint *c, const char *path, idi
     if (flaw == IDIST__FLAW_UNREADABLE) return idist__load_fail(path, error);
     if (flaw) return idist__load_fail_flaw(path, flaw);
 
-    status = idist__load_match(c, header, *file, path);
+    status = idist__load_match(checkpoint, header, *file, path);
     if (status != IDIST_OK) return status;
 
-    return idist__load_check_padding(c, *file, path);
+    return idist__load_check_padding(checkpoint, *file, path);
 }
 
 // Gets the header from rank 0, and compares the tensors with those of rank 0: broadcasts with
 // different counts would break the group.
-static idist_status idist__load_compare(idist__checkpoint *c, uint64_t *sum,
+static idist_status idist__load_compare(idist__checkpoint *checkpoint, uint64_t *sum,
                                         const idist_opts *opts) {
     enum { IDIST__ROOT_SUM = IDIST__HEADER_WORDS, IDIST__ROOT_TABLE_SUM, IDIST__ROOT_WORDS };
     uint64_t root[IDIST__ROOT_WORDS], own_table_sum;
     idist__checksum table_sum = idist__checksum_begin();
     idist_status status;
 
-    idist__checksum_add(&table_sum, c->table,
-                        idist__checkpoint_table_nbytes(c->header[IDIST__HEADER_TENSORS]));
+    idist__checksum_add(&table_sum, checkpoint->table,
+                        idist__checkpoint_table_nbytes(checkpoint->header[IDIST__HEADER_TENSORS]));
     own_table_sum = idist__checksum_end(&table_sum);
-    memcpy(root, c->header, sizeof c->header);
+    memcpy(root, checkpoint->header, sizeof checkpoint->header);
     root[IDIST__ROOT_SUM] = *sum;
     root[IDIST__ROOT_TABLE_SUM] = own_table_sum;
     status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, opts);
     if (status != IDIST_OK) return status;
 
-    if (root[IDIST__HEADER_TENSORS] != c->header[IDIST__HEADER_TENSORS] ||
-        root[IDIST__HEADER_INFO] != c->header[IDIST__HEADER_INFO] ||
+    if (root[IDIST__HEADER_TENSORS] != checkpoint->header[IDIST__HEADER_TENSORS] ||
+        root[IDIST__HEADER_INFO] != checkpoint->header[IDIST__HEADER_INFO] ||
         root[IDIST__ROOT_TABLE_SUM] != own_table_sum)
         status = idist__fail(IDIST_ERR_ARG,
                              "checkpoint_load: tensors or info are others than on rank 0");
-    memcpy(c->header, root, sizeof c->header);
+    memcpy(checkpoint->header, root, sizeof checkpoint->header);
     *sum = root[IDIST__ROOT_SUM];
 
     return idist__agree(status, opts);
@@ -158,20 +158,21 @@ static idist_status idist__load_compare(idist__checkpoint *c, uint64_t *sum,
 
 // Reads part by part on rank 0 and broadcasts each to all ranks. If rank 0 cannot read, it goes on
 // broadcasting, so that the others do not hang.
-static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os_file file,
+static idist_status idist__load_copy(idist__checkpoint *checkpoint, void *info, idist__os_file file,
                                      const char *path, uint64_t sum, const idist_opts *opts) {
-    uint64_t at = idist__checkpoint_padded(sizeof c->header);
+    uint64_t at = idist__checkpoint_padded(sizeof checkpoint->header);
     size_t nbytes;
     int part, error = 0;
     idist_status status = IDIST_OK;
 
-    idist__checkpoint_part(c, IDIST__PART_TABLE, &nbytes);
+    idist__checkpoint_part(checkpoint, IDIST__PART_TABLE, &nbytes);
     at += idist__checkpoint_padded(nbytes);
 
-    for (part = IDIST__PART_INFO; part < c->part_count; part++) {
-        void *data = part == IDIST__PART_INFO ? info : c->tensors[part - IDIST__PART_TENSORS].data;
+    for (part = IDIST__PART_INFO; part < checkpoint->part_count; part++) {
+        void *data =
+            part == IDIST__PART_INFO ? info : checkpoint->tensors[part - IDIST__PART_TENSORS].data;
 
-        idist__checkpoint_part(c, part, &nbytes);
+        idist__checkpoint_part(checkpoint, part, &nbytes);
         if (file != IDIST__OS_NO_FILE && !error)
             error = idist__checkpoint_read(file, at, data, nbytes);
         at += idist__checkpoint_padded(nbytes);
@@ -180,7 +181,7 @@ static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os
     }
 
     if (error) status = idist__load_fail(path, error);
-    else if (idist__checkpoint_sum(c) != sum)
+    else if (idist__checkpoint_sum(checkpoint) != sum)
         status = idist__fail(IDIST_ERR_SYSTEM,
                              "checkpoint_load: what has arrived is not what was in the file");
 
@@ -189,22 +190,23 @@ static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os
 
 idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors, int n, void *info,
                                    size_t info_nbytes, const idist_opts *opts) {
-    idist__checkpoint c;
-    idist_opts o;
+    idist__checkpoint checkpoint;
+    idist_opts own_opts;
     uint64_t sum = 0;
     idist__os_file file = IDIST__OS_NO_FILE;
-    idist_status status = idist__agree_enter("checkpoint_load", opts, &o);
+    idist_status status = idist__agree_enter("checkpoint_load", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    status = idist__checkpoint_init("checkpoint_load", &c, tensors, n, info, info_nbytes);
-    if (status == IDIST_OK && idist_group_rank(o.group) == 0)
-        status = idist__load_open(&c, path, &file, &sum);
-    status = idist__agree(status, &o);
+    status = idist__checkpoint_init("checkpoint_load", &checkpoint, tensors, n, info, info_nbytes);
+    if (status == IDIST_OK && idist_group_rank(own_opts.group) == 0)
+        status = idist__load_open(&checkpoint, path, &file, &sum);
+    status = idist__agree(status, &own_opts);
 
-    if (status == IDIST_OK) status = idist__load_compare(&c, &sum, &o);
-    if (status == IDIST_OK) status = idist__load_copy(&c, info, file, path, sum, &o);
+    if (status == IDIST_OK) status = idist__load_compare(&checkpoint, &sum, &own_opts);
+    if (status == IDIST_OK)
+        status = idist__load_copy(&checkpoint, info, file, path, sum, &own_opts);
     idist__os_file_close(&file);
-    free(c.table);
+    free(checkpoint.table);
 
     return status;
 }

@@ -18,14 +18,14 @@
 #include "train/checkpoint/checkpoint_folder.h"
 
 // 0 or an errno.
-static int idist__save_write_parts(const idist__checkpoint *c, idist__os_file file) {
+static int idist__save_write_parts(const idist__checkpoint *checkpoint, idist__os_file file) {
     static const char zeros[IDIST__CHECKSUM_BLOCK] = {0};
-    uint64_t at = 0, sum = idist__checkpoint_sum(c);
+    uint64_t at = 0, sum = idist__checkpoint_sum(checkpoint);
     int part;
 
-    for (part = 0; part < c->part_count; part++) {
+    for (part = 0; part < checkpoint->part_count; part++) {
         size_t nbytes, padded;
-        const void *data = idist__checkpoint_part(c, part, &nbytes);
+        const void *data = idist__checkpoint_part(checkpoint, part, &nbytes);
 
         padded = idist__checkpoint_padded(nbytes);
         if (!idist__os_file_write_at(file, data, nbytes, at) ||
@@ -49,14 +49,14 @@ static void idist__save_remember(idist__os_folder folder, const char *name) {
 }
 
 // Writes a file. Its name appears only when all bytes are on the disk. 0 or an errno.
-static int idist__save_write(const idist__checkpoint *c, const idist_checkpoint_desc *desc,
+static int idist__save_write(const idist__checkpoint *checkpoint, const idist_checkpoint_desc *desc,
                              idist__os_folder folder, const char *temporary, const char *name,
                              const idist__log *log) {
     idist__os_file file;
     int error = idist__os_folder_new_file(folder, temporary, &file);
 
     if (error) return error;
-    error = idist__save_write_parts(c, file);
+    error = idist__save_write_parts(checkpoint, file);
     if (!error && !idist__os_file_sync(file))
         error = idist__sync_judge(errno, "checkpoint_save", desc->folder, log);
     if (!idist__os_file_close(&file) && !error) error = errno;
@@ -188,7 +188,7 @@ static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, c
 // Saves to an open folder.
 static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
                                           idist__os_folder folder, const char *prefix,
-                                          const idist__checkpoint *c,
+                                          const idist__checkpoint *checkpoint,
                                           const idist__folder_entry *entry, const idist__log *log) {
     idist__folder_list list;
     const idist__folder_entry *better = NULL;
@@ -203,7 +203,7 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
     if (status != IDIST_OK || better) return status;
 
     snprintf(temporary, sizeof temporary, ".%s.tmp", entry->name);
-    error = idist__save_write(c, desc, folder, temporary, entry->name, log);
+    error = idist__save_write(checkpoint, desc, folder, temporary, entry->name, log);
     if (error)
         return idist__checkpoint_fail("checkpoint_save", desc->folder,
                                       error == EEXIST ? temporary : entry->name, error);
@@ -213,7 +213,8 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
 
 // Rank 0: completes the header and saves to the folder of the desc.
 static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint64_t step,
-                                        double score, idist__checkpoint *c, const idist__log *log) {
+                                        double score, idist__checkpoint *checkpoint,
+                                        const idist__log *log) {
     idist__folder_entry entry;
     char text[IDIST__NUMBER_NBYTES];
     const char *prefix = NULL;
@@ -229,10 +230,11 @@ static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint6
         entry.score = score;
         snprintf(entry.name, sizeof entry.name, "%s_%llu_score=%s.idist", prefix,
                  (unsigned long long)step, idist__number_print(text, score, 6));
-        c->header[IDIST__HEADER_STEP] = step;
-        memcpy(&c->header[IDIST__HEADER_SCORE], &score, sizeof score);
-        c->header[IDIST__HEADER_CHECKSUM] = idist__checkpoint_header_checksum(c->header);
-        status = idist__save_to_folder(desc, folder, prefix, c, &entry, log);
+        checkpoint->header[IDIST__HEADER_STEP] = step;
+        memcpy(&checkpoint->header[IDIST__HEADER_SCORE], &score, sizeof score);
+        checkpoint->header[IDIST__HEADER_CHECKSUM] =
+            idist__checkpoint_header_checksum(checkpoint->header);
+        status = idist__save_to_folder(desc, folder, prefix, checkpoint, &entry, log);
     }
 
     idist__os_folder_close(&folder);
@@ -243,18 +245,19 @@ static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint6
 idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step, double score,
                                    const idist_tensor *tensors, int n, const void *info,
                                    size_t info_nbytes, const idist_opts *opts) {
-    idist__checkpoint c;
+    idist__checkpoint checkpoint;
     const idist__world *world;
-    idist_opts o;
-    idist_status status = idist__agree_enter("checkpoint_save", opts, &o);
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("checkpoint_save", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    if (idist_group_rank(o.group) != 0) return idist__agree(IDIST_OK, &o);
+    if (idist_group_rank(own_opts.group) != 0) return idist__agree(IDIST_OK, &own_opts);
 
-    world = o.group ? o.group->w : idist__world_default();
-    status = idist__checkpoint_init("checkpoint_save", &c, tensors, n, info, info_nbytes);
-    if (status == IDIST_OK) status = idist__save_on_root(desc, step, score, &c, &world->log);
-    free(c.table);
+    world = own_opts.group ? own_opts.group->w : idist__world_default();
+    status = idist__checkpoint_init("checkpoint_save", &checkpoint, tensors, n, info, info_nbytes);
+    if (status == IDIST_OK)
+        status = idist__save_on_root(desc, step, score, &checkpoint, &world->log);
+    free(checkpoint.table);
 
-    return idist__agree(status, &o);
+    return idist__agree(status, &own_opts);
 }
