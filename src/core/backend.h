@@ -110,10 +110,10 @@ typedef struct idist__tracer {
     void (*joined)(const idist__world *w); // this thread has joined a world
     void (*left)(void);
     // Runs idist__call_locked and records it.
-    idist_status (*call)(idist_group *g, const idist__call *c, const idist_opts *o);
+    idist_status (*call)(idist_group *g, const idist__call *call, const idist_opts *opts);
     // Around other waits of this thread, for one call, or for several: then g and c are NULL.
     void (*begin)(const char *category, const char *name, const idist_group *g,
-                  const idist__call *c);
+                  const idist__call *call);
     void (*end)(idist_status status);
     // A task that has a lane is done. In any thread, with the world's lock held.
     void (*done)(const idist__task *t);

@@ -307,15 +307,15 @@ struct idist_backend_api {
     // Optional. Tries a blocking call without a task, while there are no tasks. True: it is
     // complete and, if it is a collective, was counted in g->seq. False: start follows for the same
     // call, also if the group has failed in between, and may continue what quick has begun.
-    bool (*quick)(idist_group *g, const idist__call *c);
+    bool (*quick)(idist_group *g, const idist__call *call);
 
     // Optional. Tries a send or a receive without a task, and without waiting; there may be tasks.
     // True: it is complete. False: start follows, for a call of which nothing has begun.
-    bool (*quick_message)(idist_group *g, const idist__call *c);
+    bool (*quick_message)(idist_group *g, const idist__call *call);
 
     // Optional. Whether a call on this group may have its buffer in parts. This rank alone asks;
     // for the others the call is like any other.
-    bool (*takes_parts)(const idist_group *g, const idist__call *c);
+    bool (*takes_parts)(const idist_group *g, const idist__call *call);
 
     // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
     // failed the group: with g->status and g->cause.
@@ -415,7 +415,7 @@ typedef struct idist_device_api {
     // *detached: nobody is to wait for the task, because the stream orders what follows. May block:
     // the first such call of a group waits here for the other members, with the lock released. On
     // failure the call has not begun and has no number.
-    idist_status (*route)(idist_group *g, const idist__call *c, const idist_opts *o,
+    idist_status (*route)(idist_group *g, const idist__call *call, const idist_opts *opts,
                           bool *on_device, bool *detached);
 
     // Submits what this thread's idist_group_begin held back. May wait for an earlier submission,
