@@ -12230,9 +12230,9 @@ typedef struct idist__planned {
 
 // One operation under way. idist__task_new clears the fields before `text` and no others.
 struct idist__task {
-    idist__task *next, *prev; // in w->tasks while it runs
-    idist__task *list_next;   // in the list of an idist_group_begin, or in w->detached
-    idist__task *older;       // in w->all_tasks
+    idist__task *next, *prev; // in w->tasks.running while it runs
+    idist__task *list_next;   // in the list of an idist_group_begin, or in w->tasks.detached
+    idist__task *older;       // in w->tasks.all
     idist_group *group;
     idist__call call;
     idist_status status;
@@ -12385,9 +12385,8 @@ typedef struct idist__rank_info {
 // What it may call. A backend is compiled in the file that defines IDIST_IMPLEMENTATION, and may
 // use all that stands in this file above core/call.h, core/matching.h, idist__self_collective, and
 // the files that this one uses. Of a task it writes only call.u.user and what `impl` points to, of
-// a group what `impl` points to; of the world it sets impl, nodes, ncores, sharing_rank,
-// sharing_size, latency_nbytes, network_nbytes, advertised, network, foreign_thread_count,
-// one_thread_calls and single_threaded, and counts moved_count up for each step forward.
+// a group what `impl` points to; of the world it sets impl, nodes, what is in `machine`,
+// about.advertised and about.network, and counts wait.moved_count up for each step forward.
 struct idist_backend_api {
     uint32_t abi;        // IDIST__BACKEND_ABI
     uint32_t size;       // of this struct
@@ -12438,15 +12437,15 @@ struct idist_backend_api {
     // Optional. Tries a blocking call without a task, while there are no tasks. True: it is
     // complete and, if it is a collective, was counted in g->seq. False: start follows for the same
     // call, also if the group has failed in between, and may continue what quick has begun.
-    bool (*quick)(idist_group *g, const idist__call *c);
+    bool (*quick)(idist_group *g, const idist__call *call);
 
     // Optional. Tries a send or a receive without a task, and without waiting; there may be tasks.
     // True: it is complete. False: start follows, for a call of which nothing has begun.
-    bool (*quick_message)(idist_group *g, const idist__call *c);
+    bool (*quick_message)(idist_group *g, const idist__call *call);
 
     // Optional. Whether a call on this group may have its buffer in parts. This rank alone asks;
     // for the others the call is like any other.
-    bool (*takes_parts)(const idist_group *g, const idist__call *c);
+    bool (*takes_parts)(const idist_group *g, const idist__call *call);
 
     // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
     // failed the group: with g->status and g->cause.
@@ -12517,7 +12516,7 @@ struct idist_backend_api {
     // Of a device backend: it serves no world alone but puts itself in front of the world's
     // backend. Collective; called after the world's group_open. With a device: replaces w->backend
     // by a table that passes on what concerns host memory, and sets w->device, w->device_api and
-    // the names. Without one: fills w->no_device. If it fails, the core closes the world.
+    // the names. Without one: fills w->about.no_device. If it fails, the core closes the world.
     idist_status (*wrap)(idist__world *w);
 };
 
@@ -12540,13 +12539,13 @@ enum { IDIST__BACKEND_ABI = 10 };
 // lives as long as w->device_api points to it; w->device, group->device and task->device are its
 // own data, which the core stores and passes on, but never frees. None of the five is NULL. If a
 // thread that released the lock does not come back before the world ends, the device backend sets
-// w->abandoned and leaves its data and this table in place.
+// w->life.abandoned and leaves its data and this table in place.
 typedef struct idist_device_api {
     // Whether a call is for the device (*on_device), by looking at its buffers and its stream.
     // *detached: nobody is to wait for the task, because the stream orders what follows. May block:
     // the first such call of a group waits here for the other members, with the lock released. On
     // failure the call has not begun and has no number.
-    idist_status (*route)(idist_group *g, const idist__call *c, const idist_opts *o,
+    idist_status (*route)(idist_group *g, const idist__call *call, const idist_opts *opts,
                           bool *on_device, bool *detached);
 
     // Submits what this thread's idist_group_begin held back. May wait for an earlier submission,
@@ -12564,7 +12563,7 @@ typedef struct idist_device_api {
     idist_status (*follow)(idist__task *t, void *stream);
 
     // The world is being closed: waits for the threads that have released the lock in one of the
-    // others, and first ends what they may wait for on the device if w->leaves. Called once,
+    // others, and first ends what they may wait for on the device if w->life.leaves. Called once,
     // without the lock, before the first group_close.
     void (*end_calls)(idist__world *w);
 } idist_device_api;
@@ -12578,50 +12577,20 @@ typedef enum idist__driver {
     IDIST__DRIVER_THREAD
 } idist__driver;
 
-struct idist__world {
-    idist_group group; // all ranks; first, so that a world is its group
-    idist__config cfg;
-    idist__log log;
-    const idist_backend_api *backend;
-    void *impl;                            // the backend's part
-    idist_status (*wrap)(idist__world *w); // of the device backend that the program has, or NULL
-    const idist_device_api *device_api;    // NULL: this world has no device
-    void *device;                          // the device backend's part
-    char device_name[32];                  // "cuda:0"
-    char no_device[200];                   // why there is none
-    const char *device_backend;            // how it moves device memory
-    idist__task *detached;                 // running or done, newest first
-    uint32_t detached_done_count;          // those in the list that are done
-    uint32_t matched_count;                // messages that matched probes have found
+// What idist_show_config and error texts say of a world.
+typedef struct idist__world_about {
     char hostname[64];
-    char advertised[160];    // where other hosts reach this rank, and its interface; "": nowhere
-    char network[96];        // what is known of the network between the hosts; "": nothing
-    char sharing[300];       // how the ranks of this host exchange data; "": it has no other
-    char backends[512];      // names of those registered
-    idist__rank_info *nodes; // of every rank
-    int nnodes;
-    idist_group *freed_groups; // to be used again
-    uint32_t process;          // the number of the process that made it; 0: unknown
-    idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
-    idist__user_dtype dtypes[IDIST__USER_DTYPES];
+    char advertised[160];       // where other hosts reach this rank, and its interface; "": nowhere
+    char network[96];           // what is known of the network between the hosts; "": nothing
+    char sharing[300];          // how the ranks of this host exchange data; "": it has no other
+    char backends[512];         // names of those registered
+    char device_name[32];       // "cuda:0"
+    char no_device[200];        // why there is none
+    const char *device_backend; // how it moves device memory
+} idist__world_about;
 
-    idist__os_mutex lock;
-    idist__os_cond changed;  // a task ended, or nobody drives any more: for callers
-    idist__os_cond work;     // there is a request and no caller: for the progress thread
-    idist__task *tasks;      // running, newest first
-    idist__task *idle_tasks; // to be used again
-    idist__task *all_tasks;  // ever allocated; freed with the world
-    int async_count;         // running tasks with a request
-    int let_go_count;        // of those, the ones that idist_request_free has let go
-    int blocked_count;       // callers inside idist__wait_until, or between two such waits
-    uint32_t ended_count;    // tasks that have ended
-    uint32_t moved_count;    // steps forward inside tasks
-    idist__driver driver;
-    int64_t spin_ns; // how long a caller polls before it sleeps; 0: it yields a few times instead
-    int64_t spin_budget_ns;     // the part of spin_ns that has proved worth it lately
-    uint32_t lock_waiter_count; // threads that wait for the lock
-    int64_t next_look_ns;       // when a thread that polls looks at the timers again
-    int64_t timers_due_ns;      // no task needs idist__timer_run before
+// What the backend has found out when the ranks met.
+typedef struct idist__world_machine {
     int ncores; // that the ranks of this host may use together; 0: the backend could not tell
     // Among the ranks that have the same processors, perhaps as several hosts, in containers; 0, 0:
     // the backend could not tell.
@@ -12630,26 +12599,96 @@ struct idist__world {
     uint64_t latency_nbytes;
     // What is under way between two hosts while they use all of the network; 0: not known.
     uint64_t network_nbytes;
-    bool thread_running, thread_stops;
-    bool thread_naps;         // the progress thread looks again soon, and needs no signal
-    uint32_t request_count;   // requests that have begun, not counting those complete at once
-    uint32_t drive_count;     // how often a caller has moved the backend while it waited or tested
     int foreign_thread_count; // threads of other libraries, which never call
     bool one_thread_calls;    // the program must not call from two threads at a time
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
-    int making_count;         // groups being made
-    uint64_t serial;          // of this world in the process, from 1 on
-    uint64_t member_groups;   // more than the serial of any group that its members made alone
+} idist__world_machine;
+
+typedef struct idist__world_tasks {
+    idist__task *running;         // newest first
+    idist__task *idle;            // to be used again
+    idist__task *all;             // ever allocated; freed with the world
+    idist__task *detached;        // running or done, newest first
+    uint32_t detached_done_count; // those in the list that are done
+    int async_count;              // running tasks with a request
+    int let_go_count;             // of those, the ones that idist_request_free has let go
+    uint32_t request_count;       // requests that have begun, not counting those complete at once
+    uint32_t matched_count;       // messages that matched probes have found
     int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
                         // device backend holds calls back
-    bool closing;       // a thread closes the world: no call may begin that outlasts its function
-    bool is_cause;      // this rank has aborted the world, so no lost rank is the cause of its end
-    bool leaves;        // the world ends after a failure: the other ranks have not reached its end
-    bool abandoned;     // the world ends while a thread is still inside a call: what the thread may
-                        // touch is never freed
-    bool watched;       // the device may wait for other ranks while no caller does: the progress
-                        // thread looks after the connections
+} idist__world_tasks;
+
+// Waiting for tasks, and who moves them meanwhile.
+typedef struct idist__world_wait {
+    idist__driver driver;
+    int blocked_count;    // callers inside idist__wait_until, or between two such waits
+    uint32_t ended_count; // tasks that have ended
+    uint32_t moved_count; // steps forward inside tasks
+    uint32_t drive_count; // how often a caller has moved the backend while it waited or tested
+    int64_t spin_ns; // how long a caller polls before it sleeps; 0: it yields a few times instead
+    int64_t spin_budget_ns;     // the part of spin_ns that has proved worth it lately
+    uint32_t lock_waiter_count; // threads that wait for the lock
+    int64_t next_look_ns;       // when a thread that polls looks at the timers again
+    int64_t timers_due_ns;      // no task needs idist__timer_run before
+} idist__world_wait;
+
+// The progress thread.
+typedef struct idist__world_progress {
     idist__os_thread thread;
+    bool running, stops;
+    bool naps;    // it looks again soon, and needs no signal
+    bool watched; // the device may wait for other ranks while no caller does: the thread looks
+                  // after the connections
+} idist__world_progress;
+
+typedef struct idist__world_groups {
+    idist_group *freed;     // to be used again
+    int making_count;       // groups being made
+    uint64_t serial;        // of this world in the process, from 1 on
+    uint64_t member_groups; // more than the serial of any group that its members made alone
+} idist__world_groups;
+
+// What the program has registered.
+typedef struct idist__world_registered {
+    idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
+    idist__user_dtype dtypes[IDIST__USER_DTYPES];
+} idist__world_registered;
+
+// The end of a world.
+typedef struct idist__world_life {
+    bool closing;   // a thread closes the world: no call may begin that outlasts its function
+    bool is_cause;  // this rank has aborted the world, so no lost rank is the cause of its end
+    bool leaves;    // the world ends after a failure: the other ranks have not reached its end
+    bool abandoned; // the world ends while a thread is still inside a call: what the thread may
+                    // touch is never freed
+} idist__world_life;
+
+struct idist__world {
+    idist_group group; // all ranks; first, so that a world is its group
+    idist__config cfg;
+    idist__log log;
+    uint32_t process;        // the number of the process that made it; 0: unknown
+    idist__rank_info *nodes; // of every rank
+    int nnodes;
+
+    const idist_backend_api *backend;
+    void *impl;                            // the backend's part
+    idist_status (*wrap)(idist__world *w); // of the device backend that the program has, or NULL
+    const idist_device_api *device_api;    // NULL: this world has no device
+    void *device;                          // the device backend's part
+
+    idist__os_mutex lock;   // over all that changes while the world is open
+    idist__os_cond changed; // a task ended, or nobody drives any more: for callers
+    idist__os_cond work;    // there is a request and no caller: for the progress thread
+
+    idist__world_about about;
+    idist__world_machine machine;
+    idist__world_tasks tasks;
+    idist__world_wait wait;
+    idist__world_progress progress;
+    idist__world_groups groups;
+    idist__world_registered user;
+    idist__world_life life;
 };
 
 // ---- core/backend.h ------------------------------------------------------------------------------
@@ -12760,10 +12799,10 @@ typedef struct idist__tracer {
     void (*joined)(const idist__world *w); // this thread has joined a world
     void (*left)(void);
     // Runs idist__call_locked and records it.
-    idist_status (*call)(idist_group *g, const idist__call *c, const idist_opts *o);
+    idist_status (*call)(idist_group *g, const idist__call *call, const idist_opts *opts);
     // Around other waits of this thread, for one call, or for several: then g and c are NULL.
     void (*begin)(const char *category, const char *name, const idist_group *g,
-                  const idist__call *c);
+                  const idist__call *call);
     void (*end)(idist_status status);
     // A task that has a lane is done. In any thread, with the world's lock held.
     void (*done)(const idist__task *t);
@@ -12794,8 +12833,8 @@ static idist_status idist__tracer_end(idist_status status) {
 // core/world.h: the world, its lock, and who may enter it
 //
 // One mutex per world guards everything in it. A caller that waits drives the backend itself; when
-// several wait, one drives (w->driver) and the others sleep on w->changed until it completes their
-// task or stops driving. Requests that nobody waits for are driven by the progress thread
+// several wait, one drives (w->wait.driver) and the others sleep on w->changed until it completes
+// their task or stops driving. Requests that nobody waits for are driven by the progress thread
 // (core/progress_thread.h).
 
 static idist__world *idist__default_world; // set by idist_initialize, the one global
@@ -12855,9 +12894,9 @@ static idist__world *idist__world_default(void) {
 // thread when to let go.
 static void idist__world_lock(idist__world *w) {
     if (idist__os_mutex_try_lock(&w->lock)) return;
-    __atomic_fetch_add(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);
     idist__os_mutex_lock(&w->lock);
-    __atomic_fetch_sub(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);
 }
 
 #define IDIST__YIELDS 1000 // about half a millisecond of the waiting rank's own time
@@ -12865,14 +12904,14 @@ static void idist__world_lock(idist__world *w) {
 // Releases the lock and the core for a moment. A thread that waits for the lock has to wake up
 // first, so with one waiting we yield until it has the lock.
 static void idist__world_give_way(idist__world *w) {
-    uint32_t asking = __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
+    uint32_t asking = __atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED);
     int turns;
 
     idist__os_mutex_unlock(&w->lock);
     idist__os_thread_yield();
 
     for (turns = 0; asking && turns < IDIST__YIELDS; turns++) {
-        if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED) < asking) break;
+        if (__atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED) < asking) break;
         idist__os_thread_yield();
     }
 
@@ -12882,7 +12921,7 @@ static void idist__world_give_way(idist__world *w) {
 // For a thread that has moved the backend or ended tasks while another one drives. It may have
 // consumed the event that the driver sleeps on, so the driver must be woken explicitly.
 static void idist__world_wake_driver(idist__world *w) {
-    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
+    if (w->wait.driver != IDIST__DRIVER_NONE) w->backend->wake(w);
 }
 
 IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint64_t ctx) {
@@ -12894,7 +12933,7 @@ IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint6
 
 // The op of a call that names a registered one.
 static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *call) {
-    return call->u.user ? call->u.user : &g->w->ops[(int)call->op - IDIST_OP_USER];
+    return call->u.user ? call->u.user : &g->w->user.ops[(int)call->op - IDIST_OP_USER];
 }
 
 // The dtype with the number that a fingerprint carries; IDIST_DTYPE_COUNT if there is none.
@@ -12902,16 +12941,17 @@ static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
     int user = (int)number - IDIST_DTYPE_USER;
 
     if (number < IDIST_DTYPE_COUNT) return (idist_dtype)number;
-    if (user < 0 || user >= IDIST__USER_DTYPES || !w->dtypes[user].used) return IDIST_DTYPE_COUNT;
-    return w->dtypes[user].dtype;
+    if (user < 0 || user >= IDIST__USER_DTYPES || !w->user.dtypes[user].used)
+        return IDIST_DTYPE_COUNT;
+    return w->user.dtypes[user].dtype;
 }
 
 // What the program calls a dtype.
 static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dtype) {
     int user = idist__dtype_user_number(dtype);
 
-    if (user < 0 || !w->dtypes[user].used) return idist_dtype_name(dtype);
-    return w->dtypes[user].name;
+    if (user < 0 || !w->user.dtypes[user].used) return idist_dtype_name(dtype);
+    return w->user.dtypes[user].name;
 }
 
 // The call this rank is blocked in, if blocking is all it does; parts of calls do not count. NULL
@@ -12919,17 +12959,17 @@ static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dt
 // for the device, after which it goes on by itself.
 IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) {
     idist__task *t, *only = NULL;
-    int own_threads = w->thread_running ? 2 : 1;
+    int own_threads = w->progress.running ? 2 : 1;
 
-    for (t = w->tasks; t; t = t->next) {
+    for (t = w->tasks.running; t; t = t->next) {
         if (t->group->inner) continue;
         if (only || t->async || !t->patient || t->away) return NULL;
         only = t;
     }
 
-    if (!only || w->one_thread_calls) return only;
+    if (!only || w->machine.one_thread_calls) return only;
 
-    return idist__os_thread_count() - w->foreign_thread_count <= own_threads ? only : NULL;
+    return idist__os_thread_count() - w->machine.foreign_thread_count <= own_threads ? only : NULL;
 }
 
 // ---- core/fingerprint.h --------------------------------------------------------------------------
@@ -12961,7 +13001,7 @@ static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call 
     int user = idist__dtype_user_number(call->dtype);
 
     if (user < 0) return 0;
-    return call->dtype_tag ? call->dtype_tag : w->dtypes[user].tag;
+    return call->dtype_tag ? call->dtype_tag : w->user.dtypes[user].tag;
 }
 
 static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__call *call,
@@ -13274,15 +13314,15 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 //------------------------------------------------------------------------------
 // tasks: allocate, start, complete, free
 //
-// A task is in w->tasks from idist__task_start until idist__task_complete. Its memory is used again
-// (w->idle_tasks) and goes with the world.
+// A task is in w->tasks.running from idist__task_start until idist__task_complete. Its memory is
+// used again (w->tasks.idle) and goes with the world.
 //------------------------------------------------------------------------------
 
 // A task that was let go has ended. If its group goes on, only the log tells of a failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
-    w->let_go_count--;
+    w->tasks.let_go_count--;
     if (t->status != IDIST_OK && t->group->status == IDIST_OK)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "a request freed by idist_request_free failed: %s", t->text);
@@ -13302,24 +13342,24 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     }
 
     if (t->prev) t->prev->next = t->next;
-    else w->tasks = t->next;
+    else w->tasks.running = t->next;
     if (t->next) t->next->prev = t->prev;
     t->next = t->prev = NULL;
     idist__mem_free(&w->cfg.mem, t->copy);
     t->copy = NULL;
     t->done = true;
-    w->ended_count++;
+    w->wait.ended_count++;
     t->group->running_count--;
 
     if (t->detached) {
         t->group->detached_count--;
-        w->detached_done_count++;
+        w->tasks.detached_done_count++;
     }
 
     if (t->let_go) idist__task_report(t);
-    if (t->async) w->async_count--;
+    if (t->async) w->tasks.async_count--;
     if (t->lane) idist__tracer_now()->done(t);
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
 // A pinned task is freed by the thread that pinned it.
@@ -13328,15 +13368,15 @@ static void idist__task_free(idist__task *t) {
 
     t->freed = t->pinned;
     if (t->pinned) return;
-    t->next = w->idle_tasks;
-    w->idle_tasks = t;
+    t->next = w->tasks.idle;
+    w->tasks.idle = t;
 }
 
 // Frees the detached tasks that are done.
 static void idist__task_sweep(idist__world *w) {
-    idist__task **at = &w->detached;
+    idist__task **at = &w->tasks.detached;
 
-    w->detached_done_count = 0;
+    w->tasks.detached_done_count = 0;
 
     while (*at) {
         idist__task *t = *at;
@@ -13356,19 +13396,19 @@ static idist__task *idist__task_new(idist_group *g) {
     size_t nbytes = sizeof(idist__task) + w->backend->task_nbytes;
     idist__task *t;
 
-    if (w->detached_done_count >= 64) idist__task_sweep(w);
-    t = w->idle_tasks;
+    if (w->tasks.detached_done_count >= 64) idist__task_sweep(w);
+    t = w->tasks.idle;
 
     if (t) {
         idist__task *older = t->older;
-        w->idle_tasks = t->next;
+        w->tasks.idle = t->next;
         idist__mem_clear(t, offsetof(idist__task, text));
         t->older = older;
     } else {
         t = (idist__task *)idist__mem_alloc(&w->cfg.mem, nbytes);
         if (!t) return NULL;
-        t->older = w->all_tasks;
-        w->all_tasks = t;
+        t->older = w->tasks.all;
+        w->tasks.all = t;
         t->w = w;
     }
 
@@ -13383,12 +13423,12 @@ static void idist__task_detach(idist__task *t) {
     idist__world *w = t->group->w;
 
     t->detached = true;
-    t->list_next = w->detached;
-    w->detached = t;
+    t->list_next = w->tasks.detached;
+    w->tasks.detached = t;
     t->group->detached_count++;
 
     if (t->async) {
-        w->async_count--;
+        w->tasks.async_count--;
         t->group->open_request_count--;
         t->async = false;
     }
@@ -13404,12 +13444,12 @@ static void idist__task_let_go(idist__task *t) {
     idist__world *w = t->group->w;
 
     t->detached = true;
-    t->list_next = w->detached;
-    w->detached = t;
+    t->list_next = w->tasks.detached;
+    w->tasks.detached = t;
     t->group->detached_count++;
     t->group->open_request_count--;
     t->let_go = true;
-    w->let_go_count++;
+    w->tasks.let_go_count++;
 }
 
 #ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
@@ -13424,18 +13464,18 @@ static void idist__task_start(idist__task *t) {
     t->started_ns = idist__os_clock_now_ns();
     t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++g->seq;
-    if (t->started_ns + IDIST__ANNOUNCE_NS < w->timers_due_ns)
-        w->timers_due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
-    if (t->deadline_ns < w->timers_due_ns) w->timers_due_ns = t->deadline_ns;
+    if (t->started_ns + IDIST__ANNOUNCE_NS < w->wait.timers_due_ns)
+        w->wait.timers_due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
+    if (t->deadline_ns < w->wait.timers_due_ns) w->wait.timers_due_ns = t->deadline_ns;
 
-    t->next = w->tasks;
-    if (w->tasks) w->tasks->prev = t;
-    w->tasks = t;
+    t->next = w->tasks.running;
+    if (w->tasks.running) w->tasks.running->prev = t;
+    w->tasks.running = t;
     g->running_count++;
 
     if (t->async) {
-        w->request_count++;
-        w->async_count++;
+        w->tasks.request_count++;
+        w->tasks.async_count++;
         g->open_request_count++;
     }
 
@@ -13443,8 +13483,8 @@ static void idist__task_start(idist__task *t) {
     w->backend->start(t);
     idist__fail_end(IDIST_OK);   // what failed is in the tasks
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
-    if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_running &&
-        !w->thread_naps && !w->blocked_count)
+    if (w->wait.driver == IDIST__DRIVER_NONE && !t->done && t->async && w->progress.running &&
+        !w->progress.naps && !w->wait.blocked_count)
         idist__os_cond_signal(&w->work);
 }
 
@@ -13563,10 +13603,10 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
 // A group with room for n ranks, in no list yet. Freed groups stay behind, marked, until a new one
 // takes their place, so that a call with a stale handle gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
-    idist_group *g = w->freed_groups;
+    idist_group *g = w->groups.freed;
 
     if (g) {
-        w->freed_groups = g->next;
+        w->groups.freed = g->next;
         memset(g, 0, sizeof *g);
     } else {
         g = idist__ended_reuse(&idist__ended_groups, IDIST__ENDED_GROUPS, sizeof *g);
@@ -13613,7 +13653,7 @@ static void idist__group_free(idist_group *g) {
     idist__mem_free_list(&w->cfg.mem, g->planned);
     g->planned = NULL;
 
-    if (w->abandoned) {
+    if (w->life.abandoned) {
         idist__group_abandon(g);
         return;
     }
@@ -13624,8 +13664,8 @@ static void idist__group_free(idist_group *g) {
     g->w = w;
     g->rank = -1;
     g->freed = true;
-    g->next = w->freed_groups;
-    w->freed_groups = g;
+    g->next = w->groups.freed;
+    w->groups.freed = g;
 }
 
 // Fails a group, once: its tasks end, later calls are refused, and the other members are told. They
@@ -13642,17 +13682,17 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
     // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
-    if (!w->is_cause &&
+    if (!w->life.is_cause &&
         (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
         idist__config_tell_lost(&w->cfg);
     w->backend->tell(g);
 
-    for (t = w->tasks; t; t = next) {
+    for (t = w->tasks.running; t; t = next) {
         next = t->next;
         if (t->group != g) continue;
         w->backend->cancel(t);
         idist__task_complete(t, status, g->cause);
-        next = w->tasks; // the backend may have ended others
+        next = w->tasks.running; // the backend may have ended others
     }
 
     for (child = w->group.next; child; child = child->next)
@@ -13665,7 +13705,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
 static void idist__group_fail_self(idist_group *g, idist_status status, const char *what) {
     char cause[400];
 
-    snprintf(cause, sizeof cause, "rank %d on %s %s", g->w->group.rank, g->w->hostname, what);
+    snprintf(cause, sizeof cause, "rank %d on %s %s", g->w->group.rank, g->w->about.hostname, what);
     idist__group_fail(g, status, cause);
 }
 
@@ -13700,13 +13740,14 @@ enum { IDIST__FLUSH_MS = 100 };
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 
-    if (g->status == IDIST_OK || g->failure_flushed || w->driver != IDIST__DRIVER_NONE) return;
-    if (w->thread_stops) return; // whoever closes the world does it, and does not wait for us here
+    if (g->status == IDIST_OK || g->failure_flushed || w->wait.driver != IDIST__DRIVER_NONE) return;
+    if (w->progress.stops)
+        return; // whoever closes the world does it, and does not wait for us here
     g->failure_flushed = true;
-    w->driver = IDIST__DRIVER_CALLER;
+    w->wait.driver = IDIST__DRIVER_CALLER;
     w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
-    w->driver = IDIST__DRIVER_NONE;
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+    w->wait.driver = IDIST__DRIVER_NONE;
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
 // ---- core/timer.h --------------------------------------------------------------------------------
@@ -13721,8 +13762,8 @@ static void idist__group_flush(idist_group *g) {
 //     the deadline     ... the call fails with IDIST_ERR_TIMEOUT, which names them too
 //
 // Thousands of tasks may be running, and idist__timer_run is called before every sleep. So it looks
-// at the tasks only when something is due (w->timers_due_ns), and delays announcements slightly to
-// make several at once.
+// at the tasks only when something is due (w->wait.timers_due_ns), and delays announcements
+// slightly to make several at once.
 
 #ifndef IDIST__WARN_NS // a test has less patience
 #define IDIST__WARN_NS (60000 * IDIST__MS)
@@ -13858,23 +13899,24 @@ static int64_t idist__timer_run(idist__world *w) {
     int64_t now = idist__os_clock_now_ns(), next = IDIST__FOREVER;
     idist__task *t, *following;
 
-    if (now < w->timers_due_ns) return w->timers_due_ns;
-    w->timers_due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+    if (now < w->wait.timers_due_ns) return w->wait.timers_due_ns;
+    w->wait.timers_due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
 
-    for (t = w->tasks; t; t = following) {
-        uint32_t ended = w->ended_count;
+    for (t = w->tasks.running; t; t = following) {
+        uint32_t ended = w->wait.ended_count;
         int64_t at;
         following = t->next;
 
         if (now >= t->deadline_ns) {
             if (!idist__timer_expire(w, t, now)) next = now;
-            else if (!t->done || w->ended_count != ended + 1)
-                following = w->tasks; // others may have ended, too
+            else if (!t->done || w->wait.ended_count != ended + 1)
+                following = w->tasks.running; // others may have ended, too
             continue;
         }
 
         if (idist__timer_announce(w, t, now)) {
-            if (w->ended_count != ended) following = w->tasks; // any task may have ended
+            if (w->wait.ended_count != ended)
+                following = w->tasks.running; // any task may have ended
             next = now;
             continue;
         }
@@ -13884,9 +13926,9 @@ static int64_t idist__timer_run(idist__world *w) {
         if (at < next) next = at;
     }
 
-    if (next < w->timers_due_ns) w->timers_due_ns = next;
+    if (next < w->wait.timers_due_ns) w->wait.timers_due_ns = next;
 
-    return w->timers_due_ns;
+    return w->wait.timers_due_ns;
 }
 
 // ---- core/wait.h ---------------------------------------------------------------------------------
@@ -13916,22 +13958,22 @@ typedef struct idist__waiter {
 // Sleeps until something happens, then moves what can move. Does not sleep when the timers have
 // just ended a task, because it may be the one that the caller waits for.
 static void idist__wait_turn(idist__world *w, idist__driver driver) {
-    uint32_t ended = w->ended_count;
+    uint32_t ended = w->wait.ended_count;
     int64_t until = idist__timer_run(w);
     int own = driver == IDIST__DRIVER_CALLER ? 1 : 0;
 
-    if (w->ended_count != ended) return;
+    if (w->wait.ended_count != ended) return;
 
-    if (!w->tasks) { // what we wait for is done by a thread that may need the lock
+    if (!w->tasks.running) { // what we wait for is done by a thread that may need the lock
         idist__world_give_way(w);
         return;
     }
 
-    w->driver = driver;
+    w->wait.driver = driver;
     w->backend->sleep(w, until);
-    w->driver = IDIST__DRIVER_NONE;
+    w->wait.driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->blocked_count > own) idist__os_cond_broadcast(&w->changed);
+    if (w->wait.blocked_count > own) idist__os_cond_broadcast(&w->changed);
 }
 
 // Whether to poll once more, after a short break, or to sleep.
@@ -13944,19 +13986,19 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
 
     waiter->turns++;
     waiter->all_turns++;
-    if (w->spin_ns) idist__os_cpu_relax();
-    if (w->spin_ns && waiter->all_turns % 16) return true;
+    if (w->wait.spin_ns) idist__os_cpu_relax();
+    if (w->wait.spin_ns && waiter->all_turns % 16) return true;
     now = idist__os_clock_now_ns();
     if (!waiter->begun_ns) waiter->begun_ns = now;
 
-    if (now >= w->next_look_ns) { // also for tasks that do not move while others do
+    if (now >= w->wait.next_look_ns) { // also for tasks that do not move while others do
         int64_t next = idist__timer_run(w);
-        w->next_look_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
+        w->wait.next_look_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
     }
 
-    if (w->spin_ns) {
-        if (now - waiter->begun_ns >= w->spin_budget_ns) return false;
-        if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) idist__world_give_way(w);
+    if (w->wait.spin_ns) {
+        if (now - waiter->begun_ns >= w->wait.spin_budget_ns) return false;
+        if (__atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED)) idist__world_give_way(w);
         return true;
     }
 
@@ -13968,55 +14010,58 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
 }
 
 static void idist__wait_learn(const idist__waiter *waiter, idist__world *w) {
-    if (waiter->turns < 16 || !w->spin_ns) return;
-    w->spin_budget_ns = waiter->slept ? w->spin_budget_ns / 2 : w->spin_budget_ns * 2;
-    if (w->spin_budget_ns > w->spin_ns) w->spin_budget_ns = w->spin_ns;
-    if (w->spin_budget_ns < w->spin_ns / 32) w->spin_budget_ns = w->spin_ns / 32;
+    if (waiter->turns < 16 || !w->wait.spin_ns) return;
+    w->wait.spin_budget_ns =
+        waiter->slept ? w->wait.spin_budget_ns / 2 : w->wait.spin_budget_ns * 2;
+    if (w->wait.spin_budget_ns > w->wait.spin_ns) w->wait.spin_budget_ns = w->wait.spin_ns;
+    if (w->wait.spin_budget_ns < w->wait.spin_ns / 32)
+        w->wait.spin_budget_ns = w->wait.spin_ns / 32;
 }
 
 static void idist__wait_enter(idist__world *w) {
-    w->blocked_count++;
-    if (w->blocked_count == 1 && w->backend->attend) w->backend->attend(w, true);
+    w->wait.blocked_count++;
+    if (w->wait.blocked_count == 1 && w->backend->attend) w->backend->attend(w, true);
 }
 
 // A caller is not blocked any more: another one, or the progress thread, goes on. A thread that
 // naps looks again soon.
 static void idist__wait_leave(idist__world *w) {
-    w->blocked_count--;
-    if (!w->blocked_count && w->backend->attend) w->backend->attend(w, false);
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
-    else if (w->async_count && w->thread_running && !w->thread_naps)
+    w->wait.blocked_count--;
+    if (!w->wait.blocked_count && w->backend->attend) w->backend->attend(w, false);
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
+    else if (w->tasks.async_count && w->progress.running && !w->progress.naps)
         idist__os_cond_signal(&w->work);
 }
 
 // Waits until ready(arg).
 static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *arg) {
     idist__waiter waiter;
-    uint32_t moved = w->moved_count;
+    uint32_t moved = w->wait.moved_count;
 
     if (ready(arg)) return;
-    w->drive_count++;
+    w->wait.drive_count++;
     memset(&waiter, 0, sizeof waiter);
     idist__fail_begin();
     idist__wait_enter(w);
 
     while (!ready(arg)) {
-        if (w->moved_count != moved) { // one wait is over, the next one begins
+        if (w->wait.moved_count != moved) { // one wait is over, the next one begins
             idist__wait_learn(&waiter, w);
-            moved = w->moved_count;
+            moved = w->wait.moved_count;
             waiter.turns = 0;
             waiter.begun_ns = 0;
             waiter.slept = false;
         }
 
-        if (w->driver == IDIST__DRIVER_NONE) {
+        if (w->wait.driver == IDIST__DRIVER_NONE) {
             w->backend->progress(w);
             if (ready(arg) || idist__wait_polls(&waiter, w) || ready(arg))
                 continue; // polling looks at the timers too
             idist__wait_turn(w, IDIST__DRIVER_CALLER);
             waiter.slept = true;
         } else {
-            if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it stops driving for us
+            if (w->wait.driver == IDIST__DRIVER_THREAD)
+                w->backend->wake(w); // it stops driving for us
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }
@@ -14077,11 +14122,11 @@ typedef struct idist__thread_nap {
 
 // Naps, if the program is likely to drive by itself.
 static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *nap) {
-    bool begins = w->request_count != nap->request_count;
-    bool drives = w->drive_count != nap->drive_count;
+    bool begins = w->tasks.request_count != nap->request_count;
+    bool drives = w->wait.drive_count != nap->drive_count;
 
-    nap->request_count = w->request_count;
-    nap->drive_count = w->drive_count;
+    nap->request_count = w->tasks.request_count;
+    nap->drive_count = w->wait.drive_count;
 
     if (!begins || (nap->napped_ns && !drives) || nap->napped_ns >= IDIST__NAP_MOST_NS) {
         nap->napped_ns = 0;
@@ -14090,9 +14135,9 @@ static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *n
 
     nap->next_ns = nap->napped_ns ? 2 * nap->next_ns : IDIST__NAP_NS;
     nap->napped_ns += nap->next_ns;
-    w->thread_naps = true;
+    w->progress.naps = true;
     idist__os_cond_wait(&w->work, &w->lock, idist__os_clock_now_ns() + nap->next_ns);
-    w->thread_naps = false;
+    w->progress.naps = false;
 
     return true;
 }
@@ -14100,11 +14145,11 @@ static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *n
 // While the device waits for other ranks and no thread does: handles what has arrived on the
 // connections, without sleeping, so that the loss of a rank is noticed.
 static void idist__progress_thread_look(idist__world *w) {
-    w->driver = IDIST__DRIVER_THREAD;
+    w->wait.driver = IDIST__DRIVER_THREAD;
     w->backend->sleep(w, idist__os_clock_now_ns());
-    w->driver = IDIST__DRIVER_NONE;
+    w->wait.driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // callers that came meanwhile
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // callers that came meanwhile
     idist__timer_run(w);
 }
 
@@ -14114,24 +14159,24 @@ static void *idist__progress_thread_main(void *arg) {
 
     memset(&nap, 0, sizeof nap);
     idist__os_mutex_lock(&w->lock);
-    nap.request_count = w->request_count;
+    nap.request_count = w->tasks.request_count;
 
-    while (!w->thread_stops) {
+    while (!w->progress.stops) {
         bool idle;
 
         if (idist__progress_thread_may_nap(w, &nap)) continue;
-        idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
+        idle = !w->wait.blocked_count && w->wait.driver == IDIST__DRIVER_NONE;
 
-        if (w->async_count && idle) {
+        if (w->tasks.async_count && idle) {
             idist__wait_turn(w, IDIST__DRIVER_THREAD);
             continue;
         }
 
         idist__os_cond_wait(&w->work, &w->lock,
-                            w->watched ? idist__os_clock_now_ns() + IDIST__WATCH_NS
-                                       : IDIST__FOREVER);
-        idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
-        if (w->watched && !w->async_count && idle && !w->thread_stops)
+                            w->progress.watched ? idist__os_clock_now_ns() + IDIST__WATCH_NS
+                                                : IDIST__FOREVER);
+        idle = !w->wait.blocked_count && w->wait.driver == IDIST__DRIVER_NONE;
+        if (w->progress.watched && !w->tasks.async_count && idle && !w->progress.stops)
             idist__progress_thread_look(w);
     }
 
@@ -14141,13 +14186,13 @@ static void *idist__progress_thread_main(void *arg) {
 }
 
 static idist_status idist__progress_thread_need(idist__world *w) {
-    if (w->thread_running || w->single_threaded) return IDIST_OK;
-    if (w->thread_stops) return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
-    if (idist__os_thread_start(&w->thread, idist__progress_thread_main, w) != 0)
+    if (w->progress.running || w->machine.single_threaded) return IDIST_OK;
+    if (w->progress.stops) return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
+    if (idist__os_thread_start(&w->progress.thread, idist__progress_thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "could not start the thread that advances requests; is a limit on "
                            "processes (ulimit -u) or memory reached?");
-    w->thread_running = true;
+    w->progress.running = true;
 
     return IDIST_OK;
 }
@@ -14449,7 +14494,7 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *ca
     const idist__user_op *user;
 
     if (idist__reduce_op_is_builtin(call->op)) return idist__check_builtin_op(call);
-    user = idist__reduce_op_is_user(call->op) ? &w->ops[call->op - IDIST_OP_USER] : NULL;
+    user = idist__reduce_op_is_user(call->op) ? &w->user.ops[call->op - IDIST_OP_USER] : NULL;
     if (!user || !user->used)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)call->op);
     if (!user->fn && !idist__dtype_is_float(call->dtype))
@@ -14466,7 +14511,7 @@ static idist_status idist__check_dtype(const idist__world *w, const idist__call 
     uint64_t count = call->count;
 
     if (user < 0 && idist_dtype_size(call->dtype)) return IDIST_OK;
-    if (user < 0 || !w->dtypes[user].used || w->dtypes[user].dtype != call->dtype)
+    if (user < 0 || !w->user.dtypes[user].used || w->user.dtypes[user].dtype != call->dtype)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d in this world", name,
                            (int)call->dtype);
     if (count >= IDIST__TAGGED_COUNT)
@@ -14486,7 +14531,7 @@ static idist_status idist__check_peer(const idist_group *g, const idist__call *c
         call->label != IDIST__NEW_GROUP_BY_MEMBERS && call->label != IDIST__MRECV)
         return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, call->tag);
     if (call->label == IDIST__MRECV && // another group may be at its address
-        (call->u.message->world != g->w->serial || call->u.message->ctx != g->ctx))
+        (call->u.message->world != g->w->groups.serial || call->u.message->ctx != g->ctx))
         return idist__fail(IDIST_ERR_STATE, "mrecv: the group of the message was freed");
 
     return IDIST_OK;
@@ -14640,7 +14685,7 @@ static bool idist__call_quick(idist_group *g, const idist__call *call, const idi
     bool blocks = !opts->request && !idist__together_now.depth;
 
     if (g->status != IDIST_OK || call->peeks || idist__call_needs_copy(call)) return false;
-    if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, call);
+    if (blocks && !g->w->tasks.running) return backend->quick && backend->quick(g, call);
     if (!backend->quick_message || !idist__kind_is_p2p(call->kind) || idist__tracer_now())
         return false;
 
@@ -14665,7 +14710,7 @@ static idist_status idist__call_route(idist_group *g, const idist__call *call,
 
     return idist__fail(w->wrap ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
                        "%s: a stream is for device memory: %s", idist__kind_names[call->label],
-                       w->no_device);
+                       w->about.no_device);
 }
 
 static void idist__call_task_init(idist__task *t, const idist__call *call, const idist_opts *opts,
@@ -14682,7 +14727,7 @@ static void idist__call_task_init(idist__task *t, const idist__call *call, const
 // Before a task that outlasts the function that begins it. While a thread closes the world, it
 // would be freed before anybody waits for it.
 static idist_status idist__call_check_open(const idist__world *w, const char *name) {
-    if (!w->closing) return IDIST_OK;
+    if (!w->life.closing) return IDIST_OK;
     return idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
 }
 
@@ -14690,7 +14735,7 @@ static idist_status idist__call_check_open(const idist__world *w, const char *na
 static void idist__call_defer(idist__task *t) {
     idist__together *now = &idist__together_now;
 
-    t->group->w->deferred_count++;
+    t->group->w->tasks.deferred_count++;
     if (now->first) now->last->list_next = t;
     else now->first = t;
     now->last = t;
@@ -14701,7 +14746,7 @@ static void idist__call_defer(idist__task *t) {
 static void idist__call_undefer(idist__world *w) {
     const idist__task *t;
     for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
-        w->deferred_count--;
+        w->tasks.deferred_count--;
 }
 
 // Ends this thread's idist_group_begin without waiting, before it closes a world. Called without a
@@ -14711,7 +14756,7 @@ static void idist__call_forget(idist__world *closed) {
 
     if (now->held_world == closed) {
         idist__world_lock(closed);
-        closed->deferred_count--;
+        closed->tasks.deferred_count--;
         idist__os_mutex_unlock(&closed->lock);
         now->held_world = NULL;
     }
@@ -14724,7 +14769,7 @@ static void idist__call_forget(idist__world *closed) {
 
         idist__world_lock(w);
         now->first = t->list_next;
-        w->deferred_count--;
+        w->tasks.deferred_count--;
         if (t->done) idist__task_free(t);
         else idist__task_detach(t);
         idist__os_mutex_unlock(&w->lock);
@@ -14784,7 +14829,7 @@ static idist_status idist__call_checked(idist_group *g, const idist__call *call,
     if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
+    if (g->w->progress.stops) // another thread has ended the calls, and would not see this one
         return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
 
     if (!on_device && idist__call_quick(g, call, opts)) {
@@ -14812,7 +14857,8 @@ static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
                                 const idist__fingerprint *call) {
     idist__fingerprint kept;
 
-    if (!plan->call.kind || plan->world_serial != g->w->serial || plan->ctx != g->ctx) return false;
+    if (!plan->call.kind || plan->world_serial != g->w->groups.serial || plan->ctx != g->ctx)
+        return false;
     kept = idist__fingerprint_of_call(g->w, &plan->call, 0);
 
     return idist__fingerprint_equal(&kept, call);
@@ -14863,7 +14909,7 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     plan->opts = *opts;
     plan->opts.plan = NULL;
     plan->opts.group = g;
-    plan->world_serial = g->w->serial;
+    plan->world_serial = g->w->groups.serial;
     plan->ctx = g->ctx;
     plan->rank = g->rank;
     plan->size = g->size;
@@ -14896,7 +14942,7 @@ static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
 // Whether a group, whose world is locked, can take a message to or from this rank by the short way.
 // Another thread may have closed the world: then the rest of the struct is zero.
 static bool idist__call_is_ready(const idist_group *g, const idist__call *call) {
-    if (!g->w || g->status != IDIST_OK || g->w->thread_stops || g->rank < 0) return false;
+    if (!g->w || g->status != IDIST_OK || g->w->progress.stops || g->rank < 0) return false;
     return g->w->backend->quick_message && call->root >= 0 && call->root < g->size;
 }
 
@@ -14936,7 +14982,8 @@ static idist_status idist__call_message(const idist__call *call, const idist_opt
         return idist__call_run(call, opts);
     }
 
-    done = blocks && !w->tasks ? w->backend->quick(g, call) : w->backend->quick_message(g, call);
+    done = blocks && !w->tasks.running ? w->backend->quick(g, call)
+                                       : w->backend->quick_message(g, call);
     if (!done) status = idist__call_begin(g, call, own_opts, false, false);
     else if (own_opts->request) own_opts->request->impl = &idist__call_complete;
     idist__os_mutex_unlock(&w->lock);
@@ -14977,7 +15024,7 @@ static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fin
     idist_dtype dtype = idist__world_dtype(w, sent->dtype);
     int user = idist__dtype_user_number(dtype);
 
-    if (user < 0 || w->dtypes[user].tag == sent->check >> (64 - IDIST__TAG_BITS)) return dtype;
+    if (user < 0 || w->user.dtypes[user].tag == sent->check >> (64 - IDIST__TAG_BITS)) return dtype;
     return IDIST_DTYPE_COUNT;
 }
 
@@ -14988,10 +15035,10 @@ enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
 static void idist__matching_match(const idist__task *t, int *tag) {
     idist_message *message = t->call.u.message;
 
-    *tag =
-        IDIST__MATCHED_FIRST + (int)(t->group->w->matched_count++ % (uint32_t)IDIST__MATCHED_COUNT);
+    *tag = IDIST__MATCHED_FIRST +
+           (int)(t->group->w->tasks.matched_count++ % (uint32_t)IDIST__MATCHED_COUNT);
     message->group = t->group;
-    message->world = t->group->w->serial;
+    message->world = t->group->w->groups.serial;
     message->ctx = t->group->ctx;
     message->number = *tag;
 }
@@ -15131,7 +15178,7 @@ static void idist__self_match(idist_group *g) {
         idist__parcel **found = NULL;
         oldest = NULL;
 
-        for (t = g->w->tasks; t; t = t->next) { // newest first
+        for (t = g->w->tasks.running; t; t = t->next) { // newest first
             idist__parcel **at;
 
             if (t->group != g || t->call.kind != IDIST__RECV || t->away) continue;
@@ -15225,7 +15272,7 @@ static idist_status idist__self_open(idist__world *w) {
     }
 
     w->impl = wake;
-    idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 
     return IDIST_OK;
 }
@@ -15434,7 +15481,7 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
         size_t n = strcspn(at, ",");
 
         if (!idist__choose_backend_resolve(at, n, &host))
-            return idist__choose_backend_unknown(w->backends, at, n);
+            return idist__choose_backend_unknown(w->about.backends, at, n);
         status = idist__choose_backend_claim(w, host, &why);
         if (status == IDIST_OK) idist__choose_backend_settle(w, at, n);
         at += n + (at[n] == ',');
@@ -15446,7 +15493,7 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
         why = "to connect ranks, copy idist_ring.h beside idist.h, without IDIST_NO_RING";
 
     return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",
-                       w->cfg.world_size, w->backends, why);
+                       w->cfg.world_size, w->about.backends, why);
 }
 
 // Finds the device backend that the program has and that claims the configuration, or why there is
@@ -15465,7 +15512,7 @@ static idist_status idist__choose_backend_find_device(idist__world *w) {
         }
 
     if (status != IDIST_ERR_NO_BACKEND) return status;
-    idist__text_copy(w->no_device, sizeof w->no_device, why);
+    idist__text_copy(w->about.no_device, sizeof w->about.no_device, why);
 
     return IDIST_OK;
 }
@@ -15548,20 +15595,20 @@ static void idist__life_free(idist__world *w) {
     while (w->group.next) idist__group_free(w->group.next);
     idist__draw_close(&w->cfg);
 
-    if (w->abandoned) {
+    if (w->life.abandoned) {
         idist__group_abandon(&w->group);
         return;
     }
 
-    while (w->freed_groups) {
-        idist_group *g = w->freed_groups;
-        w->freed_groups = g->next;
+    while (w->groups.freed) {
+        idist_group *g = w->groups.freed;
+        w->groups.freed = g->next;
         idist__ended_keep(&idist__ended_groups, g);
     }
 
-    while (w->all_tasks) {
-        idist__task *t = w->all_tasks;
-        w->all_tasks = t->older;
+    while (w->tasks.all) {
+        idist__task *t = w->tasks.all;
+        w->tasks.all = t->older;
         idist__mem_free(&mem, t);
     }
 
@@ -15606,22 +15653,22 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
 
     *out = w;
     if (!w) return IDIST_ERR_NO_MEMORY;
-    w->serial = __atomic_add_fetch(&idist__world_serial, (uint64_t)1, __ATOMIC_RELAXED);
+    w->groups.serial = __atomic_add_fetch(&idist__world_serial, (uint64_t)1, __ATOMIC_RELAXED);
     w->cfg = *cfg;
     idist__os_mutex_init(&w->lock);
     idist__os_cond_init(&w->changed);
     idist__os_cond_init(&w->work);
-    if (!idist__os_socket_host_name(w->hostname, sizeof w->hostname))
-        idist__text_copy(w->hostname, sizeof w->hostname, "localhost");
+    if (!idist__os_socket_host_name(w->about.hostname, sizeof w->about.hostname))
+        idist__text_copy(w->about.hostname, sizeof w->about.hostname, "localhost");
 
     status = idist__log_init(&w->log, &cfg->logger);
-    idist__choose_backend_names(w->backends, sizeof w->backends);
+    idist__choose_backend_names(w->about.backends, sizeof w->about.backends);
     if (status == IDIST_OK) status = idist__choose_backend_find_device(w);
     if (status == IDIST_OK) status = idist__choose_backend_pick(w);
     if (status == IDIST_OK && w->cfg.rank == IDIST__RANK_DRAWN) status = idist__draw_rank(&w->cfg);
     if (status != IDIST_OK) return status;
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
-             w->hostname);
+             w->about.hostname);
 
     return idist__life_new_group(w);
 }
@@ -15632,18 +15679,18 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
 // has three of them and another has one.
 static void idist__life_settle_in(idist__world *w) {
     const idist__rank_info *me = &w->nodes[w->group.rank];
-    int own = idist__os_cpu_count(), ncores = w->ncores ? w->ncores : own;
+    int own = idist__os_cpu_count(), ncores = w->machine.ncores ? w->machine.ncores : own;
     int rank = me->local_rank, size = me->local_size;
     bool oversubscribed;
 
-    if (w->sharing_size > size) {
-        rank = w->sharing_rank;
-        size = w->sharing_size;
+    if (w->machine.sharing_size > size) {
+        rank = w->machine.sharing_rank;
+        size = w->machine.sharing_size;
         ncores = own;
     }
 
     oversubscribed = size > ncores;
-    w->spin_ns = w->spin_budget_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
+    w->wait.spin_ns = w->wait.spin_budget_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
     if (own < 2 || !(w->cfg.bind || oversubscribed)) return;
     if (idist__os_cpu_bind(rank % own, w->cfg.bind)) return;
     idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO,
@@ -15664,7 +15711,7 @@ static void idist__life_retire(idist__world *w) {
 static idist_status idist__life_check_unused(const idist__world *w) {
     const idist_group *g;
 
-    if (w->deferred_count)
+    if (w->tasks.deferred_count)
         return idist__fail(IDIST_ERR_STATE,
                            "finalize: an idist_group_begin of another thread is open");
     for (g = &w->group; g; g = g->next)
@@ -15691,8 +15738,8 @@ static idist_status idist__life_last_barrier(idist__world *w) {
 // these calls: the other members would wait for this rank. All other groups go on until a call
 // needs this rank, see `close` of idist_backend_api.
 static void idist__life_cancel_tasks(idist__world *w) {
-    while (w->tasks) {
-        idist__task *t = w->tasks;
+    while (w->tasks.running) {
+        idist__task *t = w->tasks.running;
         idist_group *g = t->group;
 
         w->backend->cancel(t);
@@ -15707,8 +15754,9 @@ enum { IDIST__LEAVE_MS = 5000 };
 
 // Whether no other thread is inside a call.
 static bool idist__life_is_left(const idist__world *w) {
-    return !w->blocked_count && !w->making_count && w->driver == IDIST__DRIVER_NONE &&
-           !__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
+    return !w->wait.blocked_count && !w->groups.making_count &&
+           w->wait.driver == IDIST__DRIVER_NONE &&
+           !__atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED);
 }
 
 // Ends the calls of other threads and waits until the threads have left them: what they use is
@@ -15736,16 +15784,16 @@ static bool idist__life_end_calls(idist__world *w) {
 static void idist__life_end(idist__world *w) {
     idist_group *g;
 
-    if (!w->abandoned) {
+    if (!w->life.abandoned) {
         if (w->device_api) w->device_api->end_calls(w);
         while (w->group.next) idist__group_free(w->group.next);
         w->backend->group_close(&w->group);
-        w->backend->close(w, !w->leaves);
+        w->backend->close(w, !w->life.leaves);
     }
 
     if (idist__tracer_now()) idist__tracer_now()->left();
     idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
-    if (w->abandoned)
+    if (w->life.abandoned)
         idist__log_print(
             &w->log, IDIST_LOG_WARN,
             "a thread has not come back from a call: the closed world stays in memory");
@@ -15754,7 +15802,9 @@ static void idist__life_end(idist__world *w) {
     idist__life_free(w);
 }
 
-static bool idist__life_is_settled(void *arg) { return !((const idist__world *)arg)->let_go_count; }
+static bool idist__life_is_settled(void *arg) {
+    return !((const idist__world *)arg)->tasks.let_go_count;
+}
 
 // force: a worker that failed, with requests open and without the last barrier. For the others it
 // is a lost rank. An idist_group_begin of this thread ends with it; one of another thread still
@@ -15769,7 +15819,7 @@ static idist_status idist__life_close(idist__world *w, bool force) {
                            "finalize: inside idist_group_begin; call idist_group_end first");
     if (force) idist__call_forget(w);
     idist__world_lock(w);
-    if (w->closing) status = idist__call_check_open(w, "finalize");
+    if (w->life.closing) status = idist__call_check_open(w, "finalize");
     else if (!force) status = idist__life_check_unused(w);
 
     if (status != IDIST_OK) {
@@ -15778,21 +15828,21 @@ static idist_status idist__life_close(idist__world *w, bool force) {
     }
 
     idist__fail_begin();
-    w->closing = true;
+    w->life.closing = true;
     if (!force) idist__wait_until(w, idist__life_is_settled, w); // requests that were let go
     if (!force) status = idist__life_last_barrier(w);
 
-    w->thread_stops = true;
-    has_thread = w->thread_running;
+    w->progress.stops = true;
+    has_thread = w->progress.running;
     idist__os_cond_broadcast(&w->work);
     w->backend->wake(w);
     idist__os_mutex_unlock(&w->lock);
     idist__life_retire(w);
-    if (has_thread) idist__os_thread_join(w->thread);
+    if (has_thread) idist__os_thread_join(w->progress.thread);
 
     idist__world_lock(w);
-    w->abandoned = !idist__life_end_calls(w) || w->deferred_count;
-    w->leaves = status != IDIST_OK || force;
+    w->life.abandoned = !idist__life_end_calls(w) || w->tasks.deferred_count;
+    w->life.leaves = status != IDIST_OK || force;
     idist__os_mutex_unlock(&w->lock);
 
     idist__life_end(w);
@@ -15927,9 +15977,9 @@ idist_status idist_abort(idist_group *group) {
     status = idist__call_enter("abort", group, &g);
 
     if (g) {
-        if (g == &g->w->group && g->status == IDIST_OK) g->w->is_cause = true;
+        if (g == &g->w->group && g->status == IDIST_OK) g->w->life.is_cause = true;
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
-                 g->w->hostname);
+                 g->w->about.hostname);
         // Members would take such a frame from a rank outside the group for malformed, and drop it.
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
@@ -16007,12 +16057,12 @@ const char *idist_backend(void) {
 
 const char *idist_device(void) {
     const idist__world *w = idist__world_default();
-    return w && w->device ? w->device_name : "cpu";
+    return w && w->device ? w->about.device_name : "cpu";
 }
 
 const char *idist_device_backend(void) {
     const idist__world *w = idist__world_default();
-    return w && w->device ? w->device_backend : "none";
+    return w && w->device ? w->about.device_backend : "none";
 }
 
 const char *idist_launcher(void) {
@@ -16031,7 +16081,7 @@ const char *idist_launcher(void) {
 const char *idist_hostname(void) {
     idist__world *w = idist__world_default();
 
-    if (w) return w->hostname;
+    if (w) return w->about.hostname;
     if (!idist__os_socket_host_name(idist__get_own.hostname, sizeof idist__get_own.hostname))
         idist__text_copy(idist__get_own.hostname, sizeof idist__get_own.hostname, "localhost");
     return idist__get_own.hostname;
@@ -16074,7 +16124,7 @@ const char *idist_show_config(void) {
     size_t cap = sizeof idist__get_own.config;
 
     snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
-             idist_backend(), idist_device(), idist_device_backend(), w ? w->hostname : "-");
+             idist_backend(), idist_device(), idist_device_backend(), w ? w->about.hostname : "-");
     idist__text_append(buf, cap,
                        "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum "
                        "nodes: %d\nnode rank: %d\n",
@@ -16089,9 +16139,11 @@ const char *idist_show_config(void) {
     if (w)
         idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
                            idist__meet_print(&w->cfg.meet, text, sizeof text), w->cfg.timeout_ms);
-    if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
-    if (w && w->network[0]) idist__text_append(buf, cap, "network: %s\n", w->network);
-    if (w && w->sharing[0]) idist__text_append(buf, cap, "on this host: %s\n", w->sharing);
+    if (w && w->about.advertised[0])
+        idist__text_append(buf, cap, "advertising %s\n", w->about.advertised);
+    if (w && w->about.network[0]) idist__text_append(buf, cap, "network: %s\n", w->about.network);
+    if (w && w->about.sharing[0])
+        idist__text_append(buf, cap, "on this host: %s\n", w->about.sharing);
     idist__get_append_host(buf, cap);
 
     return buf;
@@ -16583,7 +16635,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
 
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    if (w->thread_stops)
+    if (w->progress.stops)
         return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
     t = idist__task_new(g);
     if (!t) return idist__fail(IDIST_ERR_NO_MEMORY, "%s: out of memory", name);
@@ -16592,7 +16644,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
     idist__call_task_init(t, call, &none, false);
     idist__task_start(t);
     idist__fail_begin();
-    if (!t->done && w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+    if (!t->done && w->wait.driver == IDIST__DRIVER_NONE) w->backend->progress(w);
     idist__fail_end(IDIST_OK);
     *found = t->done && t->status == IDIST_OK;
 
@@ -16680,7 +16732,7 @@ typedef struct idist__request_list {
     size_t n;
     const idist__world *w; // wait_any in one world: that one, ...
     size_t found;          // ... the first request that is complete, ...
-    uint32_t seen_ended;   // ... and w->ended_count when they were looked at
+    uint32_t seen_ended;   // ... and w->wait.ended_count when they were looked at
 } idist__request_list;
 
 static idist__request_list idist__request_list_of(idist_request *requests,
@@ -16814,8 +16866,8 @@ idist_status idist_test(idist_request *request, bool *done) {
     if (!t) return status;
     w = t->group->w;
 
-    if (!t->done && w->driver == IDIST__DRIVER_NONE) {
-        w->drive_count++;
+    if (!t->done && w->wait.driver == IDIST__DRIVER_NONE) {
+        w->wait.drive_count++;
         idist__fail_begin();
         w->backend->progress(w);
         if (!t->done) idist__timer_run(w);
@@ -16988,14 +17040,14 @@ static bool idist__request_any_ready(void *arg) {
     idist__request_list *list = (idist__request_list *)arg;
     idist_request empty;
 
-    if (list->w->ended_count == list->seen_ended) return false;
+    if (list->w->wait.ended_count == list->seen_ended) return false;
 
     for (list->found = 0; list->found < list->n; list->found++) {
         idist_request *request = idist__request_at(list, list->found, &empty);
         if (request->impl && idist__request_settle(request)) return true;
     }
 
-    list->seen_ended = list->w->ended_count;
+    list->seen_ended = list->w->wait.ended_count;
 
     return false;
 }
@@ -17010,7 +17062,7 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     list->w = w;
     idist__world_lock(w);
     if (idist__together_now.held_world == w) w->device_api->launch(w);
-    list->seen_ended = w->ended_count - 1;
+    list->seen_ended = w->wait.ended_count - 1;
     idist__tracer_begin("wait", "wait_any", NULL, NULL);
     idist__wait_until(w, idist__request_any_ready, list);
     request = idist__request_at(list, list->found, &empty);
@@ -17229,7 +17281,7 @@ static idist_status idist__plan_run(idist_group *g, const idist_plan *plan,
     bool may_differ = idist__reduce_op_is_user(call->op) || !idist__dtype_is_builtin(call->dtype) ||
                       idist__tracer_now();
 
-    if (g->w->serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
+    if (g->w->groups.serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
         g->size != plan->size)
         return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
     return may_differ ? idist__call_traced(g, call, opts) : idist__call_checked(g, call, opts);
@@ -17448,10 +17500,10 @@ static uint64_t idist__new_group_ctx(const idist_group *parent, uint32_t child_c
 // wait for each other if two ranks did so in different orders, so only one may.
 static idist_status idist__new_group_reserve(const char *name, idist__world *w, int n,
                                              idist_group **g) {
-    bool busy = w->making_count && w->group.size > 1 && !w->backend->group_meet;
+    bool busy = w->groups.making_count && w->group.size > 1 && !w->backend->group_meet;
 
     *g = busy ? NULL : idist__group_new(w, n);
-    if (*g) w->making_count++;
+    if (*g) w->groups.making_count++;
     idist__os_mutex_unlock(&w->lock);
     if (busy)
         return idist__fail(IDIST_ERR_STATE,
@@ -17577,7 +17629,7 @@ static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
     idist__os_mutex_unlock(&w->lock);
     if (status == IDIST_OK) status = idist__new_group_meet(out, label);
     idist__world_lock(w);
-    w->making_count--;
+    w->groups.making_count--;
     idist__os_mutex_unlock(&w->lock);
 
     return status;
@@ -17706,7 +17758,7 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
     }
 
     mem = p->w->cfg.mem;
-    serial = p->w->member_groups;
+    serial = p->w->groups.member_groups;
     status = idist__new_group_reserve("new_group_by_members", p->w, n, &g);
     if (!g) return status;
     members = (int *)idist__mem_alloc(&mem, sizeof(int) * (size_t)n);
@@ -17718,7 +17770,7 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
 
     if (status == IDIST_OK) {
         idist__world_lock(p->w);
-        if (p->w->member_groups <= serial) p->w->member_groups = serial + 1;
+        if (p->w->groups.member_groups <= serial) p->w->groups.member_groups = serial + 1;
         idist__os_mutex_unlock(&p->w->lock);
     }
 
@@ -17795,7 +17847,7 @@ static idist_status idist__new_group_release(idist_group *g) {
     idist__world_lock(w);
     idist__wait_until(w, idist__new_group_is_settled, g);
 
-    if (w->thread_stops) {
+    if (w->progress.stops) {
         status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
     } else if (g->running_count || g->open_request_count) {
         status = idist__fail(IDIST_ERR_STATE,
@@ -17822,7 +17874,7 @@ idist_status idist_free_group(idist_group **group) {
         return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
 
-    if (!g->w || g->w->abandoned) { // it was freed with its world
+    if (!g->w || g->w->life.abandoned) { // it was freed with its world
         *group = NULL;
         return IDIST_OK;
     }
@@ -18092,15 +18144,15 @@ static idist_status idist__user_op_add(const char *name, const idist__user_op *u
     *op = IDIST_OP_COUNT;
     status = idist__call_enter(name, group, &g);
     if (status != IDIST_OK) return status;
-    for (i = 0; i < IDIST__COUNT_OF(g->w->ops) && g->w->ops[i].used; i++) continue;
+    for (i = 0; i < IDIST__COUNT_OF(g->w->user.ops) && g->w->user.ops[i].used; i++) continue;
 
-    if (i == IDIST__COUNT_OF(g->w->ops)) {
+    if (i == IDIST__COUNT_OF(g->w->user.ops)) {
         status =
             idist__fail(IDIST_ERR_NO_SPACE,
                         "%s: a world has room for %zu ops; free one with idist_op_free", name, i);
     } else {
-        g->w->ops[i] = *user;
-        g->w->ops[i].used = true;
+        g->w->user.ops[i] = *user;
+        g->w->user.ops[i].used = true;
         *op = (idist_op)(IDIST_OP_USER + (int)i);
     }
 
@@ -18136,9 +18188,9 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
     idist_status status = idist__call_enter("op_free", group, &g);
 
     if (status != IDIST_OK) return status;
-    if (!idist__reduce_op_is_user(op) || !g->w->ops[op - IDIST_OP_USER].used)
+    if (!idist__reduce_op_is_user(op) || !g->w->user.ops[op - IDIST_OP_USER].used)
         status = idist__fail(IDIST_ERR_ARG, "op_free: invalid user op %d in this world", (int)op);
-    else g->w->ops[op - IDIST_OP_USER].used = false;
+    else g->w->user.ops[op - IDIST_OP_USER].used = false;
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;
@@ -18165,7 +18217,7 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
                            (int)IDIST__DTYPE_MAX_NBYTES, nbytes);
     status = idist__call_enter("dtype_create", group, &g);
     if (status != IDIST_OK) return status;
-    for (i = 0; i < IDIST__USER_DTYPES && g->w->dtypes[i].used; i++) continue;
+    for (i = 0; i < IDIST__USER_DTYPES && g->w->user.dtypes[i].used; i++) continue;
 
     if (i == IDIST__USER_DTYPES) {
         status = idist__fail(IDIST_ERR_NO_SPACE,
@@ -18173,7 +18225,7 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
                              "idist_dtype_free",
                              i);
     } else {
-        user = &g->w->dtypes[i];
+        user = &g->w->user.dtypes[i];
         idist__text_copy(user->name, sizeof user->name, name);
         hash = idist__hash_mix(idist__hash(user->name, strlen(user->name)), nbytes);
         user->tag = (uint32_t)(hash >> (64 - IDIST__TAG_BITS)) | 1;
@@ -18193,9 +18245,9 @@ idist_status idist_dtype_free(idist_dtype dtype, idist_group *group) {
     idist_status status = idist__call_enter("dtype_free", group, &g);
 
     if (status != IDIST_OK) return status;
-    if (user < 0 || !g->w->dtypes[user].used || g->w->dtypes[user].dtype != dtype)
+    if (user < 0 || !g->w->user.dtypes[user].used || g->w->user.dtypes[user].dtype != dtype)
         status = idist__fail(IDIST_ERR_ARG, "dtype_free: %d is no dtype of this world", (int)dtype);
-    else g->w->dtypes[user].used = false;
+    else g->w->user.dtypes[user].used = false;
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;
@@ -19636,7 +19688,7 @@ static idist__trace_rank *idist__trace_track_find_rank(const idist__world *w) {
     if (!created) return NULL;
     created->pid = w->group.rank;
     *at = created;
-    snprintf(text, sizeof text, "rank %d on %s", w->group.rank, w->hostname);
+    snprintf(text, sizeof text, "rank %d on %s", w->group.rank, w->about.hostname);
     idist__trace_event_label(created->pid, 0, "process_name", text);
 
     return created;

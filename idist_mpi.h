@@ -1262,7 +1262,7 @@ static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
             if (!done) return IDIST__EXCHANGE_PENDING;
         }
 
-        g->w->moved_count++;
+        g->w->wait.moved_count++;
         mg->header_count = 2 * mg->header_count < g->size ? 2 * mg->header_count : g->size;
         if (mg->header_count < g->size) idist__exchange_post(g);
     }
@@ -1779,7 +1779,7 @@ static void idist__mpi_coll_done(idist__mpi *mpi, idist__task *t) {
 
     op->phase = IDIST__PHASE_WAITING;
     mpi->poll_ns = 0;
-    mpi->w->moved_count++;
+    mpi->w->wait.moved_count++;
     error = idist__native_end(&op->native);
 
     if (error == MPI_SUCCESS) idist__task_complete(t, IDIST_OK, "");
@@ -1859,7 +1859,7 @@ static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *
 
     if (!idist__mpi_coll_binds(&t->call)) return false;
 
-    for (other = mpi->w->tasks; other; other = other->next)
+    for (other = mpi->w->tasks.running; other; other = other->next)
         if (idist__mpi_op_of(other)->phase == IDIST__PHASE_COMMITTING) return true;
 
     return false;
@@ -1970,7 +1970,8 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__exchange_state state;
     idist__fingerprint fingerprint;
     char text[400];
-    int error, polls = mpi->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
+    int error,
+        polls = mpi->w->wait.spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
     if (!idist__kind_is_collective(call->kind) || g->size == 1) return false;
     if (mpi->w->cfg.unchecked) return idist__mpi_coll_direct(mpi, g, call);
@@ -2161,7 +2162,7 @@ static void idist__mpi_p2p_receive(idist__mpi *mpi, idist__task *t) {
 static void idist__mpi_p2p_cleared(idist__mpi *mpi, int source, const idist__mpi_control *clear) {
     idist__task *t;
 
-    for (t = mpi->w->tasks; t; t = t->next) {
+    for (t = mpi->w->tasks.running; t; t = t->next) {
         const idist__mpi_op *op = idist__mpi_op_of(t);
 
         if (t->call.kind != IDIST__SEND || op->phase != IDIST__PHASE_WAITING) continue;
@@ -2180,7 +2181,7 @@ static void idist__mpi_p2p_done(idist__mpi *mpi, idist__task *t) {
 
     op->phase = IDIST__PHASE_WAITING;
     mpi->poll_ns = 0;
-    mpi->w->moved_count++;
+    mpi->w->wait.moved_count++;
     error = idist__native_end(&op->native);
 
     if (error != MPI_SUCCESS)
@@ -2388,7 +2389,7 @@ static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_co
     case IDIST__CONTROL_EAGER:
     case IDIST__CONTROL_READY_TO_SEND:
         mpi->peers[source].received++;
-        mpi->w->moved_count++;
+        mpi->w->wait.moved_count++;
         if (g && g->status != IDIST_OK) break;
         if (!g || !idist__mpi_p2p_match(mpi, g, source, control, payload))
             idist__control_keep(mpi, source, control, payload);
@@ -2437,9 +2438,9 @@ static void idist__mpi_engine_progress(idist__world *w) {
 
     // The list changes whenever a task ends; then start over.
     do {
-        ended = w->ended_count;
+        ended = w->wait.ended_count;
 
-        for (t = w->tasks; t && ended == w->ended_count; t = t->next) {
+        for (t = w->tasks.running; t && ended == w->wait.ended_count; t = t->next) {
             idist__mpi_op *op = idist__mpi_op_of(t);
             bool running = op->phase == IDIST__PHASE_RUNNING;
 
@@ -2448,7 +2449,7 @@ static void idist__mpi_engine_progress(idist__world *w) {
             if (running) idist__mpi_coll_done(mpi, t);
             else idist__mpi_p2p_done(mpi, t);
         }
-    } while (ended != w->ended_count);
+    } while (ended != w->wait.ended_count);
 }
 
 // Remembers which threads call.
@@ -2493,7 +2494,7 @@ static void idist__mpi_engine_start(idist__task *t) {
 static bool idist__mpi_engine_has_data_in_flight(const idist__world *w) {
     const idist__task *t;
 
-    for (t = w->tasks; t; t = t->next) {
+    for (t = w->tasks.running; t; t = t->next) {
         idist__mpi_phase phase = idist__mpi_op_of(t)->phase;
         if (phase == IDIST__PHASE_RUNNING || phase == IDIST__PHASE_TRANSFERRING) return true;
     }
@@ -2517,7 +2518,7 @@ static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
     int64_t wake_ns;
 
     // As inside a blocking call of MPI: only our polling moves the data.
-    if (in_flight && w->driver == IDIST__DRIVER_CALLER) {
+    if (in_flight && w->wait.driver == IDIST__DRIVER_CALLER) {
         idist__os_mutex_unlock(&w->lock);
         idist__os_thread_yield();
         idist__os_mutex_lock(&w->lock);
@@ -2784,7 +2785,7 @@ static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
     bool same_nbytes, same_check;
     int error;
 
-    idist__text_copy(own->hostname, sizeof own->hostname, mpi->w->hostname);
+    idist__text_copy(own->hostname, sizeof own->hostname, mpi->w->about.hostname);
     own->host = idist__config_host_key(cfg);
     error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, mpi->p2p_comm);
     if (error == MPI_SUCCESS)
@@ -2814,7 +2815,7 @@ static idist_status idist__mpi_world_share_host(idist__mpi *mpi) {
     MPI_Comm_size(host, &size);
     idist__os_cpu_usable(&own);
     error = MPI_Allreduce(&own, &together, (int)sizeof own, MPI_UINT8_T, MPI_BOR, host);
-    if (error == MPI_SUCCESS) w->ncores = idist__os_cpu_set_count(&together);
+    if (error == MPI_SUCCESS) w->machine.ncores = idist__os_cpu_set_count(&together);
 
     if (error == MPI_SUCCESS && size > 1 && w->cfg.shm_asked) {
         if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, MPI_INFO_NULL, host, &base,
@@ -2898,9 +2899,10 @@ static idist_status idist__mpi_world_make(idist__mpi *mpi) {
     if (status != IDIST_OK) return status;
     MPI_Query_thread(&level);
     one_thread = level < MPI_THREAD_SERIALIZED;
-    w->one_thread_calls = one_thread;
-    w->foreign_thread_count = idist__mpi_thread_count;
-    w->single_threaded = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
+    w->machine.one_thread_calls = one_thread;
+    w->machine.foreign_thread_count = idist__mpi_thread_count;
+    w->machine.single_threaded =
+        one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
 
     status = idist__mpi_world_duplicate(mpi);
     if (status == IDIST_OK) status = idist__mpi_world_exchange_ranks(mpi);
@@ -3193,10 +3195,10 @@ static void idist__mpi_group_close(idist_group *g) {
     char cause[200];
 
     snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", g->w->cfg.rank,
-             g->w->hostname);
-    if (g->w->leaves && g->w->group.status != IDIST_OK)
+             g->w->about.hostname);
+    if (g->w->life.leaves && g->w->group.status != IDIST_OK)
         idist__group_fail(g, g->w->group.status, g->w->group.cause);
-    if (g->w->leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
+    if (g->w->life.leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
     if (!mpi->finalized) idist__exchange_cancel(g);
 
     while (*at) {

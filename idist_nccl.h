@@ -346,7 +346,8 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 //     anything that waits for the device      gpu->stuck             what is mapped or pinned there
 //     the probe of a group's arenas           setup.stuck            the arena; sets gpu->stuck
 //     a job with a thread of its own          IDIST__JOB_STATE_LEFT  the job, until its thread ends
-//     a thread of the program, inside a call  w->abandoned           the world; sets gpu->stuck
+//     a thread of the program, inside a call  w->life.abandoned           the world; sets
+//     gpu->stuck
 
 #define IDIST__GPU_SPIN_NS ((int64_t)30000)         // a waiting thread polls that long, ...
 #define IDIST__GPU_SLEEP_NS ((int64_t)20000)        // ... then sleeps, at first that long, ...
@@ -869,7 +870,7 @@ static void idist__gpu_task_set_waiting(idist__task *t, bool waits) {
     gpu->waiting_call_count += waits ? 1 : -1;
     if (waits) gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
     if (waits) gpu->spin_until_ns = idist__os_clock_now_ns() + IDIST__GPU_SPIN_NS;
-    if (waits && t->group->w->driver != IDIST__DRIVER_NONE)
+    if (waits && t->group->w->wait.driver != IDIST__DRIVER_NONE)
         gpu->host_backend->wake(t->group->w); // a sleeping driver polls the device too
 }
 
@@ -905,7 +906,7 @@ static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) 
     t->call = *part;
     t->call.label = op->call.label;
     t->away = t->announced = false;
-    t->group->w->timers_due_ns = 0; // timers look at it again
+    t->group->w->wait.timers_due_ns = 0; // timers look at it again
     op->with_backend = true;
     idist__gpu_task_set_waiting(t, false);
 
@@ -1023,7 +1024,7 @@ static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const voi
         idist__os_mutex_unlock(&w->lock);
         idist__os_clock_pause_ms(1);
         idist__world_lock(w);
-        if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
+        if (w->wait.driver == IDIST__DRIVER_NONE && !w->progress.stops) w->backend->progress(w);
     }
 
     return true;
@@ -1089,7 +1090,7 @@ static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, 
 // Called when the lock has been released meanwhile: another thread may be closing the world, and
 // waits for us to leave it.
 static idist_status idist__gpu_leave_goes_on(const idist_group *g, idist_status status) {
-    if (status != IDIST_OK || !g->w->thread_stops) return status;
+    if (status != IDIST_OK || !g->w->progress.stops) return status;
     return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
 }
 
@@ -1111,26 +1112,27 @@ static bool idist__gpu_leave_lock(idist__world *w) {
 
     idist__gpu_leave_set_deadline(gpu);
 
-    while (!w->abandoned && !idist__os_mutex_try_lock(&w->lock)) {
-        w->abandoned = idist__os_clock_now_ns() > gpu->leave_deadline_ns;
+    while (!w->life.abandoned && !idist__os_mutex_try_lock(&w->lock)) {
+        w->life.abandoned = idist__os_clock_now_ns() > gpu->leave_deadline_ns;
         idist__gpu_device_nap(&turns);
     }
 
-    return !w->abandoned;
+    return !w->life.abandoned;
 }
 
 // The world is being closed: waits, once, for the threads that use without the lock what is to be
-// freed. If some still do (w->abandoned), nothing that they use is freed. Called without the lock.
+// freed. If some still do (w->life.abandoned), nothing that they use is freed. Called without the
+// lock.
 static void idist__gpu_leave_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 
     if (idist__gpu_leave_lock(w)) {
-        w->abandoned =
+        w->life.abandoned =
             !idist__gpu_agree_wait_until(w, idist__gpu_leave_is_unused, w, gpu->leave_deadline_ns);
         idist__os_mutex_unlock(&w->lock);
     }
 
-    gpu->stuck = gpu->stuck || w->abandoned;
+    gpu->stuck = gpu->stuck || w->life.abandoned;
 }
 
 // ---- gpu/stage.h ---------------------------------------------------------------------------------
@@ -1850,7 +1852,7 @@ static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, c
 
 static bool idist__ipc_kernel_has_loaded(const void *arg) {
     const idist__world *w = (const idist__world *)arg;
-    return !idist__gpu_of(w)->loading || w->thread_stops;
+    return !idist__gpu_of(w)->loading || w->progress.stops;
 }
 
 // Loads the kernels once per world. The lock is held, and released meanwhile: loading may wait for
@@ -2096,7 +2098,7 @@ static bool idist__ipc_leave_is_idle(const void *arg) {
     const idist_group *g;
     const idist__task *t;
 
-    for (t = w->tasks; t; t = t->next)
+    for (t = w->tasks.running; t; t = t->next)
         if (t->on_device && idist__gpu_op_of(t)->path == IDIST__BY_IPC) return false;
 
     for (g = &w->group; g; g = g->next) {
@@ -2144,7 +2146,7 @@ static void idist__ipc_leave_free_all(idist__world *w) {
                                gpu->barrier_word || gpu->pool || idist__ipc_kernel_is_loaded(gpu));
     bool busy = any && !idist__ipc_leave_clean_up(gpu);
 
-    if (!busy && !w->abandoned) { // else a thread still reads the lists
+    if (!busy && !w->life.abandoned) { // else a thread still reads the lists
         idist__ipc_leave_free_list(w, gpu->imports);
         idist__ipc_leave_free_list(w, gpu->arenas);
         idist__pinned_free_list(w, gpu->free_pinned);
@@ -2772,8 +2774,8 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
     own->gpu = idist__gpu_of(g->w);
     own->stream = (cudaStream_t)opts->stream;
     if (!own->gpu || !own->gpu->host_backend)
-        status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->no_device);
-    else if (g->w->thread_stops)
+        status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->about.no_device);
+    else if (g->w->progress.stops)
         status = idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
 
     if (status == IDIST_OK) {
@@ -3701,7 +3703,7 @@ static cudaStream_t idist__nccl_launch_stream(const idist__task *t) {
 
 // Whether a call has been ended before NCCL gets it.
 static bool idist__nccl_launch_is_ended(const idist__task *t) {
-    return t->group->status != IDIST_OK || t->group->w->thread_stops;
+    return t->group->status != IDIST_OK || t->group->w->progress.stops;
 }
 
 // Whether it is the turn of these calls in all their groups. A thread before them may stay inside
@@ -3830,7 +3832,7 @@ static int idist__nccl_launch_wait_begun(const idist__task *first) {
 
         idist__world_lock(w);
         comm = idist__gpu_group_of(t->group)->comm;
-        if (!comm || w->thread_stops) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
+        if (!comm || w->progress.stops) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
         else if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK)
             result = IDIST__NCCL_INTERNAL_ERROR;
         idist__os_mutex_unlock(&w->lock);
@@ -3888,7 +3890,7 @@ static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) 
 static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t error) {
     idist_group *g = t->group;
 
-    if (g->w->thread_stops) return;
+    if (g->w->progress.stops) return;
     if (g->status != IDIST_OK && idist__task_on_stream(t)) idist__nccl_abort_group(g);
     else if (g->status != IDIST_OK) idist__nccl_abort_wait(g);
     if (g->status == IDIST_OK && error != cudaSuccess)
@@ -3953,8 +3955,8 @@ static void idist__nccl_launch_call(idist__task *first) {
         if (t->freed) idist__task_free(t);
     }
 
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for its turn
-    idist__world_wake_driver(w);                                 // who may be one of them
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for its turn
+    idist__world_wake_driver(w);                                      // who may be one of them
 }
 
 // ---- gpu/nccl/gpu_setup.h ------------------------------------------------------------------------
@@ -4028,19 +4030,19 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
     bool ended;
     char text[200];
 
-    while (!idist__nccl_job_done(job) && g->status == IDIST_OK && !w->thread_stops &&
+    while (!idist__nccl_job_done(job) && g->status == IDIST_OK && !w->progress.stops &&
            idist__os_clock_now_ns() < deadline) {
         idist__os_mutex_unlock(&w->lock);
         idist__os_clock_pause_ms(1);
         idist__world_lock(w);
-        if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+        if (w->wait.driver == IDIST__DRIVER_NONE) w->backend->progress(w);
     }
 
     if (!idist__nccl_job_done(job)) {
         phase = __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE);
         snprintf(reason, capacity, "%s has not come back after %d ms%s",
                  phase == IDIST__INIT_CREATING ? "ncclCommInitRank" : "NCCL's first call",
-                 w->cfg.init_timeout_ms, w->thread_stops ? ", and the world is closed" : "");
+                 w->cfg.init_timeout_ms, w->progress.stops ? ", and the world is closed" : "");
         idist__os_mutex_unlock(&w->lock);
         ended = idist__gpu_setup_give_up(job);
         idist__world_lock(w);
@@ -4288,7 +4290,7 @@ static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     int nthreads = idist__os_thread_count();
     idist_status status;
 
-    w->watched = true;
+    w->progress.watched = true;
     idist__os_cond_signal(&w->work); // it sleeps until it has something to watch
     status = idist__gpu_setup_agree(g, has_thread);
 
@@ -4298,7 +4300,7 @@ static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     }
 
     if (idist__os_thread_count() > nthreads)
-        w->foreign_thread_count += idist__os_thread_count() - nthreads; // NCCL's own
+        w->machine.foreign_thread_count += idist__os_thread_count() - nthreads; // NCCL's own
 
     return status;
 }
@@ -4349,7 +4351,7 @@ static idist_status idist__gpu_setup_group_make(idist_group *g) {
 
 static bool idist__gpu_setup_is_prepared(const void *arg) {
     const idist_group *g = (const idist_group *)arg;
-    return !idist__gpu_group_of(g)->preparing || g->w->thread_stops;
+    return !idist__gpu_group_of(g)->preparing || g->w->progress.stops;
 }
 
 // When a thread that prepares a group must be done: two exchanges and the set-up take that long.
@@ -4371,7 +4373,7 @@ static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     if (gg->path == IDIST__BY_NCCL) status = idist__gpu_setup_prepare_comm(g);
     if (gg->path == IDIST__BY_IPC) status = idist__ipc_setup_prepare(g);
     idist__gpu_device_leave(gpu, guard);
-    if (status == IDIST_ERR_NO_MEMORY && !g->w->thread_stops)
+    if (status == IDIST_ERR_NO_MEMORY && !g->w->progress.stops)
         idist__group_fail_memory(g); // the other members wait for it
     gg->preparing = false;
     gg->ready = status == IDIST_OK;
@@ -4398,7 +4400,7 @@ static idist_status idist__gpu_setup_prepare(idist_group *g) {
         status = idist__gpu_setup_prepare_path(g);
     gpu->user_count--;
     g->running_count--;
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
 
     return status;
 }
@@ -4719,7 +4721,7 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     op->holding_thread = &idist__me;
     while (*last) last = &idist__gpu_op_of(*last)->next_held;
     *last = t;
-    if (!idist__together_now.held_world) w->deferred_count++;
+    if (!idist__together_now.held_world) w->tasks.deferred_count++;
     idist__together_now.held_world = w;
 }
 
@@ -4839,7 +4841,7 @@ static void idist__gpu_engine_start(idist__task *t) {
 static void idist__gpu_engine_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
-    if (idist__together_now.held_world == w) w->deferred_count--;
+    if (idist__together_now.held_world == w) w->tasks.deferred_count--;
     idist__together_now.held_world = NULL;
 
     while ((t = *at) != NULL) {
@@ -4886,9 +4888,9 @@ static void idist__gpu_engine_fail_mismatch(idist__task *t) {
 static void idist__gpu_engine_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
-    for (t = w->tasks; t; t = next) {
+    for (t = w->tasks.running; t; t = next) {
         const idist__gpu_op *op = t->on_device ? idist__gpu_op_of(t) : NULL;
-        uint32_t ended = w->ended_count;
+        uint32_t ended = w->wait.ended_count;
         next = t->next;
 
         if (op && op->waits_for_device && op->state == IDIST__GPU_END) {
@@ -4897,7 +4899,8 @@ static void idist__gpu_engine_complete_calls(idist__world *w) {
             else if (idist__gpu_task_event_done(t, op->event)) idist__gpu_task_complete(t);
         }
 
-        if (w->ended_count != ended) next = w->tasks; // a task is gone, perhaps the next one
+        if (w->wait.ended_count != ended)
+            next = w->tasks.running; // a task is gone, perhaps the next one
     }
 }
 
@@ -4918,7 +4921,7 @@ static void idist__gpu_engine_progress(idist__world *w) {
         idist__gpu_device_leave(gpu, guard);
     }
 
-    if (!w->watched ||
+    if (!w->progress.watched ||
         (now = idist__os_clock_now_ns()) < gpu->checked_nccl_ns + IDIST__GPU_SLEEP_LONG_NS)
         return;
     gpu->checked_nccl_ns = now;
@@ -4935,7 +4938,7 @@ static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
 
     // Sleeping and waking up takes longer than most small calls take on the device. With fewer
     // cores than ranks another rank needs the core.
-    if (gpu->waiting_call_count && w->spin_ns && now < gpu->spin_until_ns) {
+    if (gpu->waiting_call_count && w->wait.spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
         return;
     }
@@ -4986,7 +4989,7 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     if (op->with_backend) done = gpu->host_backend->cancel(t);
     // Other ranks are involved, or NCCL has it: too late. At the end of the world that does not
     // matter.
-    if (g->status == IDIST_OK && !g->w->thread_stops && (!done || op->path == IDIST__BY_NCCL))
+    if (g->status == IDIST_OK && !g->w->progress.stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
     op->with_backend = t->away = false;
     op->state = IDIST__GPU_END; // nothing is moved any more
@@ -5055,7 +5058,7 @@ static void idist__gpu_engine_finalize(idist_group *g) {
 static void idist__gpu_engine_end_calls(idist__world *w) {
     idist_group *g;
 
-    if (w->leaves && idist__gpu_leave_lock(w)) {
+    if (w->life.leaves && idist__gpu_leave_lock(w)) {
         for (g = &w->group; g; g = g->next)
             if (g->device && !idist__gpu_group_of(g)->adopted) idist__nccl_abort_group(g);
         idist__os_mutex_unlock(&w->lock);
@@ -5073,31 +5076,31 @@ static void idist__gpu_engine_group_close(idist_group *g) {
     if (gg) {
         guard = idist__gpu_device_enter(gpu);
 
-        if (w->leaves && !w->abandoned && !gg->adopted)
+        if (w->life.leaves && !w->life.abandoned && !gg->adopted)
             idist__nccl_abort_group(g); // a thread has created it meanwhile
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_abort_is_inside(gg)) idist__gpu_engine_finalize(g);
         idist__nccl_abort_reap(w, 0);
-        if (!w->abandoned) idist__gpu_setup_group_free(g);
+        if (!w->life.abandoned) idist__gpu_setup_group_free(g);
         idist__gpu_device_leave(gpu, guard);
     }
 
     gpu->host_backend->group_close(g);
 }
 
-// What threads still use that are inside a call stays (w->abandoned).
+// What threads still use that are inside a call stays (w->life.abandoned).
 static void idist__gpu_engine_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
     idist__task *t;
     int device = gpu->host_backend ? idist__gpu_device_set(gpu) : -1; // -1: not installed
-    bool left = !w->abandoned;
+    bool left = !w->life.abandoned;
 
     if (!idist__nccl_abort_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "ncclCommDestroy has not returned: another rank has not called it, or a "
                          "graph still holds calls");
-    for (t = w->all_tasks; t && left; t = t->older) idist__gpu_engine_op_free(t);
+    for (t = w->tasks.all; t && left; t = t->older) idist__gpu_engine_op_free(t);
     if (left) idist__pinned_end(w);
     idist__ipc_leave_free_all(w);
 
@@ -5138,7 +5141,8 @@ void *idist_nccl_comm(idist_group *group) {
     status = idist__call_enter("nccl_comm", group, &g);
     if (status != IDIST_OK) return NULL;
     if (!g->w->device)
-        idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s", g->w->no_device);
+        idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s",
+                    g->w->about.no_device);
     else if (g->rank < 0)
         idist__fail(IDIST_ERR_STATE, "nccl_comm: this rank is not a member of the group");
     else if (g->status != IDIST_OK)
@@ -5429,7 +5433,7 @@ static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
                          "no rank uses a GPU, though %d have one: %s. (Set IDIST_DEVICE=cpu if "
                          "that is intended)",
                          n_with, mine->reason);
-    else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
+    else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->about.no_device);
 }
 
 // One outcome for all ranks: a device each, no device at all, or the same error.
@@ -5453,7 +5457,7 @@ static idist_status idist__gpu_join_agree_device(idist__world *w, bool *all) {
     if (named)
         return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst,
                            infos[worst].reason);
-    snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst,
+    snprintf(w->about.no_device, sizeof w->about.no_device, "rank %d has none: %.160s", worst,
              infos[worst].reason);
     idist__gpu_join_log_no_device(w, n_with);
 
@@ -5469,7 +5473,7 @@ static void idist__gpu_join_install(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 
     gpu->host_backend = w->backend;
-    gpu->thread = &w->thread;
+    gpu->thread = &w->progress.thread;
     gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
     gpu->api = *w->backend;
     gpu->api.start = idist__gpu_engine_start;
@@ -5483,7 +5487,7 @@ static void idist__gpu_join_install(idist__world *w) {
     gpu->api.group_close = idist__gpu_engine_group_close;
     gpu->api.close = idist__gpu_engine_close;
     __atomic_store_n(&idist__gpu_home_device, gpu->device + 1, __ATOMIC_RELEASE);
-    snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
+    snprintf(w->about.device_name, sizeof w->about.device_name, "cuda:%d", gpu->device);
     w->backend = &gpu->api;
     w->device_api = &device_api;
 }
@@ -5530,7 +5534,7 @@ static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *al
     idist_status status;
 
     idist__gpu_join_probe(w, gpu, &mine);
-    w->foreign_thread_count += idist__os_thread_count() - nthreads;
+    w->machine.foreign_thread_count += idist__os_thread_count() - nthreads;
     status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     if (status != IDIST_OK) return status;
 
@@ -5547,7 +5551,7 @@ static idist_status idist__gpu_join_begin(idist__world *w) {
     status = idist__gpu_setup_group_make(&w->group);
     if (status == IDIST_OK) status = idist__gpu_setup_prepare(&w->group);
     if (w->group.device) path = idist__gpu_group_of(&w->group)->path;
-    w->device_backend = idist__gpu_path_names[path];
+    w->about.device_backend = idist__gpu_path_names[path];
 
     return status;
 }
@@ -5566,13 +5570,14 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     // Ranks that finished this before us have already failed in a call; so will this one.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
-    if (!all && !w->no_device[0])
-        snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
+    if (!all && !w->about.no_device[0])
+        snprintf(w->about.no_device, sizeof w->about.no_device,
+                 "the world failed before it had one");
     idist__os_mutex_unlock(&w->lock);
 
     if (status == IDIST_OK && all)
-        idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
-                         w->device_backend);
+        idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s",
+                         w->about.device_name, w->about.device_backend);
     else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // else the world is closed next
 
     return status;

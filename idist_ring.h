@@ -1544,7 +1544,8 @@ static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
     const idist__world *w = ring->w;
     char cause[400];
 
-    snprintf(cause, sizeof cause, "rank %d on %s is out of memory", w->group.rank, w->hostname);
+    snprintf(cause, sizeof cause, "rank %d on %s is out of memory", w->group.rank,
+             w->about.hostname);
     idist__ring_fail(ring, g, IDIST_ERR_NO_MEMORY, cause);
 }
 
@@ -2053,7 +2054,7 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
 
     idist__transfer_free(ring, xfer);
     if (!t || t->done) return;
-    ring->w->moved_count++;
+    ring->w->wait.moved_count++;
 
     if (t->call.kind == IDIST__SEND) {
         idist__task_complete(t, IDIST_OK, "");
@@ -2101,7 +2102,7 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
     if (!idist__me.thrown[0]) return true;
 
     snprintf(cause, sizeof cause, "rank %d on %s: its user op threw an exception: %s",
-             w->group.rank, w->hostname, idist__me.thrown);
+             w->group.rank, w->about.hostname, idist__me.thrown);
     idist__me.thrown[0] = 0;
     idist__ring_fail(idist__ring_of(w), t->group, IDIST_ERR_CALLBACK, cause);
 
@@ -2835,7 +2836,7 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
     const idist__fingerprint *ours = &rg->history[frame->fingerprint.seq % IDIST__HISTORY];
-    const idist__task *t = ring->w->tasks;
+    const idist__task *t = ring->w->tasks.running;
     bool is_message = frame->type <= IDIST__RTS || frame->type == IDIST__DATA;
     const char *field;
 
@@ -3212,11 +3213,12 @@ static void idist__send_start(idist__task *t) {
 // long enough, or others need the lock; the call has to go on as a task.
 static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
-    int most = w->spin_ns ? (int)(w->spin_budget_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS;
+    int most =
+        w->wait.spin_ns ? (int)(w->wait.spin_budget_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS;
 
-    if (ring->failed || __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) return false;
+    if (ring->failed || __atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED)) return false;
     if (turns >= most) return false;
-    if (w->spin_ns) idist__os_cpu_relax();
+    if (w->wait.spin_ns) idist__os_cpu_relax();
     else idist__os_thread_yield();
 
     return true;
@@ -3602,7 +3604,7 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
     idist__os_thread_handover();
     __atomic_store_n(&progress->reached[milestone], chunks, __ATOMIC_RELEASE);
     idist__region_wake_members(share, t->group);
-    t->group->w->moved_count++;
+    t->group->w->wait.moved_count++;
 }
 
 // ---- ring/share/flow.h ---------------------------------------------------------------------------
@@ -5062,7 +5064,7 @@ static void idist__share_progress(idist__ring *ring) {
 
 // The rank of this host whose next step is all that we wait for, or -1.
 static int idist__share_awaited(const idist__ring *ring) {
-    const idist__task *t = ring->w->tasks;
+    const idist__task *t = ring->w->tasks.running;
     const idist__share *share;
 
     if (!t || t->next || !idist__kind_is_collective(t->call.kind) || t->group->size == 1) return -1;
@@ -5406,7 +5408,7 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
 // few that are being taken.
 
 static size_t idist__stream_slot_count(const idist_group *g) {
-    uint64_t under_way = idist__ring_group_of(g)->spans_hosts ? g->w->network_nbytes : 0;
+    uint64_t under_way = idist__ring_group_of(g)->spans_hosts ? g->w->machine.network_nbytes : 0;
     uint64_t count = (under_way + IDIST__CHUNK_BYTES - 1) / IDIST__CHUNK_BYTES + 2;
 
     if (count < IDIST__SLOTS) return IDIST__SLOTS;
@@ -6557,7 +6559,7 @@ typedef struct idist__host_piece { // of a call's elements
 // Returns the number of pieces of a call, which is the same on all ranks.
 static size_t idist__host_plan_piece_count(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
-    uint64_t of_host = IDIST__HOST_PIECE_NETWORKS * t->group->w->network_nbytes, nbytes;
+    uint64_t of_host = IDIST__HOST_PIECE_NETWORKS * t->group->w->machine.network_nbytes, nbytes;
     bool is_cut = t->call.kind == IDIST__ALL_REDUCE || t->call.kind == IDIST__REDUCE ||
                   t->call.kind == IDIST__BROADCAST;
 
@@ -7274,7 +7276,7 @@ static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) 
 // every rank computes the same.
 static size_t idist__choose_limit(const idist_group *g, const idist__choice *row) {
     int n = g->size < IDIST__CHOICE_RANKS_MOST ? g->size : IDIST__CHOICE_RANKS_MOST;
-    uint64_t latency = idist__ring_group_of(g)->spans_hosts ? g->w->latency_nbytes : 0;
+    uint64_t latency = idist__ring_group_of(g)->spans_hosts ? g->w->machine.latency_nbytes : 0;
     uint64_t limit = latency && n > 1 ? idist__choose_between_hosts(row, (uint64_t)n, latency)
                                       : idist__choose_inside_host(row, (uint64_t)n);
 
@@ -8366,7 +8368,7 @@ static void idist__ask_again(idist__ring *ring) {
 static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
-    for (t = w->tasks; t && w->blocked_count; t = t->next) {
+    for (t = w->tasks.running; t && w->wait.blocked_count; t = t->next) {
         if (t->group->inner || t->detached || t->away) continue;
         if (!t->async) return t;
         oldest = t;
@@ -8448,7 +8450,7 @@ static void idist__missing_fds(const idist__task *t, char *text, size_t capacity
 }
 
 static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
-    const idist__task *t = g->w->tasks;
+    const idist__task *t = g->w->tasks.running;
 
     while (t && (t->group != g || t->seq != seq)) t = t->next;
 
@@ -8980,7 +8982,8 @@ static void idist__announce_late(idist__ring *ring, int peer) {
             (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))
             idist__link_abort(ring, l, g->ctx, g->status, g->cause);
 
-    for (t = w->tasks; t && !ring->failed; t = t->next) { // NOLINT(clang-analyzer-*NullDereference)
+    for (t = w->tasks.running; t && !ring->failed;
+         t = t->next) { // NOLINT(clang-analyzer-*NullDereference)
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
         if (t->announced && !t->done && !t->group->inner && rank >= 0)
             idist__announce_to(ring, t, t == only, rank);
@@ -9271,7 +9274,7 @@ static const idist__task *idist__progress_needs(const idist__ring *ring, int pee
     for (xfer = l->out; xfer; xfer = xfer->next)
         if (xfer->task) return xfer->task;
 
-    for (t = ring->w->tasks; t; t = t->next) {
+    for (t = ring->w->tasks.running; t; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
         if (rank < 0 || rank == t->group->rank || t->away) continue;
         if (idist__deadlock_needs(l, t, rank)) return t;
@@ -9295,7 +9298,7 @@ static bool idist__progress_all_left(const idist_group *g) {
 static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
     const idist__task *t;
 
-    for (t = ring->w->tasks; t; t = t->next) {
+    for (t = ring->w->tasks.running; t; t = t->next) {
         if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE || t->away) continue;
         if (idist__ring_group_of(t->group)->rank_of[peer] < 0) continue;
         if (idist__deadlock_is_unmatched(t) && idist__progress_all_left(t->group)) return t;
@@ -9337,7 +9340,7 @@ static void idist__progress_left(idist__ring *ring) {
         if (!ring->links[i].bye) continue;
         // A rank leaves in order when all have called idist_finalize, which ends the calls that
         // other threads of this rank are in.
-        if (ring->w->closing && ring->links[i].bye_status == IDIST_OK) continue;
+        if (ring->w->life.closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
         if (!t) t = idist__progress_forsaken(ring, i);
         if (t) idist__progress_miss(ring, t, i);
@@ -9611,7 +9614,7 @@ static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t 
 static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     const idist__segment *seg = ring->shm;
-    uint32_t ended = w->ended_count;
+    uint32_t ended = w->wait.ended_count;
     int64_t now_ns = idist__os_clock_now_ns();
     uint32_t place = ring->polled_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD;
     int awaited;
@@ -9630,7 +9633,7 @@ static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__doorbell_arm(seg, place, awaited);
     idist__progress_move_all(ring);
 
-    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(seg) &&
+    if (w->wait.ended_count == ended && !ring->failed && !idist__doorbell_was_rung(seg) &&
         idist__share_awaited(ring) == awaited)
         idist__sleep_near_others(ring, now_ns, until_ns);
 
@@ -10986,8 +10989,8 @@ static idist_status idist__records_listen_tcp(idist__join *j, bool by_loopback) 
     if (!idist__os_socket_own_address(j->connector->listeners[1], &address))
         return idist__fail_errno("initialize: asking for the port of a listener", errno);
     snprintf(me->text, sizeof me->text, "tcp:[%s]:%d", own.ip, idist__os_socket_port(&address));
-    snprintf(w->advertised, sizeof w->advertised, own.ifname[0] ? "%s (%s)" : "%s", own.ip,
-             own.ifname);
+    snprintf(w->about.advertised, sizeof w->about.advertised, own.ifname[0] ? "%s (%s)" : "%s",
+             own.ip, own.ifname);
 
     if (idist__records_store_address(j, &address))
         me->round_trip_us =
@@ -11065,17 +11068,17 @@ static int idist__records_fill_sockets(const idist__tcp_record *network) {
 static void idist__records_measure(idist__join *j, bool by_loopback) {
     enum { OVERHEAD_US = 5 }; // of a sender and a receiver
     idist__tcp_record network = idist__records_network(j);
-    char *text = j->w->network;
-    size_t capacity = sizeof j->w->network;
+    char *text = j->w->about.network;
+    size_t capacity = sizeof j->w->about.network;
 
-    if (!by_loopback) j->w->network_nbytes = idist__records_network_nbytes(&network);
+    if (!by_loopback) j->w->machine.network_nbytes = idist__records_network_nbytes(&network);
     j->connector->socket_count = by_loopback ? 1 : idist__records_fill_sockets(&network);
     if (network.sockets) j->connector->socket_count = (int)network.sockets;
 
     if (!by_loopback && network.round_trip_us && network.mbits) {
         uint64_t one_way_us = network.round_trip_us / 2 + OVERHEAD_US;
 
-        j->w->latency_nbytes = one_way_us * network.mbits / 8;
+        j->w->machine.latency_nbytes = one_way_us * network.mbits / 8;
         snprintf(text, capacity, "%u us there and back, %u Mbit/s, ", network.round_trip_us,
                  network.mbits);
     }
@@ -11129,7 +11132,7 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     idist_status status = IDIST_OK;
     int i;
 
-    idist__text_copy(me->hostname, sizeof me->hostname, w->hostname);
+    idist__text_copy(me->hostname, sizeof me->hostname, w->about.hostname);
     me->host = host;
     me->processors = idist__config_processor_key();
     me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
@@ -11146,8 +11149,8 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
         if (!records[i].local[0]) all_local = false; // this rank uses TCP only
         if (!me->loopback || records[i].loopback != me->loopback) all_loopback = false;
         if (records[i].processors != me->processors) continue;
-        if (i < w->group.rank) w->sharing_rank++;
-        w->sharing_size++;
+        if (i < w->group.rank) w->machine.sharing_rank++;
+        w->machine.sharing_size++;
     }
 
     j->records = records;
@@ -11224,12 +11227,12 @@ static idist_status idist__links_late(const idist__join *j) {
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "initialize: rank %d on %s was not connected within %d ms to rank %s%s: "
                            "%s (IDIST_ADDR of rank %d)",
-                           j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                           j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
                            missing > 16 ? ", ..." : "", conn->unknown, conn->unknown_rank);
     return idist__fail(IDIST_ERR_TIMEOUT,
                        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
                        "firewall, a missing route or a rank that is stopped can be why",
-                       j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                       j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
                        missing > 16 ? ", ..." : "");
 }
 
@@ -11264,7 +11267,7 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
                            "interface is down, no route leads there, or rank %d on %s has no "
                            "address of that kind",
                            event->rank, j->w->nodes[event->rank].hostname, where,
-                           strerror(event->error), j->w->group.rank, j->w->hostname);
+                           strerror(event->error), j->w->group.rank, j->w->about.hostname);
 
     idist__text_copy(how, sizeof how, idist__me.text);
     if (!event->error)
@@ -11880,11 +11883,11 @@ static int idist__segment_beacon_see(const idist__segment *seg) {
 // be under way, which a frame would disturb; a child that has joined sees by its parent's beacon
 // that the parent is gone.
 
-// Says in w->sharing how the ranks of this host share memory, and warns if it is too little.
+// Says in w->about.sharing how the ranks of this host share memory, and warns if it is too little.
 static void idist__take_over_describe(const idist__join *j, const idist__segment *seg) {
     idist__world *w = j->w;
 
-    snprintf(w->sharing, sizeof w->sharing, "shared memory, %zu KiB per rank%s; %s",
+    snprintf(w->about.sharing, sizeof w->about.sharing, "shared memory, %zu KiB per rank%s; %s",
              w->cfg.shm_nbytes >> 10,
              seg->region_count ? "" : ", too little for collectives, which are messages",
              seg->reads_fast ? "large buffers are read from the other process"
@@ -11892,7 +11895,7 @@ static void idist__take_over_describe(const idist__join *j, const idist__segment
                  ? "large buffers are copied, the kernel reads other processes slowly"
                  : "large buffers are copied");
     if (!seg->region_count && seg->me == 0)
-        idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->sharing);
+        idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->about.sharing);
 }
 
 // Gives the ring its segment, and the links inside this host their pipes. ranks: the world ranks of
@@ -11904,7 +11907,7 @@ static void idist__take_over_links(idist__join *j, idist__segment *seg, const in
 
     seg->fenced = head->fenced != 0;
     seg->oversubscribed = seg->n > (int)head->ncores;
-    j->w->ncores = (int)head->ncores;
+    j->w->machine.ncores = (int)head->ncores;
 
     for (i = 0; i < seg->n; i++) {
         idist__link *l = &j->ring->links[ranks[i]];
@@ -12057,8 +12060,9 @@ static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment
     *all = status == IDIST_OK && ballot.vote > IDIST__VOTE_FAILED;
 
     if (status == IDIST_OK && !*all) {
-        snprintf(j->w->sharing, sizeof j->w->sharing, "no shared memory: %s", ballot.why);
-        idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
+        snprintf(j->w->about.sharing, sizeof j->w->about.sharing, "no shared memory: %s",
+                 ballot.why);
+        idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->about.sharing);
     }
 
     if (*all && seg->me == 0) {
@@ -12367,7 +12371,7 @@ static idist_status idist__join_open(idist__world *w) {
 
     // The store comes first, so that the others learn of everything that fails after it.
     if (w->group.size > 1) status = idist__join_store_open(&j);
-    else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 
     if (status == IDIST_OK) status = idist__join_new(w, &j.ring);
     if (status == IDIST_OK)

@@ -141,7 +141,7 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
         size_t n = strcspn(at, ",");
 
         if (!idist__choose_backend_resolve(at, n, &host))
-            return idist__choose_backend_unknown(w->backends, at, n);
+            return idist__choose_backend_unknown(w->about.backends, at, n);
         status = idist__choose_backend_claim(w, host, &why);
         if (status == IDIST_OK) idist__choose_backend_settle(w, at, n);
         at += n + (at[n] == ',');
@@ -153,7 +153,7 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
         why = "to connect ranks, copy idist_ring.h beside idist.h, without IDIST_NO_RING";
 
     return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",
-                       w->cfg.world_size, w->backends, why);
+                       w->cfg.world_size, w->about.backends, why);
 }
 
 // Finds the device backend that the program has and that claims the configuration, or why there is
@@ -172,7 +172,7 @@ static idist_status idist__choose_backend_find_device(idist__world *w) {
         }
 
     if (status != IDIST_ERR_NO_BACKEND) return status;
-    idist__text_copy(w->no_device, sizeof w->no_device, why);
+    idist__text_copy(w->about.no_device, sizeof w->about.no_device, why);
 
     return IDIST_OK;
 }

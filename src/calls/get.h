@@ -76,12 +76,12 @@ const char *idist_backend(void) {
 
 const char *idist_device(void) {
     const idist__world *w = idist__world_default();
-    return w && w->device ? w->device_name : "cpu";
+    return w && w->device ? w->about.device_name : "cpu";
 }
 
 const char *idist_device_backend(void) {
     const idist__world *w = idist__world_default();
-    return w && w->device ? w->device_backend : "none";
+    return w && w->device ? w->about.device_backend : "none";
 }
 
 const char *idist_launcher(void) {
@@ -100,7 +100,7 @@ const char *idist_launcher(void) {
 const char *idist_hostname(void) {
     idist__world *w = idist__world_default();
 
-    if (w) return w->hostname;
+    if (w) return w->about.hostname;
     if (!idist__os_socket_host_name(idist__get_own.hostname, sizeof idist__get_own.hostname))
         idist__text_copy(idist__get_own.hostname, sizeof idist__get_own.hostname, "localhost");
     return idist__get_own.hostname;
@@ -143,7 +143,7 @@ const char *idist_show_config(void) {
     size_t cap = sizeof idist__get_own.config;
 
     snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
-             idist_backend(), idist_device(), idist_device_backend(), w ? w->hostname : "-");
+             idist_backend(), idist_device(), idist_device_backend(), w ? w->about.hostname : "-");
     idist__text_append(buf, cap,
                        "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum "
                        "nodes: %d\nnode rank: %d\n",
@@ -158,9 +158,11 @@ const char *idist_show_config(void) {
     if (w)
         idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
                            idist__meet_print(&w->cfg.meet, text, sizeof text), w->cfg.timeout_ms);
-    if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
-    if (w && w->network[0]) idist__text_append(buf, cap, "network: %s\n", w->network);
-    if (w && w->sharing[0]) idist__text_append(buf, cap, "on this host: %s\n", w->sharing);
+    if (w && w->about.advertised[0])
+        idist__text_append(buf, cap, "advertising %s\n", w->about.advertised);
+    if (w && w->about.network[0]) idist__text_append(buf, cap, "network: %s\n", w->about.network);
+    if (w && w->about.sharing[0])
+        idist__text_append(buf, cap, "on this host: %s\n", w->about.sharing);
     idist__get_append_host(buf, cap);
 
     return buf;

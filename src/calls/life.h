@@ -99,20 +99,20 @@ static void idist__life_free(idist__world *w) {
     while (w->group.next) idist__group_free(w->group.next);
     idist__draw_close(&w->cfg);
 
-    if (w->abandoned) {
+    if (w->life.abandoned) {
         idist__group_abandon(&w->group);
         return;
     }
 
-    while (w->freed_groups) {
-        idist_group *g = w->freed_groups;
-        w->freed_groups = g->next;
+    while (w->groups.freed) {
+        idist_group *g = w->groups.freed;
+        w->groups.freed = g->next;
         idist__ended_keep(&idist__ended_groups, g);
     }
 
-    while (w->all_tasks) {
-        idist__task *t = w->all_tasks;
-        w->all_tasks = t->older;
+    while (w->tasks.all) {
+        idist__task *t = w->tasks.all;
+        w->tasks.all = t->older;
         idist__mem_free(&mem, t);
     }
 
@@ -157,22 +157,22 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
 
     *out = w;
     if (!w) return IDIST_ERR_NO_MEMORY;
-    w->serial = __atomic_add_fetch(&idist__world_serial, (uint64_t)1, __ATOMIC_RELAXED);
+    w->groups.serial = __atomic_add_fetch(&idist__world_serial, (uint64_t)1, __ATOMIC_RELAXED);
     w->cfg = *cfg;
     idist__os_mutex_init(&w->lock);
     idist__os_cond_init(&w->changed);
     idist__os_cond_init(&w->work);
-    if (!idist__os_socket_host_name(w->hostname, sizeof w->hostname))
-        idist__text_copy(w->hostname, sizeof w->hostname, "localhost");
+    if (!idist__os_socket_host_name(w->about.hostname, sizeof w->about.hostname))
+        idist__text_copy(w->about.hostname, sizeof w->about.hostname, "localhost");
 
     status = idist__log_init(&w->log, &cfg->logger);
-    idist__choose_backend_names(w->backends, sizeof w->backends);
+    idist__choose_backend_names(w->about.backends, sizeof w->about.backends);
     if (status == IDIST_OK) status = idist__choose_backend_find_device(w);
     if (status == IDIST_OK) status = idist__choose_backend_pick(w);
     if (status == IDIST_OK && w->cfg.rank == IDIST__RANK_DRAWN) status = idist__draw_rank(&w->cfg);
     if (status != IDIST_OK) return status;
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
-             w->hostname);
+             w->about.hostname);
 
     return idist__life_new_group(w);
 }
@@ -183,18 +183,18 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
 // has three of them and another has one.
 static void idist__life_settle_in(idist__world *w) {
     const idist__rank_info *me = &w->nodes[w->group.rank];
-    int own = idist__os_cpu_count(), ncores = w->ncores ? w->ncores : own;
+    int own = idist__os_cpu_count(), ncores = w->machine.ncores ? w->machine.ncores : own;
     int rank = me->local_rank, size = me->local_size;
     bool oversubscribed;
 
-    if (w->sharing_size > size) {
-        rank = w->sharing_rank;
-        size = w->sharing_size;
+    if (w->machine.sharing_size > size) {
+        rank = w->machine.sharing_rank;
+        size = w->machine.sharing_size;
         ncores = own;
     }
 
     oversubscribed = size > ncores;
-    w->spin_ns = w->spin_budget_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
+    w->wait.spin_ns = w->wait.spin_budget_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
     if (own < 2 || !(w->cfg.bind || oversubscribed)) return;
     if (idist__os_cpu_bind(rank % own, w->cfg.bind)) return;
     idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO,
@@ -215,7 +215,7 @@ static void idist__life_retire(idist__world *w) {
 static idist_status idist__life_check_unused(const idist__world *w) {
     const idist_group *g;
 
-    if (w->deferred_count)
+    if (w->tasks.deferred_count)
         return idist__fail(IDIST_ERR_STATE,
                            "finalize: an idist_group_begin of another thread is open");
     for (g = &w->group; g; g = g->next)
@@ -242,8 +242,8 @@ static idist_status idist__life_last_barrier(idist__world *w) {
 // these calls: the other members would wait for this rank. All other groups go on until a call
 // needs this rank, see `close` of idist_backend_api.
 static void idist__life_cancel_tasks(idist__world *w) {
-    while (w->tasks) {
-        idist__task *t = w->tasks;
+    while (w->tasks.running) {
+        idist__task *t = w->tasks.running;
         idist_group *g = t->group;
 
         w->backend->cancel(t);
@@ -258,8 +258,9 @@ enum { IDIST__LEAVE_MS = 5000 };
 
 // Whether no other thread is inside a call.
 static bool idist__life_is_left(const idist__world *w) {
-    return !w->blocked_count && !w->making_count && w->driver == IDIST__DRIVER_NONE &&
-           !__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
+    return !w->wait.blocked_count && !w->groups.making_count &&
+           w->wait.driver == IDIST__DRIVER_NONE &&
+           !__atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED);
 }
 
 // Ends the calls of other threads and waits until the threads have left them: what they use is
@@ -287,16 +288,16 @@ static bool idist__life_end_calls(idist__world *w) {
 static void idist__life_end(idist__world *w) {
     idist_group *g;
 
-    if (!w->abandoned) {
+    if (!w->life.abandoned) {
         if (w->device_api) w->device_api->end_calls(w);
         while (w->group.next) idist__group_free(w->group.next);
         w->backend->group_close(&w->group);
-        w->backend->close(w, !w->leaves);
+        w->backend->close(w, !w->life.leaves);
     }
 
     if (idist__tracer_now()) idist__tracer_now()->left();
     idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
-    if (w->abandoned)
+    if (w->life.abandoned)
         idist__log_print(
             &w->log, IDIST_LOG_WARN,
             "a thread has not come back from a call: the closed world stays in memory");
@@ -305,7 +306,9 @@ static void idist__life_end(idist__world *w) {
     idist__life_free(w);
 }
 
-static bool idist__life_is_settled(void *arg) { return !((const idist__world *)arg)->let_go_count; }
+static bool idist__life_is_settled(void *arg) {
+    return !((const idist__world *)arg)->tasks.let_go_count;
+}
 
 // force: a worker that failed, with requests open and without the last barrier. For the others it
 // is a lost rank. An idist_group_begin of this thread ends with it; one of another thread still
@@ -320,7 +323,7 @@ static idist_status idist__life_close(idist__world *w, bool force) {
                            "finalize: inside idist_group_begin; call idist_group_end first");
     if (force) idist__call_forget(w);
     idist__world_lock(w);
-    if (w->closing) status = idist__call_check_open(w, "finalize");
+    if (w->life.closing) status = idist__call_check_open(w, "finalize");
     else if (!force) status = idist__life_check_unused(w);
 
     if (status != IDIST_OK) {
@@ -329,21 +332,21 @@ static idist_status idist__life_close(idist__world *w, bool force) {
     }
 
     idist__fail_begin();
-    w->closing = true;
+    w->life.closing = true;
     if (!force) idist__wait_until(w, idist__life_is_settled, w); // requests that were let go
     if (!force) status = idist__life_last_barrier(w);
 
-    w->thread_stops = true;
-    has_thread = w->thread_running;
+    w->progress.stops = true;
+    has_thread = w->progress.running;
     idist__os_cond_broadcast(&w->work);
     w->backend->wake(w);
     idist__os_mutex_unlock(&w->lock);
     idist__life_retire(w);
-    if (has_thread) idist__os_thread_join(w->thread);
+    if (has_thread) idist__os_thread_join(w->progress.thread);
 
     idist__world_lock(w);
-    w->abandoned = !idist__life_end_calls(w) || w->deferred_count;
-    w->leaves = status != IDIST_OK || force;
+    w->life.abandoned = !idist__life_end_calls(w) || w->tasks.deferred_count;
+    w->life.leaves = status != IDIST_OK || force;
     idist__os_mutex_unlock(&w->lock);
 
     idist__life_end(w);
@@ -478,9 +481,9 @@ idist_status idist_abort(idist_group *group) {
     status = idist__call_enter("abort", group, &g);
 
     if (g) {
-        if (g == &g->w->group && g->status == IDIST_OK) g->w->is_cause = true;
+        if (g == &g->w->group && g->status == IDIST_OK) g->w->life.is_cause = true;
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
-                 g->w->hostname);
+                 g->w->about.hostname);
         // Members would take such a frame from a rank outside the group for malformed, and drop it.
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");

@@ -54,10 +54,10 @@ static uint64_t idist__new_group_ctx(const idist_group *parent, uint32_t child_c
 // wait for each other if two ranks did so in different orders, so only one may.
 static idist_status idist__new_group_reserve(const char *name, idist__world *w, int n,
                                              idist_group **g) {
-    bool busy = w->making_count && w->group.size > 1 && !w->backend->group_meet;
+    bool busy = w->groups.making_count && w->group.size > 1 && !w->backend->group_meet;
 
     *g = busy ? NULL : idist__group_new(w, n);
-    if (*g) w->making_count++;
+    if (*g) w->groups.making_count++;
     idist__os_mutex_unlock(&w->lock);
     if (busy)
         return idist__fail(IDIST_ERR_STATE,
@@ -183,7 +183,7 @@ static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
     idist__os_mutex_unlock(&w->lock);
     if (status == IDIST_OK) status = idist__new_group_meet(out, label);
     idist__world_lock(w);
-    w->making_count--;
+    w->groups.making_count--;
     idist__os_mutex_unlock(&w->lock);
 
     return status;
@@ -312,7 +312,7 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
     }
 
     mem = p->w->cfg.mem;
-    serial = p->w->member_groups;
+    serial = p->w->groups.member_groups;
     status = idist__new_group_reserve("new_group_by_members", p->w, n, &g);
     if (!g) return status;
     members = (int *)idist__mem_alloc(&mem, sizeof(int) * (size_t)n);
@@ -324,7 +324,7 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
 
     if (status == IDIST_OK) {
         idist__world_lock(p->w);
-        if (p->w->member_groups <= serial) p->w->member_groups = serial + 1;
+        if (p->w->groups.member_groups <= serial) p->w->groups.member_groups = serial + 1;
         idist__os_mutex_unlock(&p->w->lock);
     }
 
@@ -401,7 +401,7 @@ static idist_status idist__new_group_release(idist_group *g) {
     idist__world_lock(w);
     idist__wait_until(w, idist__new_group_is_settled, g);
 
-    if (w->thread_stops) {
+    if (w->progress.stops) {
         status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
     } else if (g->running_count || g->open_request_count) {
         status = idist__fail(IDIST_ERR_STATE,
@@ -428,7 +428,7 @@ idist_status idist_free_group(idist_group **group) {
         return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
 
-    if (!g->w || g->w->abandoned) { // it was freed with its world
+    if (!g->w || g->w->life.abandoned) { // it was freed with its world
         *group = NULL;
         return IDIST_OK;
     }

@@ -75,7 +75,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
 
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    if (w->thread_stops)
+    if (w->progress.stops)
         return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
     t = idist__task_new(g);
     if (!t) return idist__fail(IDIST_ERR_NO_MEMORY, "%s: out of memory", name);
@@ -84,7 +84,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
     idist__call_task_init(t, call, &none, false);
     idist__task_start(t);
     idist__fail_begin();
-    if (!t->done && w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+    if (!t->done && w->wait.driver == IDIST__DRIVER_NONE) w->backend->progress(w);
     idist__fail_end(IDIST_OK);
     *found = t->done && t->status == IDIST_OK;
 

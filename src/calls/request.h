@@ -24,7 +24,7 @@ typedef struct idist__request_list {
     size_t n;
     const idist__world *w; // wait_any in one world: that one, ...
     size_t found;          // ... the first request that is complete, ...
-    uint32_t seen_ended;   // ... and w->ended_count when they were looked at
+    uint32_t seen_ended;   // ... and w->wait.ended_count when they were looked at
 } idist__request_list;
 
 static idist__request_list idist__request_list_of(idist_request *requests,
@@ -158,8 +158,8 @@ idist_status idist_test(idist_request *request, bool *done) {
     if (!t) return status;
     w = t->group->w;
 
-    if (!t->done && w->driver == IDIST__DRIVER_NONE) {
-        w->drive_count++;
+    if (!t->done && w->wait.driver == IDIST__DRIVER_NONE) {
+        w->wait.drive_count++;
         idist__fail_begin();
         w->backend->progress(w);
         if (!t->done) idist__timer_run(w);
@@ -332,14 +332,14 @@ static bool idist__request_any_ready(void *arg) {
     idist__request_list *list = (idist__request_list *)arg;
     idist_request empty;
 
-    if (list->w->ended_count == list->seen_ended) return false;
+    if (list->w->wait.ended_count == list->seen_ended) return false;
 
     for (list->found = 0; list->found < list->n; list->found++) {
         idist_request *request = idist__request_at(list, list->found, &empty);
         if (request->impl && idist__request_settle(request)) return true;
     }
 
-    list->seen_ended = list->w->ended_count;
+    list->seen_ended = list->w->wait.ended_count;
 
     return false;
 }
@@ -354,7 +354,7 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     list->w = w;
     idist__world_lock(w);
     if (idist__together_now.held_world == w) w->device_api->launch(w);
-    list->seen_ended = w->ended_count - 1;
+    list->seen_ended = w->wait.ended_count - 1;
     idist__tracer_begin("wait", "wait_any", NULL, NULL);
     idist__wait_until(w, idist__request_any_ready, list);
     request = idist__request_at(list, list->found, &empty);

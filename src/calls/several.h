@@ -36,7 +36,7 @@ static idist_status idist__plan_run(idist_group *g, const idist_plan *plan,
     bool may_differ = idist__reduce_op_is_user(call->op) || !idist__dtype_is_builtin(call->dtype) ||
                       idist__tracer_now();
 
-    if (g->w->serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
+    if (g->w->groups.serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
         g->size != plan->size)
         return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
     return may_differ ? idist__call_traced(g, call, opts) : idist__call_checked(g, call, opts);

@@ -21,15 +21,15 @@ static idist_status idist__user_op_add(const char *name, const idist__user_op *u
     *op = IDIST_OP_COUNT;
     status = idist__call_enter(name, group, &g);
     if (status != IDIST_OK) return status;
-    for (i = 0; i < IDIST__COUNT_OF(g->w->ops) && g->w->ops[i].used; i++) continue;
+    for (i = 0; i < IDIST__COUNT_OF(g->w->user.ops) && g->w->user.ops[i].used; i++) continue;
 
-    if (i == IDIST__COUNT_OF(g->w->ops)) {
+    if (i == IDIST__COUNT_OF(g->w->user.ops)) {
         status =
             idist__fail(IDIST_ERR_NO_SPACE,
                         "%s: a world has room for %zu ops; free one with idist_op_free", name, i);
     } else {
-        g->w->ops[i] = *user;
-        g->w->ops[i].used = true;
+        g->w->user.ops[i] = *user;
+        g->w->user.ops[i].used = true;
         *op = (idist_op)(IDIST_OP_USER + (int)i);
     }
 
@@ -65,9 +65,9 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
     idist_status status = idist__call_enter("op_free", group, &g);
 
     if (status != IDIST_OK) return status;
-    if (!idist__reduce_op_is_user(op) || !g->w->ops[op - IDIST_OP_USER].used)
+    if (!idist__reduce_op_is_user(op) || !g->w->user.ops[op - IDIST_OP_USER].used)
         status = idist__fail(IDIST_ERR_ARG, "op_free: invalid user op %d in this world", (int)op);
-    else g->w->ops[op - IDIST_OP_USER].used = false;
+    else g->w->user.ops[op - IDIST_OP_USER].used = false;
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;
@@ -94,7 +94,7 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
                            (int)IDIST__DTYPE_MAX_NBYTES, nbytes);
     status = idist__call_enter("dtype_create", group, &g);
     if (status != IDIST_OK) return status;
-    for (i = 0; i < IDIST__USER_DTYPES && g->w->dtypes[i].used; i++) continue;
+    for (i = 0; i < IDIST__USER_DTYPES && g->w->user.dtypes[i].used; i++) continue;
 
     if (i == IDIST__USER_DTYPES) {
         status = idist__fail(IDIST_ERR_NO_SPACE,
@@ -102,7 +102,7 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
                              "idist_dtype_free",
                              i);
     } else {
-        user = &g->w->dtypes[i];
+        user = &g->w->user.dtypes[i];
         idist__text_copy(user->name, sizeof user->name, name);
         hash = idist__hash_mix(idist__hash(user->name, strlen(user->name)), nbytes);
         user->tag = (uint32_t)(hash >> (64 - IDIST__TAG_BITS)) | 1;
@@ -122,9 +122,9 @@ idist_status idist_dtype_free(idist_dtype dtype, idist_group *group) {
     idist_status status = idist__call_enter("dtype_free", group, &g);
 
     if (status != IDIST_OK) return status;
-    if (user < 0 || !g->w->dtypes[user].used || g->w->dtypes[user].dtype != dtype)
+    if (user < 0 || !g->w->user.dtypes[user].used || g->w->user.dtypes[user].dtype != dtype)
         status = idist__fail(IDIST_ERR_ARG, "dtype_free: %d is no dtype of this world", (int)dtype);
-    else g->w->dtypes[user].used = false;
+    else g->w->user.dtypes[user].used = false;
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;

@@ -109,7 +109,7 @@ static bool idist__call_quick(idist_group *g, const idist__call *call, const idi
     bool blocks = !opts->request && !idist__together_now.depth;
 
     if (g->status != IDIST_OK || call->peeks || idist__call_needs_copy(call)) return false;
-    if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, call);
+    if (blocks && !g->w->tasks.running) return backend->quick && backend->quick(g, call);
     if (!backend->quick_message || !idist__kind_is_p2p(call->kind) || idist__tracer_now())
         return false;
 
@@ -134,7 +134,7 @@ static idist_status idist__call_route(idist_group *g, const idist__call *call,
 
     return idist__fail(w->wrap ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
                        "%s: a stream is for device memory: %s", idist__kind_names[call->label],
-                       w->no_device);
+                       w->about.no_device);
 }
 
 static void idist__call_task_init(idist__task *t, const idist__call *call, const idist_opts *opts,
@@ -151,7 +151,7 @@ static void idist__call_task_init(idist__task *t, const idist__call *call, const
 // Before a task that outlasts the function that begins it. While a thread closes the world, it
 // would be freed before anybody waits for it.
 static idist_status idist__call_check_open(const idist__world *w, const char *name) {
-    if (!w->closing) return IDIST_OK;
+    if (!w->life.closing) return IDIST_OK;
     return idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
 }
 
@@ -159,7 +159,7 @@ static idist_status idist__call_check_open(const idist__world *w, const char *na
 static void idist__call_defer(idist__task *t) {
     idist__together *now = &idist__together_now;
 
-    t->group->w->deferred_count++;
+    t->group->w->tasks.deferred_count++;
     if (now->first) now->last->list_next = t;
     else now->first = t;
     now->last = t;
@@ -170,7 +170,7 @@ static void idist__call_defer(idist__task *t) {
 static void idist__call_undefer(idist__world *w) {
     const idist__task *t;
     for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
-        w->deferred_count--;
+        w->tasks.deferred_count--;
 }
 
 // Ends this thread's idist_group_begin without waiting, before it closes a world. Called without a
@@ -180,7 +180,7 @@ static void idist__call_forget(idist__world *closed) {
 
     if (now->held_world == closed) {
         idist__world_lock(closed);
-        closed->deferred_count--;
+        closed->tasks.deferred_count--;
         idist__os_mutex_unlock(&closed->lock);
         now->held_world = NULL;
     }
@@ -193,7 +193,7 @@ static void idist__call_forget(idist__world *closed) {
 
         idist__world_lock(w);
         now->first = t->list_next;
-        w->deferred_count--;
+        w->tasks.deferred_count--;
         if (t->done) idist__task_free(t);
         else idist__task_detach(t);
         idist__os_mutex_unlock(&w->lock);
@@ -253,7 +253,7 @@ static idist_status idist__call_checked(idist_group *g, const idist__call *call,
     if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
+    if (g->w->progress.stops) // another thread has ended the calls, and would not see this one
         return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
 
     if (!on_device && idist__call_quick(g, call, opts)) {
@@ -281,7 +281,8 @@ static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
                                 const idist__fingerprint *call) {
     idist__fingerprint kept;
 
-    if (!plan->call.kind || plan->world_serial != g->w->serial || plan->ctx != g->ctx) return false;
+    if (!plan->call.kind || plan->world_serial != g->w->groups.serial || plan->ctx != g->ctx)
+        return false;
     kept = idist__fingerprint_of_call(g->w, &plan->call, 0);
 
     return idist__fingerprint_equal(&kept, call);
@@ -332,7 +333,7 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     plan->opts = *opts;
     plan->opts.plan = NULL;
     plan->opts.group = g;
-    plan->world_serial = g->w->serial;
+    plan->world_serial = g->w->groups.serial;
     plan->ctx = g->ctx;
     plan->rank = g->rank;
     plan->size = g->size;
@@ -365,7 +366,7 @@ static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
 // Whether a group, whose world is locked, can take a message to or from this rank by the short way.
 // Another thread may have closed the world: then the rest of the struct is zero.
 static bool idist__call_is_ready(const idist_group *g, const idist__call *call) {
-    if (!g->w || g->status != IDIST_OK || g->w->thread_stops || g->rank < 0) return false;
+    if (!g->w || g->status != IDIST_OK || g->w->progress.stops || g->rank < 0) return false;
     return g->w->backend->quick_message && call->root >= 0 && call->root < g->size;
 }
 
@@ -405,7 +406,8 @@ static idist_status idist__call_message(const idist__call *call, const idist_opt
         return idist__call_run(call, opts);
     }
 
-    done = blocks && !w->tasks ? w->backend->quick(g, call) : w->backend->quick_message(g, call);
+    done = blocks && !w->tasks.running ? w->backend->quick(g, call)
+                                       : w->backend->quick_message(g, call);
     if (!done) status = idist__call_begin(g, call, own_opts, false, false);
     else if (own_opts->request) own_opts->request->impl = &idist__call_complete;
     idist__os_mutex_unlock(&w->lock);

@@ -82,7 +82,7 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *ca
     const idist__user_op *user;
 
     if (idist__reduce_op_is_builtin(call->op)) return idist__check_builtin_op(call);
-    user = idist__reduce_op_is_user(call->op) ? &w->ops[call->op - IDIST_OP_USER] : NULL;
+    user = idist__reduce_op_is_user(call->op) ? &w->user.ops[call->op - IDIST_OP_USER] : NULL;
     if (!user || !user->used)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)call->op);
     if (!user->fn && !idist__dtype_is_float(call->dtype))
@@ -99,7 +99,7 @@ static idist_status idist__check_dtype(const idist__world *w, const idist__call 
     uint64_t count = call->count;
 
     if (user < 0 && idist_dtype_size(call->dtype)) return IDIST_OK;
-    if (user < 0 || !w->dtypes[user].used || w->dtypes[user].dtype != call->dtype)
+    if (user < 0 || !w->user.dtypes[user].used || w->user.dtypes[user].dtype != call->dtype)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d in this world", name,
                            (int)call->dtype);
     if (count >= IDIST__TAGGED_COUNT)
@@ -119,7 +119,7 @@ static idist_status idist__check_peer(const idist_group *g, const idist__call *c
         call->label != IDIST__NEW_GROUP_BY_MEMBERS && call->label != IDIST__MRECV)
         return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, call->tag);
     if (call->label == IDIST__MRECV && // another group may be at its address
-        (call->u.message->world != g->w->serial || call->u.message->ctx != g->ctx))
+        (call->u.message->world != g->w->groups.serial || call->u.message->ctx != g->ctx))
         return idist__fail(IDIST_ERR_STATE, "mrecv: the group of the message was freed");
 
     return IDIST_OK;

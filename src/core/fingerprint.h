@@ -33,7 +33,7 @@ static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call 
     int user = idist__dtype_user_number(call->dtype);
 
     if (user < 0) return 0;
-    return call->dtype_tag ? call->dtype_tag : w->dtypes[user].tag;
+    return call->dtype_tag ? call->dtype_tag : w->user.dtypes[user].tag;
 }
 
 static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__call *call,

@@ -31,10 +31,10 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
 // A group with room for n ranks, in no list yet. Freed groups stay behind, marked, until a new one
 // takes their place, so that a call with a stale handle gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
-    idist_group *g = w->freed_groups;
+    idist_group *g = w->groups.freed;
 
     if (g) {
-        w->freed_groups = g->next;
+        w->groups.freed = g->next;
         memset(g, 0, sizeof *g);
     } else {
         g = idist__ended_reuse(&idist__ended_groups, IDIST__ENDED_GROUPS, sizeof *g);
@@ -81,7 +81,7 @@ static void idist__group_free(idist_group *g) {
     idist__mem_free_list(&w->cfg.mem, g->planned);
     g->planned = NULL;
 
-    if (w->abandoned) {
+    if (w->life.abandoned) {
         idist__group_abandon(g);
         return;
     }
@@ -92,8 +92,8 @@ static void idist__group_free(idist_group *g) {
     g->w = w;
     g->rank = -1;
     g->freed = true;
-    g->next = w->freed_groups;
-    w->freed_groups = g;
+    g->next = w->groups.freed;
+    w->groups.freed = g;
 }
 
 // Fails a group, once: its tasks end, later calls are refused, and the other members are told. They
@@ -110,17 +110,17 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
     // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
-    if (!w->is_cause &&
+    if (!w->life.is_cause &&
         (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
         idist__config_tell_lost(&w->cfg);
     w->backend->tell(g);
 
-    for (t = w->tasks; t; t = next) {
+    for (t = w->tasks.running; t; t = next) {
         next = t->next;
         if (t->group != g) continue;
         w->backend->cancel(t);
         idist__task_complete(t, status, g->cause);
-        next = w->tasks; // the backend may have ended others
+        next = w->tasks.running; // the backend may have ended others
     }
 
     for (child = w->group.next; child; child = child->next)
@@ -133,7 +133,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
 static void idist__group_fail_self(idist_group *g, idist_status status, const char *what) {
     char cause[400];
 
-    snprintf(cause, sizeof cause, "rank %d on %s %s", g->w->group.rank, g->w->hostname, what);
+    snprintf(cause, sizeof cause, "rank %d on %s %s", g->w->group.rank, g->w->about.hostname, what);
     idist__group_fail(g, status, cause);
 }
 
@@ -168,11 +168,12 @@ enum { IDIST__FLUSH_MS = 100 };
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 
-    if (g->status == IDIST_OK || g->failure_flushed || w->driver != IDIST__DRIVER_NONE) return;
-    if (w->thread_stops) return; // whoever closes the world does it, and does not wait for us here
+    if (g->status == IDIST_OK || g->failure_flushed || w->wait.driver != IDIST__DRIVER_NONE) return;
+    if (w->progress.stops)
+        return; // whoever closes the world does it, and does not wait for us here
     g->failure_flushed = true;
-    w->driver = IDIST__DRIVER_CALLER;
+    w->wait.driver = IDIST__DRIVER_CALLER;
     w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
-    w->driver = IDIST__DRIVER_NONE;
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+    w->wait.driver = IDIST__DRIVER_NONE;
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }

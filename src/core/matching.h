@@ -36,7 +36,7 @@ static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fin
     idist_dtype dtype = idist__world_dtype(w, sent->dtype);
     int user = idist__dtype_user_number(dtype);
 
-    if (user < 0 || w->dtypes[user].tag == sent->check >> (64 - IDIST__TAG_BITS)) return dtype;
+    if (user < 0 || w->user.dtypes[user].tag == sent->check >> (64 - IDIST__TAG_BITS)) return dtype;
     return IDIST_DTYPE_COUNT;
 }
 
@@ -47,10 +47,10 @@ enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
 static void idist__matching_match(const idist__task *t, int *tag) {
     idist_message *message = t->call.u.message;
 
-    *tag =
-        IDIST__MATCHED_FIRST + (int)(t->group->w->matched_count++ % (uint32_t)IDIST__MATCHED_COUNT);
+    *tag = IDIST__MATCHED_FIRST +
+           (int)(t->group->w->tasks.matched_count++ % (uint32_t)IDIST__MATCHED_COUNT);
     message->group = t->group;
-    message->world = t->group->w->serial;
+    message->world = t->group->w->groups.serial;
     message->ctx = t->group->ctx;
     message->number = *tag;
 }

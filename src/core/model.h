@@ -99,9 +99,9 @@ typedef struct idist__planned {
 
 // One operation under way. idist__task_new clears the fields before `text` and no others.
 struct idist__task {
-    idist__task *next, *prev; // in w->tasks while it runs
-    idist__task *list_next;   // in the list of an idist_group_begin, or in w->detached
-    idist__task *older;       // in w->all_tasks
+    idist__task *next, *prev; // in w->tasks.running while it runs
+    idist__task *list_next;   // in the list of an idist_group_begin, or in w->tasks.detached
+    idist__task *older;       // in w->tasks.all
     idist_group *group;
     idist__call call;
     idist_status status;
@@ -254,9 +254,8 @@ typedef struct idist__rank_info {
 // What it may call. A backend is compiled in the file that defines IDIST_IMPLEMENTATION, and may
 // use all that stands in this file above core/call.h, core/matching.h, idist__self_collective, and
 // the files that this one uses. Of a task it writes only call.u.user and what `impl` points to, of
-// a group what `impl` points to; of the world it sets impl, nodes, ncores, sharing_rank,
-// sharing_size, latency_nbytes, network_nbytes, advertised, network, foreign_thread_count,
-// one_thread_calls and single_threaded, and counts moved_count up for each step forward.
+// a group what `impl` points to; of the world it sets impl, nodes, what is in `machine`,
+// about.advertised and about.network, and counts wait.moved_count up for each step forward.
 struct idist_backend_api {
     uint32_t abi;        // IDIST__BACKEND_ABI
     uint32_t size;       // of this struct
@@ -386,7 +385,7 @@ struct idist_backend_api {
     // Of a device backend: it serves no world alone but puts itself in front of the world's
     // backend. Collective; called after the world's group_open. With a device: replaces w->backend
     // by a table that passes on what concerns host memory, and sets w->device, w->device_api and
-    // the names. Without one: fills w->no_device. If it fails, the core closes the world.
+    // the names. Without one: fills w->about.no_device. If it fails, the core closes the world.
     idist_status (*wrap)(idist__world *w);
 };
 
@@ -409,7 +408,7 @@ enum { IDIST__BACKEND_ABI = 10 };
 // lives as long as w->device_api points to it; w->device, group->device and task->device are its
 // own data, which the core stores and passes on, but never frees. None of the five is NULL. If a
 // thread that released the lock does not come back before the world ends, the device backend sets
-// w->abandoned and leaves its data and this table in place.
+// w->life.abandoned and leaves its data and this table in place.
 typedef struct idist_device_api {
     // Whether a call is for the device (*on_device), by looking at its buffers and its stream.
     // *detached: nobody is to wait for the task, because the stream orders what follows. May block:
@@ -433,7 +432,7 @@ typedef struct idist_device_api {
     idist_status (*follow)(idist__task *t, void *stream);
 
     // The world is being closed: waits for the threads that have released the lock in one of the
-    // others, and first ends what they may wait for on the device if w->leaves. Called once,
+    // others, and first ends what they may wait for on the device if w->life.leaves. Called once,
     // without the lock, before the first group_close.
     void (*end_calls)(idist__world *w);
 } idist_device_api;
@@ -447,50 +446,20 @@ typedef enum idist__driver {
     IDIST__DRIVER_THREAD
 } idist__driver;
 
-struct idist__world {
-    idist_group group; // all ranks; first, so that a world is its group
-    idist__config cfg;
-    idist__log log;
-    const idist_backend_api *backend;
-    void *impl;                            // the backend's part
-    idist_status (*wrap)(idist__world *w); // of the device backend that the program has, or NULL
-    const idist_device_api *device_api;    // NULL: this world has no device
-    void *device;                          // the device backend's part
-    char device_name[32];                  // "cuda:0"
-    char no_device[200];                   // why there is none
-    const char *device_backend;            // how it moves device memory
-    idist__task *detached;                 // running or done, newest first
-    uint32_t detached_done_count;          // those in the list that are done
-    uint32_t matched_count;                // messages that matched probes have found
+// What idist_show_config and error texts say of a world.
+typedef struct idist__world_about {
     char hostname[64];
-    char advertised[160];    // where other hosts reach this rank, and its interface; "": nowhere
-    char network[96];        // what is known of the network between the hosts; "": nothing
-    char sharing[300];       // how the ranks of this host exchange data; "": it has no other
-    char backends[512];      // names of those registered
-    idist__rank_info *nodes; // of every rank
-    int nnodes;
-    idist_group *freed_groups; // to be used again
-    uint32_t process;          // the number of the process that made it; 0: unknown
-    idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
-    idist__user_dtype dtypes[IDIST__USER_DTYPES];
+    char advertised[160];       // where other hosts reach this rank, and its interface; "": nowhere
+    char network[96];           // what is known of the network between the hosts; "": nothing
+    char sharing[300];          // how the ranks of this host exchange data; "": it has no other
+    char backends[512];         // names of those registered
+    char device_name[32];       // "cuda:0"
+    char no_device[200];        // why there is none
+    const char *device_backend; // how it moves device memory
+} idist__world_about;
 
-    idist__os_mutex lock;
-    idist__os_cond changed;  // a task ended, or nobody drives any more: for callers
-    idist__os_cond work;     // there is a request and no caller: for the progress thread
-    idist__task *tasks;      // running, newest first
-    idist__task *idle_tasks; // to be used again
-    idist__task *all_tasks;  // ever allocated; freed with the world
-    int async_count;         // running tasks with a request
-    int let_go_count;        // of those, the ones that idist_request_free has let go
-    int blocked_count;       // callers inside idist__wait_until, or between two such waits
-    uint32_t ended_count;    // tasks that have ended
-    uint32_t moved_count;    // steps forward inside tasks
-    idist__driver driver;
-    int64_t spin_ns; // how long a caller polls before it sleeps; 0: it yields a few times instead
-    int64_t spin_budget_ns;     // the part of spin_ns that has proved worth it lately
-    uint32_t lock_waiter_count; // threads that wait for the lock
-    int64_t next_look_ns;       // when a thread that polls looks at the timers again
-    int64_t timers_due_ns;      // no task needs idist__timer_run before
+// What the backend has found out when the ranks met.
+typedef struct idist__world_machine {
     int ncores; // that the ranks of this host may use together; 0: the backend could not tell
     // Among the ranks that have the same processors, perhaps as several hosts, in containers; 0, 0:
     // the backend could not tell.
@@ -499,24 +468,94 @@ struct idist__world {
     uint64_t latency_nbytes;
     // What is under way between two hosts while they use all of the network; 0: not known.
     uint64_t network_nbytes;
-    bool thread_running, thread_stops;
-    bool thread_naps;         // the progress thread looks again soon, and needs no signal
-    uint32_t request_count;   // requests that have begun, not counting those complete at once
-    uint32_t drive_count;     // how often a caller has moved the backend while it waited or tested
     int foreign_thread_count; // threads of other libraries, which never call
     bool one_thread_calls;    // the program must not call from two threads at a time
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
-    int making_count;         // groups being made
-    uint64_t serial;          // of this world in the process, from 1 on
-    uint64_t member_groups;   // more than the serial of any group that its members made alone
+} idist__world_machine;
+
+typedef struct idist__world_tasks {
+    idist__task *running;         // newest first
+    idist__task *idle;            // to be used again
+    idist__task *all;             // ever allocated; freed with the world
+    idist__task *detached;        // running or done, newest first
+    uint32_t detached_done_count; // those in the list that are done
+    int async_count;              // running tasks with a request
+    int let_go_count;             // of those, the ones that idist_request_free has let go
+    uint32_t request_count;       // requests that have begun, not counting those complete at once
+    uint32_t matched_count;       // messages that matched probes have found
     int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
                         // device backend holds calls back
-    bool closing;       // a thread closes the world: no call may begin that outlasts its function
-    bool is_cause;      // this rank has aborted the world, so no lost rank is the cause of its end
-    bool leaves;        // the world ends after a failure: the other ranks have not reached its end
-    bool abandoned;     // the world ends while a thread is still inside a call: what the thread may
-                        // touch is never freed
-    bool watched;       // the device may wait for other ranks while no caller does: the progress
-                        // thread looks after the connections
+} idist__world_tasks;
+
+// Waiting for tasks, and who moves them meanwhile.
+typedef struct idist__world_wait {
+    idist__driver driver;
+    int blocked_count;    // callers inside idist__wait_until, or between two such waits
+    uint32_t ended_count; // tasks that have ended
+    uint32_t moved_count; // steps forward inside tasks
+    uint32_t drive_count; // how often a caller has moved the backend while it waited or tested
+    int64_t spin_ns; // how long a caller polls before it sleeps; 0: it yields a few times instead
+    int64_t spin_budget_ns;     // the part of spin_ns that has proved worth it lately
+    uint32_t lock_waiter_count; // threads that wait for the lock
+    int64_t next_look_ns;       // when a thread that polls looks at the timers again
+    int64_t timers_due_ns;      // no task needs idist__timer_run before
+} idist__world_wait;
+
+// The progress thread.
+typedef struct idist__world_progress {
     idist__os_thread thread;
+    bool running, stops;
+    bool naps;    // it looks again soon, and needs no signal
+    bool watched; // the device may wait for other ranks while no caller does: the thread looks
+                  // after the connections
+} idist__world_progress;
+
+typedef struct idist__world_groups {
+    idist_group *freed;     // to be used again
+    int making_count;       // groups being made
+    uint64_t serial;        // of this world in the process, from 1 on
+    uint64_t member_groups; // more than the serial of any group that its members made alone
+} idist__world_groups;
+
+// What the program has registered.
+typedef struct idist__world_registered {
+    idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
+    idist__user_dtype dtypes[IDIST__USER_DTYPES];
+} idist__world_registered;
+
+// The end of a world.
+typedef struct idist__world_life {
+    bool closing;   // a thread closes the world: no call may begin that outlasts its function
+    bool is_cause;  // this rank has aborted the world, so no lost rank is the cause of its end
+    bool leaves;    // the world ends after a failure: the other ranks have not reached its end
+    bool abandoned; // the world ends while a thread is still inside a call: what the thread may
+                    // touch is never freed
+} idist__world_life;
+
+struct idist__world {
+    idist_group group; // all ranks; first, so that a world is its group
+    idist__config cfg;
+    idist__log log;
+    uint32_t process;        // the number of the process that made it; 0: unknown
+    idist__rank_info *nodes; // of every rank
+    int nnodes;
+
+    const idist_backend_api *backend;
+    void *impl;                            // the backend's part
+    idist_status (*wrap)(idist__world *w); // of the device backend that the program has, or NULL
+    const idist_device_api *device_api;    // NULL: this world has no device
+    void *device;                          // the device backend's part
+
+    idist__os_mutex lock;   // over all that changes while the world is open
+    idist__os_cond changed; // a task ended, or nobody drives any more: for callers
+    idist__os_cond work;    // there is a request and no caller: for the progress thread
+
+    idist__world_about about;
+    idist__world_machine machine;
+    idist__world_tasks tasks;
+    idist__world_wait wait;
+    idist__world_progress progress;
+    idist__world_groups groups;
+    idist__world_registered user;
+    idist__world_life life;
 };

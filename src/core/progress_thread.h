@@ -29,11 +29,11 @@ typedef struct idist__thread_nap {
 
 // Naps, if the program is likely to drive by itself.
 static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *nap) {
-    bool begins = w->request_count != nap->request_count;
-    bool drives = w->drive_count != nap->drive_count;
+    bool begins = w->tasks.request_count != nap->request_count;
+    bool drives = w->wait.drive_count != nap->drive_count;
 
-    nap->request_count = w->request_count;
-    nap->drive_count = w->drive_count;
+    nap->request_count = w->tasks.request_count;
+    nap->drive_count = w->wait.drive_count;
 
     if (!begins || (nap->napped_ns && !drives) || nap->napped_ns >= IDIST__NAP_MOST_NS) {
         nap->napped_ns = 0;
@@ -42,9 +42,9 @@ static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *n
 
     nap->next_ns = nap->napped_ns ? 2 * nap->next_ns : IDIST__NAP_NS;
     nap->napped_ns += nap->next_ns;
-    w->thread_naps = true;
+    w->progress.naps = true;
     idist__os_cond_wait(&w->work, &w->lock, idist__os_clock_now_ns() + nap->next_ns);
-    w->thread_naps = false;
+    w->progress.naps = false;
 
     return true;
 }
@@ -52,11 +52,11 @@ static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *n
 // While the device waits for other ranks and no thread does: handles what has arrived on the
 // connections, without sleeping, so that the loss of a rank is noticed.
 static void idist__progress_thread_look(idist__world *w) {
-    w->driver = IDIST__DRIVER_THREAD;
+    w->wait.driver = IDIST__DRIVER_THREAD;
     w->backend->sleep(w, idist__os_clock_now_ns());
-    w->driver = IDIST__DRIVER_NONE;
+    w->wait.driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // callers that came meanwhile
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // callers that came meanwhile
     idist__timer_run(w);
 }
 
@@ -66,24 +66,24 @@ static void *idist__progress_thread_main(void *arg) {
 
     memset(&nap, 0, sizeof nap);
     idist__os_mutex_lock(&w->lock);
-    nap.request_count = w->request_count;
+    nap.request_count = w->tasks.request_count;
 
-    while (!w->thread_stops) {
+    while (!w->progress.stops) {
         bool idle;
 
         if (idist__progress_thread_may_nap(w, &nap)) continue;
-        idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
+        idle = !w->wait.blocked_count && w->wait.driver == IDIST__DRIVER_NONE;
 
-        if (w->async_count && idle) {
+        if (w->tasks.async_count && idle) {
             idist__wait_turn(w, IDIST__DRIVER_THREAD);
             continue;
         }
 
         idist__os_cond_wait(&w->work, &w->lock,
-                            w->watched ? idist__os_clock_now_ns() + IDIST__WATCH_NS
-                                       : IDIST__FOREVER);
-        idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
-        if (w->watched && !w->async_count && idle && !w->thread_stops)
+                            w->progress.watched ? idist__os_clock_now_ns() + IDIST__WATCH_NS
+                                                : IDIST__FOREVER);
+        idle = !w->wait.blocked_count && w->wait.driver == IDIST__DRIVER_NONE;
+        if (w->progress.watched && !w->tasks.async_count && idle && !w->progress.stops)
             idist__progress_thread_look(w);
     }
 
@@ -93,13 +93,13 @@ static void *idist__progress_thread_main(void *arg) {
 }
 
 static idist_status idist__progress_thread_need(idist__world *w) {
-    if (w->thread_running || w->single_threaded) return IDIST_OK;
-    if (w->thread_stops) return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
-    if (idist__os_thread_start(&w->thread, idist__progress_thread_main, w) != 0)
+    if (w->progress.running || w->machine.single_threaded) return IDIST_OK;
+    if (w->progress.stops) return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
+    if (idist__os_thread_start(&w->progress.thread, idist__progress_thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "could not start the thread that advances requests; is a limit on "
                            "processes (ulimit -u) or memory reached?");
-    w->thread_running = true;
+    w->progress.running = true;
 
     return IDIST_OK;
 }

@@ -101,7 +101,7 @@ static void idist__self_match(idist_group *g) {
         idist__parcel **found = NULL;
         oldest = NULL;
 
-        for (t = g->w->tasks; t; t = t->next) { // newest first
+        for (t = g->w->tasks.running; t; t = t->next) { // newest first
             idist__parcel **at;
 
             if (t->group != g || t->call.kind != IDIST__RECV || t->away) continue;
@@ -195,7 +195,7 @@ static idist_status idist__self_open(idist__world *w) {
     }
 
     w->impl = wake;
-    idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 
     return IDIST_OK;
 }

@@ -16,15 +16,15 @@
 //------------------------------------------------------------------------------
 // tasks: allocate, start, complete, free
 //
-// A task is in w->tasks from idist__task_start until idist__task_complete. Its memory is used again
-// (w->idle_tasks) and goes with the world.
+// A task is in w->tasks.running from idist__task_start until idist__task_complete. Its memory is
+// used again (w->tasks.idle) and goes with the world.
 //------------------------------------------------------------------------------
 
 // A task that was let go has ended. If its group goes on, only the log tells of a failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
-    w->let_go_count--;
+    w->tasks.let_go_count--;
     if (t->status != IDIST_OK && t->group->status == IDIST_OK)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "a request freed by idist_request_free failed: %s", t->text);
@@ -44,24 +44,24 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     }
 
     if (t->prev) t->prev->next = t->next;
-    else w->tasks = t->next;
+    else w->tasks.running = t->next;
     if (t->next) t->next->prev = t->prev;
     t->next = t->prev = NULL;
     idist__mem_free(&w->cfg.mem, t->copy);
     t->copy = NULL;
     t->done = true;
-    w->ended_count++;
+    w->wait.ended_count++;
     t->group->running_count--;
 
     if (t->detached) {
         t->group->detached_count--;
-        w->detached_done_count++;
+        w->tasks.detached_done_count++;
     }
 
     if (t->let_go) idist__task_report(t);
-    if (t->async) w->async_count--;
+    if (t->async) w->tasks.async_count--;
     if (t->lane) idist__tracer_now()->done(t);
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
 // A pinned task is freed by the thread that pinned it.
@@ -70,15 +70,15 @@ static void idist__task_free(idist__task *t) {
 
     t->freed = t->pinned;
     if (t->pinned) return;
-    t->next = w->idle_tasks;
-    w->idle_tasks = t;
+    t->next = w->tasks.idle;
+    w->tasks.idle = t;
 }
 
 // Frees the detached tasks that are done.
 static void idist__task_sweep(idist__world *w) {
-    idist__task **at = &w->detached;
+    idist__task **at = &w->tasks.detached;
 
-    w->detached_done_count = 0;
+    w->tasks.detached_done_count = 0;
 
     while (*at) {
         idist__task *t = *at;
@@ -98,19 +98,19 @@ static idist__task *idist__task_new(idist_group *g) {
     size_t nbytes = sizeof(idist__task) + w->backend->task_nbytes;
     idist__task *t;
 
-    if (w->detached_done_count >= 64) idist__task_sweep(w);
-    t = w->idle_tasks;
+    if (w->tasks.detached_done_count >= 64) idist__task_sweep(w);
+    t = w->tasks.idle;
 
     if (t) {
         idist__task *older = t->older;
-        w->idle_tasks = t->next;
+        w->tasks.idle = t->next;
         idist__mem_clear(t, offsetof(idist__task, text));
         t->older = older;
     } else {
         t = (idist__task *)idist__mem_alloc(&w->cfg.mem, nbytes);
         if (!t) return NULL;
-        t->older = w->all_tasks;
-        w->all_tasks = t;
+        t->older = w->tasks.all;
+        w->tasks.all = t;
         t->w = w;
     }
 
@@ -125,12 +125,12 @@ static void idist__task_detach(idist__task *t) {
     idist__world *w = t->group->w;
 
     t->detached = true;
-    t->list_next = w->detached;
-    w->detached = t;
+    t->list_next = w->tasks.detached;
+    w->tasks.detached = t;
     t->group->detached_count++;
 
     if (t->async) {
-        w->async_count--;
+        w->tasks.async_count--;
         t->group->open_request_count--;
         t->async = false;
     }
@@ -146,12 +146,12 @@ static void idist__task_let_go(idist__task *t) {
     idist__world *w = t->group->w;
 
     t->detached = true;
-    t->list_next = w->detached;
-    w->detached = t;
+    t->list_next = w->tasks.detached;
+    w->tasks.detached = t;
     t->group->detached_count++;
     t->group->open_request_count--;
     t->let_go = true;
-    w->let_go_count++;
+    w->tasks.let_go_count++;
 }
 
 #ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
@@ -166,18 +166,18 @@ static void idist__task_start(idist__task *t) {
     t->started_ns = idist__os_clock_now_ns();
     t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++g->seq;
-    if (t->started_ns + IDIST__ANNOUNCE_NS < w->timers_due_ns)
-        w->timers_due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
-    if (t->deadline_ns < w->timers_due_ns) w->timers_due_ns = t->deadline_ns;
+    if (t->started_ns + IDIST__ANNOUNCE_NS < w->wait.timers_due_ns)
+        w->wait.timers_due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
+    if (t->deadline_ns < w->wait.timers_due_ns) w->wait.timers_due_ns = t->deadline_ns;
 
-    t->next = w->tasks;
-    if (w->tasks) w->tasks->prev = t;
-    w->tasks = t;
+    t->next = w->tasks.running;
+    if (w->tasks.running) w->tasks.running->prev = t;
+    w->tasks.running = t;
     g->running_count++;
 
     if (t->async) {
-        w->request_count++;
-        w->async_count++;
+        w->tasks.request_count++;
+        w->tasks.async_count++;
         g->open_request_count++;
     }
 
@@ -185,8 +185,8 @@ static void idist__task_start(idist__task *t) {
     w->backend->start(t);
     idist__fail_end(IDIST_OK);   // what failed is in the tasks
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
-    if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_running &&
-        !w->thread_naps && !w->blocked_count)
+    if (w->wait.driver == IDIST__DRIVER_NONE && !t->done && t->async && w->progress.running &&
+        !w->progress.naps && !w->wait.blocked_count)
         idist__os_cond_signal(&w->work);
 }
 

@@ -8,8 +8,8 @@
 //     the deadline     ... the call fails with IDIST_ERR_TIMEOUT, which names them too
 //
 // Thousands of tasks may be running, and idist__timer_run is called before every sleep. So it looks
-// at the tasks only when something is due (w->timers_due_ns), and delays announcements slightly to
-// make several at once.
+// at the tasks only when something is due (w->wait.timers_due_ns), and delays announcements
+// slightly to make several at once.
 #pragma once
 
 #include "os/clock.h"
@@ -155,23 +155,24 @@ static int64_t idist__timer_run(idist__world *w) {
     int64_t now = idist__os_clock_now_ns(), next = IDIST__FOREVER;
     idist__task *t, *following;
 
-    if (now < w->timers_due_ns) return w->timers_due_ns;
-    w->timers_due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+    if (now < w->wait.timers_due_ns) return w->wait.timers_due_ns;
+    w->wait.timers_due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
 
-    for (t = w->tasks; t; t = following) {
-        uint32_t ended = w->ended_count;
+    for (t = w->tasks.running; t; t = following) {
+        uint32_t ended = w->wait.ended_count;
         int64_t at;
         following = t->next;
 
         if (now >= t->deadline_ns) {
             if (!idist__timer_expire(w, t, now)) next = now;
-            else if (!t->done || w->ended_count != ended + 1)
-                following = w->tasks; // others may have ended, too
+            else if (!t->done || w->wait.ended_count != ended + 1)
+                following = w->tasks.running; // others may have ended, too
             continue;
         }
 
         if (idist__timer_announce(w, t, now)) {
-            if (w->ended_count != ended) following = w->tasks; // any task may have ended
+            if (w->wait.ended_count != ended)
+                following = w->tasks.running; // any task may have ended
             next = now;
             continue;
         }
@@ -181,7 +182,7 @@ static int64_t idist__timer_run(idist__world *w) {
         if (at < next) next = at;
     }
 
-    if (next < w->timers_due_ns) w->timers_due_ns = next;
+    if (next < w->wait.timers_due_ns) w->wait.timers_due_ns = next;
 
-    return w->timers_due_ns;
+    return w->wait.timers_due_ns;
 }

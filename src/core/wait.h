@@ -34,22 +34,22 @@ typedef struct idist__waiter {
 // Sleeps until something happens, then moves what can move. Does not sleep when the timers have
 // just ended a task, because it may be the one that the caller waits for.
 static void idist__wait_turn(idist__world *w, idist__driver driver) {
-    uint32_t ended = w->ended_count;
+    uint32_t ended = w->wait.ended_count;
     int64_t until = idist__timer_run(w);
     int own = driver == IDIST__DRIVER_CALLER ? 1 : 0;
 
-    if (w->ended_count != ended) return;
+    if (w->wait.ended_count != ended) return;
 
-    if (!w->tasks) { // what we wait for is done by a thread that may need the lock
+    if (!w->tasks.running) { // what we wait for is done by a thread that may need the lock
         idist__world_give_way(w);
         return;
     }
 
-    w->driver = driver;
+    w->wait.driver = driver;
     w->backend->sleep(w, until);
-    w->driver = IDIST__DRIVER_NONE;
+    w->wait.driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->blocked_count > own) idist__os_cond_broadcast(&w->changed);
+    if (w->wait.blocked_count > own) idist__os_cond_broadcast(&w->changed);
 }
 
 // Whether to poll once more, after a short break, or to sleep.
@@ -62,19 +62,19 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
 
     waiter->turns++;
     waiter->all_turns++;
-    if (w->spin_ns) idist__os_cpu_relax();
-    if (w->spin_ns && waiter->all_turns % 16) return true;
+    if (w->wait.spin_ns) idist__os_cpu_relax();
+    if (w->wait.spin_ns && waiter->all_turns % 16) return true;
     now = idist__os_clock_now_ns();
     if (!waiter->begun_ns) waiter->begun_ns = now;
 
-    if (now >= w->next_look_ns) { // also for tasks that do not move while others do
+    if (now >= w->wait.next_look_ns) { // also for tasks that do not move while others do
         int64_t next = idist__timer_run(w);
-        w->next_look_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
+        w->wait.next_look_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
     }
 
-    if (w->spin_ns) {
-        if (now - waiter->begun_ns >= w->spin_budget_ns) return false;
-        if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) idist__world_give_way(w);
+    if (w->wait.spin_ns) {
+        if (now - waiter->begun_ns >= w->wait.spin_budget_ns) return false;
+        if (__atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED)) idist__world_give_way(w);
         return true;
     }
 
@@ -86,55 +86,58 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
 }
 
 static void idist__wait_learn(const idist__waiter *waiter, idist__world *w) {
-    if (waiter->turns < 16 || !w->spin_ns) return;
-    w->spin_budget_ns = waiter->slept ? w->spin_budget_ns / 2 : w->spin_budget_ns * 2;
-    if (w->spin_budget_ns > w->spin_ns) w->spin_budget_ns = w->spin_ns;
-    if (w->spin_budget_ns < w->spin_ns / 32) w->spin_budget_ns = w->spin_ns / 32;
+    if (waiter->turns < 16 || !w->wait.spin_ns) return;
+    w->wait.spin_budget_ns =
+        waiter->slept ? w->wait.spin_budget_ns / 2 : w->wait.spin_budget_ns * 2;
+    if (w->wait.spin_budget_ns > w->wait.spin_ns) w->wait.spin_budget_ns = w->wait.spin_ns;
+    if (w->wait.spin_budget_ns < w->wait.spin_ns / 32)
+        w->wait.spin_budget_ns = w->wait.spin_ns / 32;
 }
 
 static void idist__wait_enter(idist__world *w) {
-    w->blocked_count++;
-    if (w->blocked_count == 1 && w->backend->attend) w->backend->attend(w, true);
+    w->wait.blocked_count++;
+    if (w->wait.blocked_count == 1 && w->backend->attend) w->backend->attend(w, true);
 }
 
 // A caller is not blocked any more: another one, or the progress thread, goes on. A thread that
 // naps looks again soon.
 static void idist__wait_leave(idist__world *w) {
-    w->blocked_count--;
-    if (!w->blocked_count && w->backend->attend) w->backend->attend(w, false);
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
-    else if (w->async_count && w->thread_running && !w->thread_naps)
+    w->wait.blocked_count--;
+    if (!w->wait.blocked_count && w->backend->attend) w->backend->attend(w, false);
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
+    else if (w->tasks.async_count && w->progress.running && !w->progress.naps)
         idist__os_cond_signal(&w->work);
 }
 
 // Waits until ready(arg).
 static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *arg) {
     idist__waiter waiter;
-    uint32_t moved = w->moved_count;
+    uint32_t moved = w->wait.moved_count;
 
     if (ready(arg)) return;
-    w->drive_count++;
+    w->wait.drive_count++;
     memset(&waiter, 0, sizeof waiter);
     idist__fail_begin();
     idist__wait_enter(w);
 
     while (!ready(arg)) {
-        if (w->moved_count != moved) { // one wait is over, the next one begins
+        if (w->wait.moved_count != moved) { // one wait is over, the next one begins
             idist__wait_learn(&waiter, w);
-            moved = w->moved_count;
+            moved = w->wait.moved_count;
             waiter.turns = 0;
             waiter.begun_ns = 0;
             waiter.slept = false;
         }
 
-        if (w->driver == IDIST__DRIVER_NONE) {
+        if (w->wait.driver == IDIST__DRIVER_NONE) {
             w->backend->progress(w);
             if (ready(arg) || idist__wait_polls(&waiter, w) || ready(arg))
                 continue; // polling looks at the timers too
             idist__wait_turn(w, IDIST__DRIVER_CALLER);
             waiter.slept = true;
         } else {
-            if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it stops driving for us
+            if (w->wait.driver == IDIST__DRIVER_THREAD)
+                w->backend->wake(w); // it stops driving for us
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }

@@ -1,8 +1,8 @@
 // core/world.h: the world, its lock, and who may enter it
 //
 // One mutex per world guards everything in it. A caller that waits drives the backend itself; when
-// several wait, one drives (w->driver) and the others sleep on w->changed until it completes their
-// task or stops driving. Requests that nobody waits for are driven by the progress thread
+// several wait, one drives (w->wait.driver) and the others sleep on w->changed until it completes
+// their task or stops driving. Requests that nobody waits for are driven by the progress thread
 // (core/progress_thread.h).
 #pragma once
 
@@ -69,9 +69,9 @@ static idist__world *idist__world_default(void) {
 // thread when to let go.
 static void idist__world_lock(idist__world *w) {
     if (idist__os_mutex_try_lock(&w->lock)) return;
-    __atomic_fetch_add(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);
     idist__os_mutex_lock(&w->lock);
-    __atomic_fetch_sub(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);
 }
 
 #define IDIST__YIELDS 1000 // about half a millisecond of the waiting rank's own time
@@ -79,14 +79,14 @@ static void idist__world_lock(idist__world *w) {
 // Releases the lock and the core for a moment. A thread that waits for the lock has to wake up
 // first, so with one waiting we yield until it has the lock.
 static void idist__world_give_way(idist__world *w) {
-    uint32_t asking = __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
+    uint32_t asking = __atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED);
     int turns;
 
     idist__os_mutex_unlock(&w->lock);
     idist__os_thread_yield();
 
     for (turns = 0; asking && turns < IDIST__YIELDS; turns++) {
-        if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED) < asking) break;
+        if (__atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED) < asking) break;
         idist__os_thread_yield();
     }
 
@@ -96,7 +96,7 @@ static void idist__world_give_way(idist__world *w) {
 // For a thread that has moved the backend or ended tasks while another one drives. It may have
 // consumed the event that the driver sleeps on, so the driver must be woken explicitly.
 static void idist__world_wake_driver(idist__world *w) {
-    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
+    if (w->wait.driver != IDIST__DRIVER_NONE) w->backend->wake(w);
 }
 
 IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint64_t ctx) {
@@ -108,7 +108,7 @@ IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint6
 
 // The op of a call that names a registered one.
 static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *call) {
-    return call->u.user ? call->u.user : &g->w->ops[(int)call->op - IDIST_OP_USER];
+    return call->u.user ? call->u.user : &g->w->user.ops[(int)call->op - IDIST_OP_USER];
 }
 
 // The dtype with the number that a fingerprint carries; IDIST_DTYPE_COUNT if there is none.
@@ -116,16 +116,17 @@ static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
     int user = (int)number - IDIST_DTYPE_USER;
 
     if (number < IDIST_DTYPE_COUNT) return (idist_dtype)number;
-    if (user < 0 || user >= IDIST__USER_DTYPES || !w->dtypes[user].used) return IDIST_DTYPE_COUNT;
-    return w->dtypes[user].dtype;
+    if (user < 0 || user >= IDIST__USER_DTYPES || !w->user.dtypes[user].used)
+        return IDIST_DTYPE_COUNT;
+    return w->user.dtypes[user].dtype;
 }
 
 // What the program calls a dtype.
 static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dtype) {
     int user = idist__dtype_user_number(dtype);
 
-    if (user < 0 || !w->dtypes[user].used) return idist_dtype_name(dtype);
-    return w->dtypes[user].name;
+    if (user < 0 || !w->user.dtypes[user].used) return idist_dtype_name(dtype);
+    return w->user.dtypes[user].name;
 }
 
 // The call this rank is blocked in, if blocking is all it does; parts of calls do not count. NULL
@@ -133,15 +134,15 @@ static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dt
 // for the device, after which it goes on by itself.
 IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) {
     idist__task *t, *only = NULL;
-    int own_threads = w->thread_running ? 2 : 1;
+    int own_threads = w->progress.running ? 2 : 1;
 
-    for (t = w->tasks; t; t = t->next) {
+    for (t = w->tasks.running; t; t = t->next) {
         if (t->group->inner) continue;
         if (only || t->async || !t->patient || t->away) return NULL;
         only = t;
     }
 
-    if (!only || w->one_thread_calls) return only;
+    if (!only || w->machine.one_thread_calls) return only;
 
-    return idist__os_thread_count() - w->foreign_thread_count <= own_threads ? only : NULL;
+    return idist__os_thread_count() - w->machine.foreign_thread_count <= own_threads ? only : NULL;
 }

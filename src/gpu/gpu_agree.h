@@ -19,7 +19,7 @@ static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const voi
         idist__os_mutex_unlock(&w->lock);
         idist__os_clock_pause_ms(1);
         idist__world_lock(w);
-        if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
+        if (w->wait.driver == IDIST__DRIVER_NONE && !w->progress.stops) w->backend->progress(w);
     }
 
     return true;

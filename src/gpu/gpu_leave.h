@@ -15,7 +15,7 @@
 // Called when the lock has been released meanwhile: another thread may be closing the world, and
 // waits for us to leave it.
 static idist_status idist__gpu_leave_goes_on(const idist_group *g, idist_status status) {
-    if (status != IDIST_OK || !g->w->thread_stops) return status;
+    if (status != IDIST_OK || !g->w->progress.stops) return status;
     return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
 }
 
@@ -37,24 +37,25 @@ static bool idist__gpu_leave_lock(idist__world *w) {
 
     idist__gpu_leave_set_deadline(gpu);
 
-    while (!w->abandoned && !idist__os_mutex_try_lock(&w->lock)) {
-        w->abandoned = idist__os_clock_now_ns() > gpu->leave_deadline_ns;
+    while (!w->life.abandoned && !idist__os_mutex_try_lock(&w->lock)) {
+        w->life.abandoned = idist__os_clock_now_ns() > gpu->leave_deadline_ns;
         idist__gpu_device_nap(&turns);
     }
 
-    return !w->abandoned;
+    return !w->life.abandoned;
 }
 
 // The world is being closed: waits, once, for the threads that use without the lock what is to be
-// freed. If some still do (w->abandoned), nothing that they use is freed. Called without the lock.
+// freed. If some still do (w->life.abandoned), nothing that they use is freed. Called without the
+// lock.
 static void idist__gpu_leave_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 
     if (idist__gpu_leave_lock(w)) {
-        w->abandoned =
+        w->life.abandoned =
             !idist__gpu_agree_wait_until(w, idist__gpu_leave_is_unused, w, gpu->leave_deadline_ns);
         idist__os_mutex_unlock(&w->lock);
     }
 
-    gpu->stuck = gpu->stuck || w->abandoned;
+    gpu->stuck = gpu->stuck || w->life.abandoned;
 }

@@ -25,7 +25,8 @@
 //     anything that waits for the device      gpu->stuck             what is mapped or pinned there
 //     the probe of a group's arenas           setup.stuck            the arena; sets gpu->stuck
 //     a job with a thread of its own          IDIST__JOB_STATE_LEFT  the job, until its thread ends
-//     a thread of the program, inside a call  w->abandoned           the world; sets gpu->stuck
+//     a thread of the program, inside a call  w->life.abandoned           the world; sets
+//     gpu->stuck
 #pragma once
 
 #include "os/thread.h"

@@ -21,7 +21,7 @@ static void idist__gpu_task_set_waiting(idist__task *t, bool waits) {
     gpu->waiting_call_count += waits ? 1 : -1;
     if (waits) gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
     if (waits) gpu->spin_until_ns = idist__os_clock_now_ns() + IDIST__GPU_SPIN_NS;
-    if (waits && t->group->w->driver != IDIST__DRIVER_NONE)
+    if (waits && t->group->w->wait.driver != IDIST__DRIVER_NONE)
         gpu->host_backend->wake(t->group->w); // a sleeping driver polls the device too
 }
 
@@ -57,7 +57,7 @@ static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) 
     t->call = *part;
     t->call.label = op->call.label;
     t->away = t->announced = false;
-    t->group->w->timers_due_ns = 0; // timers look at it again
+    t->group->w->wait.timers_due_ns = 0; // timers look at it again
     op->with_backend = true;
     idist__gpu_task_set_waiting(t, false);
 

@@ -82,7 +82,7 @@ static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
             if (!done) return IDIST__EXCHANGE_PENDING;
         }
 
-        g->w->moved_count++;
+        g->w->wait.moved_count++;
         mg->header_count = 2 * mg->header_count < g->size ? 2 * mg->header_count : g->size;
         if (mg->header_count < g->size) idist__exchange_post(g);
     }

@@ -168,7 +168,7 @@ static void idist__mpi_coll_done(idist__mpi *mpi, idist__task *t) {
 
     op->phase = IDIST__PHASE_WAITING;
     mpi->poll_ns = 0;
-    mpi->w->moved_count++;
+    mpi->w->wait.moved_count++;
     error = idist__native_end(&op->native);
 
     if (error == MPI_SUCCESS) idist__task_complete(t, IDIST_OK, "");
@@ -248,7 +248,7 @@ static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *
 
     if (!idist__mpi_coll_binds(&t->call)) return false;
 
-    for (other = mpi->w->tasks; other; other = other->next)
+    for (other = mpi->w->tasks.running; other; other = other->next)
         if (idist__mpi_op_of(other)->phase == IDIST__PHASE_COMMITTING) return true;
 
     return false;
@@ -359,7 +359,8 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__exchange_state state;
     idist__fingerprint fingerprint;
     char text[400];
-    int error, polls = mpi->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
+    int error,
+        polls = mpi->w->wait.spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
     if (!idist__kind_is_collective(call->kind) || g->size == 1) return false;
     if (mpi->w->cfg.unchecked) return idist__mpi_coll_direct(mpi, g, call);

@@ -38,7 +38,7 @@ static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_co
     case IDIST__CONTROL_EAGER:
     case IDIST__CONTROL_READY_TO_SEND:
         mpi->peers[source].received++;
-        mpi->w->moved_count++;
+        mpi->w->wait.moved_count++;
         if (g && g->status != IDIST_OK) break;
         if (!g || !idist__mpi_p2p_match(mpi, g, source, control, payload))
             idist__control_keep(mpi, source, control, payload);
@@ -87,9 +87,9 @@ static void idist__mpi_engine_progress(idist__world *w) {
 
     // The list changes whenever a task ends; then start over.
     do {
-        ended = w->ended_count;
+        ended = w->wait.ended_count;
 
-        for (t = w->tasks; t && ended == w->ended_count; t = t->next) {
+        for (t = w->tasks.running; t && ended == w->wait.ended_count; t = t->next) {
             idist__mpi_op *op = idist__mpi_op_of(t);
             bool running = op->phase == IDIST__PHASE_RUNNING;
 
@@ -98,7 +98,7 @@ static void idist__mpi_engine_progress(idist__world *w) {
             if (running) idist__mpi_coll_done(mpi, t);
             else idist__mpi_p2p_done(mpi, t);
         }
-    } while (ended != w->ended_count);
+    } while (ended != w->wait.ended_count);
 }
 
 // Remembers which threads call.
@@ -143,7 +143,7 @@ static void idist__mpi_engine_start(idist__task *t) {
 static bool idist__mpi_engine_has_data_in_flight(const idist__world *w) {
     const idist__task *t;
 
-    for (t = w->tasks; t; t = t->next) {
+    for (t = w->tasks.running; t; t = t->next) {
         idist__mpi_phase phase = idist__mpi_op_of(t)->phase;
         if (phase == IDIST__PHASE_RUNNING || phase == IDIST__PHASE_TRANSFERRING) return true;
     }
@@ -167,7 +167,7 @@ static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
     int64_t wake_ns;
 
     // As inside a blocking call of MPI: only our polling moves the data.
-    if (in_flight && w->driver == IDIST__DRIVER_CALLER) {
+    if (in_flight && w->wait.driver == IDIST__DRIVER_CALLER) {
         idist__os_mutex_unlock(&w->lock);
         idist__os_thread_yield();
         idist__os_mutex_lock(&w->lock);

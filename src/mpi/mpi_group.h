@@ -125,10 +125,10 @@ static void idist__mpi_group_close(idist_group *g) {
     char cause[200];
 
     snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", g->w->cfg.rank,
-             g->w->hostname);
-    if (g->w->leaves && g->w->group.status != IDIST_OK)
+             g->w->about.hostname);
+    if (g->w->life.leaves && g->w->group.status != IDIST_OK)
         idist__group_fail(g, g->w->group.status, g->w->group.cause);
-    if (g->w->leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
+    if (g->w->life.leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
     if (!mpi->finalized) idist__exchange_cancel(g);
 
     while (*at) {

@@ -179,7 +179,7 @@ static void idist__mpi_p2p_receive(idist__mpi *mpi, idist__task *t) {
 static void idist__mpi_p2p_cleared(idist__mpi *mpi, int source, const idist__mpi_control *clear) {
     idist__task *t;
 
-    for (t = mpi->w->tasks; t; t = t->next) {
+    for (t = mpi->w->tasks.running; t; t = t->next) {
         const idist__mpi_op *op = idist__mpi_op_of(t);
 
         if (t->call.kind != IDIST__SEND || op->phase != IDIST__PHASE_WAITING) continue;
@@ -198,7 +198,7 @@ static void idist__mpi_p2p_done(idist__mpi *mpi, idist__task *t) {
 
     op->phase = IDIST__PHASE_WAITING;
     mpi->poll_ns = 0;
-    mpi->w->moved_count++;
+    mpi->w->wait.moved_count++;
     error = idist__native_end(&op->native);
 
     if (error != MPI_SUCCESS)

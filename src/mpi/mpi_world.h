@@ -37,7 +37,7 @@ static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
     bool same_nbytes, same_check;
     int error;
 
-    idist__text_copy(own->hostname, sizeof own->hostname, mpi->w->hostname);
+    idist__text_copy(own->hostname, sizeof own->hostname, mpi->w->about.hostname);
     own->host = idist__config_host_key(cfg);
     error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, mpi->p2p_comm);
     if (error == MPI_SUCCESS)
@@ -67,7 +67,7 @@ static idist_status idist__mpi_world_share_host(idist__mpi *mpi) {
     MPI_Comm_size(host, &size);
     idist__os_cpu_usable(&own);
     error = MPI_Allreduce(&own, &together, (int)sizeof own, MPI_UINT8_T, MPI_BOR, host);
-    if (error == MPI_SUCCESS) w->ncores = idist__os_cpu_set_count(&together);
+    if (error == MPI_SUCCESS) w->machine.ncores = idist__os_cpu_set_count(&together);
 
     if (error == MPI_SUCCESS && size > 1 && w->cfg.shm_asked) {
         if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, MPI_INFO_NULL, host, &base,
@@ -151,9 +151,10 @@ static idist_status idist__mpi_world_make(idist__mpi *mpi) {
     if (status != IDIST_OK) return status;
     MPI_Query_thread(&level);
     one_thread = level < MPI_THREAD_SERIALIZED;
-    w->one_thread_calls = one_thread;
-    w->foreign_thread_count = idist__mpi_thread_count;
-    w->single_threaded = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
+    w->machine.one_thread_calls = one_thread;
+    w->machine.foreign_thread_count = idist__mpi_thread_count;
+    w->machine.single_threaded =
+        one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
 
     status = idist__mpi_world_duplicate(mpi);
     if (status == IDIST_OK) status = idist__mpi_world_exchange_ranks(mpi);

@@ -49,7 +49,7 @@ static idist__trace_rank *idist__trace_track_find_rank(const idist__world *w) {
     if (!created) return NULL;
     created->pid = w->group.rank;
     *at = created;
-    snprintf(text, sizeof text, "rank %d on %s", w->group.rank, w->hostname);
+    snprintf(text, sizeof text, "rank %d on %s", w->group.rank, w->about.hostname);
     idist__trace_event_label(created->pid, 0, "process_name", text);
 
     return created;

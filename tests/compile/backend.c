@@ -57,7 +57,7 @@ static idist_status table_open(idist__world *w) {
     }
 
     for (int r = 0; r < w->group.size; r++) {
-        snprintf(w->nodes[r].hostname, sizeof w->nodes[r].hostname, "%s", w->hostname);
+        snprintf(w->nodes[r].hostname, sizeof w->nodes[r].hostname, "%s", w->about.hostname);
         w->nodes[r].host = 1;
     }
 
@@ -115,7 +115,7 @@ static void take(const idist__call *c, int size, char (*given)[MAX_NBYTES]) {
 // The oldest task gives when its turn comes, and ends when all others have given too.
 static void table_progress(idist__world *w) {
     seat *mine = (seat *)w->impl;
-    idist__task *oldest = w->tasks;
+    idist__task *oldest = w->tasks.running;
     bool all = true;
     idist_status failure;
     char cause[400];

@@ -117,7 +117,7 @@ static void body(idist_group *world, int rank, int n, void *arg) {
     for (size_t i = 0; i < nbytes; i++) x[i] = (char)(i % 251);
     if (!rank_ok(rank, idist_barrier(&o))) return;
     idist__ring_of(world->w)->shm->reads_fast = !p->way.slow;
-    world->w->spin_ns = world->w->spin_budget_ns = (int64_t)60000000000;
+    world->w->wait.spin_ns = world->w->wait.spin_budget_ns = (int64_t)60000000000;
 
     if (rank == 1) {
         p->counting = *original;

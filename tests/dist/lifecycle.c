@@ -284,7 +284,7 @@ static void wait_for_blocked(idist_group *world, int n) {
     for (int i = 0; i < 5000 && blocked < n; i++) {
         if (i) tap_sleep_ms(1);
         idist__world_lock(world->w);
-        blocked = world->w->blocked_count;
+        blocked = world->w->wait.blocked_count;
         idist__os_mutex_unlock(&world->w->lock);
     }
     rank_check(blocked == n, "%d threads are inside calls, expected %d", blocked, n);

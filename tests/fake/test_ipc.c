@@ -208,7 +208,7 @@ static int has_trouble(int number, void *arg) {
     CUDA(cudaMemcpy(&last, x + COUNT - 1, sizeof last, cudaMemcpyDeviceToHost));
     rank_check(first_of(x) == 6 && last == 6, "rank %d: got %g and %g", number, (double)first_of(x),
                (double)last);
-    const char *backend = world->w->device_backend;
+    const char *backend = world->w->about.device_backend;
     rank_check(strcmp(backend, t->said[0] ? "staged" : "ipc") == 0, "rank %d: by %s", number,
                backend);
     for (int k = 0; k < 4 && t->said[k]; k++)
@@ -819,7 +819,8 @@ static void compare(idist_group *world, int rank, int n, int kind, idist_dtype d
 static void many_chunks(idist_group *world, int rank, int n, void *arg) {
     idist_op premul = IDIST_SUM;
     (void)arg;
-    rank_check(strcmp(world->w->device_backend, "ipc") == 0, "by %s", world->w->device_backend);
+    rank_check(strcmp(world->w->about.device_backend, "ipc") == 0, "by %s",
+               world->w->about.device_backend);
     rank_ok(rank, idist_op_create_premul_sum(rank % 2 ? 0.3 : 3, world, &premul));
     for (int kind = 0; kind < 8; kind++) {
         compare(world, rank, n, kind, IDIST_F32, IDIST_SUM, kind == 0 || kind == 3, 0);
@@ -930,7 +931,8 @@ static int keeps_the_device_busy(int number, void *arg) {
     if (!world) return 0;
     float *x = device_of(1, count);
     idist_opts o = opts_of(world);
-    rank_check(strcmp(world->w->device_backend, "ipc") == 0, "by %s", world->w->device_backend);
+    rank_check(strcmp(world->w->about.device_backend, "ipc") == 0, "by %s",
+               world->w->about.device_backend);
     if (number == 0) watch_backend(world);
     rank_ok(number, idist_all_reduce(x, x, count, IDIST_F32, IDIST_SUM, &o));
     if (number == 0) {
@@ -967,7 +969,7 @@ static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *ar
     idist__world_lock(w);
     watch_backend(world);
     watch.api.sleep = watched_sleep;
-    w->spin_ns = 500000; // as with a core for each rank
+    w->wait.spin_ns = 500000; // as with a core for each rank
     idist__gpu_task_set_waiting(&t, true);
     start = tap_now_ns();
     while (!watch.n_sleeps && tap_now_ns() - start < 1000000000)

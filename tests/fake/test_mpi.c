@@ -27,7 +27,7 @@ static idist__world *enter_world(void) {
 // have more than one.
 static void count_streams(void) {
     idist__world *w = enter_world();
-    w->foreign_thread_count += 50;
+    w->machine.foreign_thread_count += 50;
     idist__os_mutex_unlock(&w->lock);
 }
 

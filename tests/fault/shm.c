@@ -223,8 +223,8 @@ static int works_without(int number, void *arg) {
     if (w->expected == NOT_SHARED)
         rank_check(!m && shared == 0, "rank %d: %zu bytes are shared", number, shared);
     if (w->expected == NOT_SHARED && (w->what == ADDRESS_SPACE || w->what == LOCKED_MEMORY))
-        rank_check(strstr(world->w->sharing, "limited to") != NULL, "rank %d: \"%s\"", number,
-                   world->w->sharing);
+        rank_check(strstr(world->w->about.sharing, "limited to") != NULL, "rank %d: \"%s\"", number,
+                   world->w->about.sharing);
     if (w->what == LOCKED_MEMORY && !w->amount)
         rank_check(status_kib("VmLck:") < 512 << 10, "rank %d: %ld KiB are locked", number,
                    status_kib("VmLck:"));
@@ -327,10 +327,10 @@ static void losses(void) {
 
 // The smallest shares that can be asked for.
 static void small_share(idist_group *world, int rank, int n, void *arg) {
-    bool told = strstr(world->w->sharing, "too little for collectives") != NULL;
+    bool told = strstr(world->w->about.sharing, "too little for collectives") != NULL;
     (void)arg;
     rank_check(told == !idist__ring_group_of(world)->share, "rank %d: \"%s\"", rank,
-               world->w->sharing);
+               world->w->about.sharing);
     all_sorts(world, rank, n);
 }
 

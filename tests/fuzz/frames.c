@@ -91,7 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     w->impl = ring;
     // The call polls until the stream ends, however small the reads are: the stream cannot wake a
     // sleeper. The progress thread of a request may sleep.
-    w->spin_ns = w->spin_budget_ns = 1000 * IDIST__MS;
+    w->wait.spin_ns = w->wait.spin_budget_ns = 1000 * IDIST__MS;
     if (idist__join_polls(ring) != IDIST_OK) abort();
     ring->links[1].transport = &transport;
     ring->links[1].port = &s;

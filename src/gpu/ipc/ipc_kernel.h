@@ -148,7 +148,7 @@ static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, c
 
 static bool idist__ipc_kernel_has_loaded(const void *arg) {
     const idist__world *w = (const idist__world *)arg;
-    return !idist__gpu_of(w)->loading || w->thread_stops;
+    return !idist__gpu_of(w)->loading || w->progress.stops;
 }
 
 // Loads the kernels once per world. The lock is held, and released meanwhile: loading may wait for

@@ -96,7 +96,7 @@ static bool idist__ipc_leave_is_idle(const void *arg) {
     const idist_group *g;
     const idist__task *t;
 
-    for (t = w->tasks; t; t = t->next)
+    for (t = w->tasks.running; t; t = t->next)
         if (t->on_device && idist__gpu_op_of(t)->path == IDIST__BY_IPC) return false;
 
     for (g = &w->group; g; g = g->next) {
@@ -144,7 +144,7 @@ static void idist__ipc_leave_free_all(idist__world *w) {
                                gpu->barrier_word || gpu->pool || idist__ipc_kernel_is_loaded(gpu));
     bool busy = any && !idist__ipc_leave_clean_up(gpu);
 
-    if (!busy && !w->abandoned) { // else a thread still reads the lists
+    if (!busy && !w->life.abandoned) { // else a thread still reads the lists
         idist__ipc_leave_free_list(w, gpu->imports);
         idist__ipc_leave_free_list(w, gpu->arenas);
         idist__pinned_free_list(w, gpu->free_pinned);

@@ -36,8 +36,8 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
     own->gpu = idist__gpu_of(g->w);
     own->stream = (cudaStream_t)opts->stream;
     if (!own->gpu || !own->gpu->host_backend)
-        status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->no_device);
-    else if (g->w->thread_stops)
+        status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->about.no_device);
+    else if (g->w->progress.stops)
         status = idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
 
     if (status == IDIST_OK) {

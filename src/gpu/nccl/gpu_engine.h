@@ -178,7 +178,7 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     op->holding_thread = &idist__me;
     while (*last) last = &idist__gpu_op_of(*last)->next_held;
     *last = t;
-    if (!idist__together_now.held_world) w->deferred_count++;
+    if (!idist__together_now.held_world) w->tasks.deferred_count++;
     idist__together_now.held_world = w;
 }
 
@@ -298,7 +298,7 @@ static void idist__gpu_engine_start(idist__task *t) {
 static void idist__gpu_engine_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
-    if (idist__together_now.held_world == w) w->deferred_count--;
+    if (idist__together_now.held_world == w) w->tasks.deferred_count--;
     idist__together_now.held_world = NULL;
 
     while ((t = *at) != NULL) {
@@ -345,9 +345,9 @@ static void idist__gpu_engine_fail_mismatch(idist__task *t) {
 static void idist__gpu_engine_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
-    for (t = w->tasks; t; t = next) {
+    for (t = w->tasks.running; t; t = next) {
         const idist__gpu_op *op = t->on_device ? idist__gpu_op_of(t) : NULL;
-        uint32_t ended = w->ended_count;
+        uint32_t ended = w->wait.ended_count;
         next = t->next;
 
         if (op && op->waits_for_device && op->state == IDIST__GPU_END) {
@@ -356,7 +356,8 @@ static void idist__gpu_engine_complete_calls(idist__world *w) {
             else if (idist__gpu_task_event_done(t, op->event)) idist__gpu_task_complete(t);
         }
 
-        if (w->ended_count != ended) next = w->tasks; // a task is gone, perhaps the next one
+        if (w->wait.ended_count != ended)
+            next = w->tasks.running; // a task is gone, perhaps the next one
     }
 }
 
@@ -377,7 +378,7 @@ static void idist__gpu_engine_progress(idist__world *w) {
         idist__gpu_device_leave(gpu, guard);
     }
 
-    if (!w->watched ||
+    if (!w->progress.watched ||
         (now = idist__os_clock_now_ns()) < gpu->checked_nccl_ns + IDIST__GPU_SLEEP_LONG_NS)
         return;
     gpu->checked_nccl_ns = now;
@@ -394,7 +395,7 @@ static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
 
     // Sleeping and waking up takes longer than most small calls take on the device. With fewer
     // cores than ranks another rank needs the core.
-    if (gpu->waiting_call_count && w->spin_ns && now < gpu->spin_until_ns) {
+    if (gpu->waiting_call_count && w->wait.spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
         return;
     }
@@ -445,7 +446,7 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     if (op->with_backend) done = gpu->host_backend->cancel(t);
     // Other ranks are involved, or NCCL has it: too late. At the end of the world that does not
     // matter.
-    if (g->status == IDIST_OK && !g->w->thread_stops && (!done || op->path == IDIST__BY_NCCL))
+    if (g->status == IDIST_OK && !g->w->progress.stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
     op->with_backend = t->away = false;
     op->state = IDIST__GPU_END; // nothing is moved any more
@@ -514,7 +515,7 @@ static void idist__gpu_engine_finalize(idist_group *g) {
 static void idist__gpu_engine_end_calls(idist__world *w) {
     idist_group *g;
 
-    if (w->leaves && idist__gpu_leave_lock(w)) {
+    if (w->life.leaves && idist__gpu_leave_lock(w)) {
         for (g = &w->group; g; g = g->next)
             if (g->device && !idist__gpu_group_of(g)->adopted) idist__nccl_abort_group(g);
         idist__os_mutex_unlock(&w->lock);
@@ -532,31 +533,31 @@ static void idist__gpu_engine_group_close(idist_group *g) {
     if (gg) {
         guard = idist__gpu_device_enter(gpu);
 
-        if (w->leaves && !w->abandoned && !gg->adopted)
+        if (w->life.leaves && !w->life.abandoned && !gg->adopted)
             idist__nccl_abort_group(g); // a thread has created it meanwhile
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_abort_is_inside(gg)) idist__gpu_engine_finalize(g);
         idist__nccl_abort_reap(w, 0);
-        if (!w->abandoned) idist__gpu_setup_group_free(g);
+        if (!w->life.abandoned) idist__gpu_setup_group_free(g);
         idist__gpu_device_leave(gpu, guard);
     }
 
     gpu->host_backend->group_close(g);
 }
 
-// What threads still use that are inside a call stays (w->abandoned).
+// What threads still use that are inside a call stays (w->life.abandoned).
 static void idist__gpu_engine_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
     idist__task *t;
     int device = gpu->host_backend ? idist__gpu_device_set(gpu) : -1; // -1: not installed
-    bool left = !w->abandoned;
+    bool left = !w->life.abandoned;
 
     if (!idist__nccl_abort_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "ncclCommDestroy has not returned: another rank has not called it, or a "
                          "graph still holds calls");
-    for (t = w->all_tasks; t && left; t = t->older) idist__gpu_engine_op_free(t);
+    for (t = w->tasks.all; t && left; t = t->older) idist__gpu_engine_op_free(t);
     if (left) idist__pinned_end(w);
     idist__ipc_leave_free_all(w);
 
@@ -597,7 +598,8 @@ void *idist_nccl_comm(idist_group *group) {
     status = idist__call_enter("nccl_comm", group, &g);
     if (status != IDIST_OK) return NULL;
     if (!g->w->device)
-        idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s", g->w->no_device);
+        idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s",
+                    g->w->about.no_device);
     else if (g->rank < 0)
         idist__fail(IDIST_ERR_STATE, "nccl_comm: this rank is not a member of the group");
     else if (g->status != IDIST_OK)

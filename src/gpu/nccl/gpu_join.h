@@ -298,7 +298,7 @@ static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
                          "no rank uses a GPU, though %d have one: %s. (Set IDIST_DEVICE=cpu if "
                          "that is intended)",
                          n_with, mine->reason);
-    else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
+    else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->about.no_device);
 }
 
 // One outcome for all ranks: a device each, no device at all, or the same error.
@@ -322,7 +322,7 @@ static idist_status idist__gpu_join_agree_device(idist__world *w, bool *all) {
     if (named)
         return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst,
                            infos[worst].reason);
-    snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst,
+    snprintf(w->about.no_device, sizeof w->about.no_device, "rank %d has none: %.160s", worst,
              infos[worst].reason);
     idist__gpu_join_log_no_device(w, n_with);
 
@@ -338,7 +338,7 @@ static void idist__gpu_join_install(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 
     gpu->host_backend = w->backend;
-    gpu->thread = &w->thread;
+    gpu->thread = &w->progress.thread;
     gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
     gpu->api = *w->backend;
     gpu->api.start = idist__gpu_engine_start;
@@ -352,7 +352,7 @@ static void idist__gpu_join_install(idist__world *w) {
     gpu->api.group_close = idist__gpu_engine_group_close;
     gpu->api.close = idist__gpu_engine_close;
     __atomic_store_n(&idist__gpu_home_device, gpu->device + 1, __ATOMIC_RELEASE);
-    snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
+    snprintf(w->about.device_name, sizeof w->about.device_name, "cuda:%d", gpu->device);
     w->backend = &gpu->api;
     w->device_api = &device_api;
 }
@@ -399,7 +399,7 @@ static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *al
     idist_status status;
 
     idist__gpu_join_probe(w, gpu, &mine);
-    w->foreign_thread_count += idist__os_thread_count() - nthreads;
+    w->machine.foreign_thread_count += idist__os_thread_count() - nthreads;
     status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     if (status != IDIST_OK) return status;
 
@@ -416,7 +416,7 @@ static idist_status idist__gpu_join_begin(idist__world *w) {
     status = idist__gpu_setup_group_make(&w->group);
     if (status == IDIST_OK) status = idist__gpu_setup_prepare(&w->group);
     if (w->group.device) path = idist__gpu_group_of(&w->group)->path;
-    w->device_backend = idist__gpu_path_names[path];
+    w->about.device_backend = idist__gpu_path_names[path];
 
     return status;
 }
@@ -435,13 +435,14 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     // Ranks that finished this before us have already failed in a call; so will this one.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
-    if (!all && !w->no_device[0])
-        snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
+    if (!all && !w->about.no_device[0])
+        snprintf(w->about.no_device, sizeof w->about.no_device,
+                 "the world failed before it had one");
     idist__os_mutex_unlock(&w->lock);
 
     if (status == IDIST_OK && all)
-        idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
-                         w->device_backend);
+        idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s",
+                         w->about.device_name, w->about.device_backend);
     else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // else the world is closed next
 
     return status;

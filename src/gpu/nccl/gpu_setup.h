@@ -88,19 +88,19 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
     bool ended;
     char text[200];
 
-    while (!idist__nccl_job_done(job) && g->status == IDIST_OK && !w->thread_stops &&
+    while (!idist__nccl_job_done(job) && g->status == IDIST_OK && !w->progress.stops &&
            idist__os_clock_now_ns() < deadline) {
         idist__os_mutex_unlock(&w->lock);
         idist__os_clock_pause_ms(1);
         idist__world_lock(w);
-        if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+        if (w->wait.driver == IDIST__DRIVER_NONE) w->backend->progress(w);
     }
 
     if (!idist__nccl_job_done(job)) {
         phase = __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE);
         snprintf(reason, capacity, "%s has not come back after %d ms%s",
                  phase == IDIST__INIT_CREATING ? "ncclCommInitRank" : "NCCL's first call",
-                 w->cfg.init_timeout_ms, w->thread_stops ? ", and the world is closed" : "");
+                 w->cfg.init_timeout_ms, w->progress.stops ? ", and the world is closed" : "");
         idist__os_mutex_unlock(&w->lock);
         ended = idist__gpu_setup_give_up(job);
         idist__world_lock(w);
@@ -348,7 +348,7 @@ static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     int nthreads = idist__os_thread_count();
     idist_status status;
 
-    w->watched = true;
+    w->progress.watched = true;
     idist__os_cond_signal(&w->work); // it sleeps until it has something to watch
     status = idist__gpu_setup_agree(g, has_thread);
 
@@ -358,7 +358,7 @@ static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     }
 
     if (idist__os_thread_count() > nthreads)
-        w->foreign_thread_count += idist__os_thread_count() - nthreads; // NCCL's own
+        w->machine.foreign_thread_count += idist__os_thread_count() - nthreads; // NCCL's own
 
     return status;
 }
@@ -409,7 +409,7 @@ static idist_status idist__gpu_setup_group_make(idist_group *g) {
 
 static bool idist__gpu_setup_is_prepared(const void *arg) {
     const idist_group *g = (const idist_group *)arg;
-    return !idist__gpu_group_of(g)->preparing || g->w->thread_stops;
+    return !idist__gpu_group_of(g)->preparing || g->w->progress.stops;
 }
 
 // When a thread that prepares a group must be done: two exchanges and the set-up take that long.
@@ -431,7 +431,7 @@ static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     if (gg->path == IDIST__BY_NCCL) status = idist__gpu_setup_prepare_comm(g);
     if (gg->path == IDIST__BY_IPC) status = idist__ipc_setup_prepare(g);
     idist__gpu_device_leave(gpu, guard);
-    if (status == IDIST_ERR_NO_MEMORY && !g->w->thread_stops)
+    if (status == IDIST_ERR_NO_MEMORY && !g->w->progress.stops)
         idist__group_fail_memory(g); // the other members wait for it
     gg->preparing = false;
     gg->ready = status == IDIST_OK;
@@ -458,7 +458,7 @@ static idist_status idist__gpu_setup_prepare(idist_group *g) {
         status = idist__gpu_setup_prepare_path(g);
     gpu->user_count--;
     g->running_count--;
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
 
     return status;
 }

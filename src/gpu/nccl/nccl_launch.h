@@ -39,7 +39,7 @@ static cudaStream_t idist__nccl_launch_stream(const idist__task *t) {
 
 // Whether a call has been ended before NCCL gets it.
 static bool idist__nccl_launch_is_ended(const idist__task *t) {
-    return t->group->status != IDIST_OK || t->group->w->thread_stops;
+    return t->group->status != IDIST_OK || t->group->w->progress.stops;
 }
 
 // Whether it is the turn of these calls in all their groups. A thread before them may stay inside
@@ -168,7 +168,7 @@ static int idist__nccl_launch_wait_begun(const idist__task *first) {
 
         idist__world_lock(w);
         comm = idist__gpu_group_of(t->group)->comm;
-        if (!comm || w->thread_stops) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
+        if (!comm || w->progress.stops) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
         else if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK)
             result = IDIST__NCCL_INTERNAL_ERROR;
         idist__os_mutex_unlock(&w->lock);
@@ -226,7 +226,7 @@ static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) 
 static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t error) {
     idist_group *g = t->group;
 
-    if (g->w->thread_stops) return;
+    if (g->w->progress.stops) return;
     if (g->status != IDIST_OK && idist__task_on_stream(t)) idist__nccl_abort_group(g);
     else if (g->status != IDIST_OK) idist__nccl_abort_wait(g);
     if (g->status == IDIST_OK && error != cudaSuccess)
@@ -291,6 +291,6 @@ static void idist__nccl_launch_call(idist__task *first) {
         if (t->freed) idist__task_free(t);
     }
 
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for its turn
-    idist__world_wake_driver(w);                                 // who may be one of them
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for its turn
+    idist__world_wake_driver(w);                                      // who may be one of them
 }

@@ -226,7 +226,7 @@ static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) 
 // every rank computes the same.
 static size_t idist__choose_limit(const idist_group *g, const idist__choice *row) {
     int n = g->size < IDIST__CHOICE_RANKS_MOST ? g->size : IDIST__CHOICE_RANKS_MOST;
-    uint64_t latency = idist__ring_group_of(g)->spans_hosts ? g->w->latency_nbytes : 0;
+    uint64_t latency = idist__ring_group_of(g)->spans_hosts ? g->w->machine.latency_nbytes : 0;
     uint64_t limit = latency && n > 1 ? idist__choose_between_hosts(row, (uint64_t)n, latency)
                                       : idist__choose_inside_host(row, (uint64_t)n);
 

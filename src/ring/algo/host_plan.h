@@ -113,7 +113,7 @@ typedef struct idist__host_piece { // of a call's elements
 // Returns the number of pieces of a call, which is the same on all ranks.
 static size_t idist__host_plan_piece_count(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
-    uint64_t of_host = IDIST__HOST_PIECE_NETWORKS * t->group->w->network_nbytes, nbytes;
+    uint64_t of_host = IDIST__HOST_PIECE_NETWORKS * t->group->w->machine.network_nbytes, nbytes;
     bool is_cut = t->call.kind == IDIST__ALL_REDUCE || t->call.kind == IDIST__REDUCE ||
                   t->call.kind == IDIST__BROADCAST;
 

@@ -30,7 +30,7 @@
 #include "ring/msg/recv.h"
 
 static size_t idist__stream_slot_count(const idist_group *g) {
-    uint64_t under_way = idist__ring_group_of(g)->spans_hosts ? g->w->network_nbytes : 0;
+    uint64_t under_way = idist__ring_group_of(g)->spans_hosts ? g->w->machine.network_nbytes : 0;
     uint64_t count = (under_way + IDIST__CHUNK_BYTES - 1) / IDIST__CHUNK_BYTES + 2;
 
     if (count < IDIST__SLOTS) return IDIST__SLOTS;

@@ -179,7 +179,7 @@ static void idist__ask_again(idist__ring *ring) {
 static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
-    for (t = w->tasks; t && w->blocked_count; t = t->next) {
+    for (t = w->tasks.running; t && w->wait.blocked_count; t = t->next) {
         if (t->group->inner || t->detached || t->away) continue;
         if (!t->async) return t;
         oldest = t;

@@ -25,7 +25,7 @@ static void idist__missing_fds(const idist__task *t, char *text, size_t capacity
 }
 
 static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
-    const idist__task *t = g->w->tasks;
+    const idist__task *t = g->w->tasks.running;
 
     while (t && (t->group != g || t->seq != seq)) t = t->next;
 

@@ -304,7 +304,7 @@ static const idist__task *idist__progress_needs(const idist__ring *ring, int pee
     for (xfer = l->out; xfer; xfer = xfer->next)
         if (xfer->task) return xfer->task;
 
-    for (t = ring->w->tasks; t; t = t->next) {
+    for (t = ring->w->tasks.running; t; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
         if (rank < 0 || rank == t->group->rank || t->away) continue;
         if (idist__deadlock_needs(l, t, rank)) return t;
@@ -328,7 +328,7 @@ static bool idist__progress_all_left(const idist_group *g) {
 static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
     const idist__task *t;
 
-    for (t = ring->w->tasks; t; t = t->next) {
+    for (t = ring->w->tasks.running; t; t = t->next) {
         if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE || t->away) continue;
         if (idist__ring_group_of(t->group)->rank_of[peer] < 0) continue;
         if (idist__deadlock_is_unmatched(t) && idist__progress_all_left(t->group)) return t;
@@ -370,7 +370,7 @@ static void idist__progress_left(idist__ring *ring) {
         if (!ring->links[i].bye) continue;
         // A rank leaves in order when all have called idist_finalize, which ends the calls that
         // other threads of this rank are in.
-        if (ring->w->closing && ring->links[i].bye_status == IDIST_OK) continue;
+        if (ring->w->life.closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
         if (!t) t = idist__progress_forsaken(ring, i);
         if (t) idist__progress_miss(ring, t, i);

@@ -57,7 +57,7 @@ static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t 
 static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     const idist__segment *seg = ring->shm;
-    uint32_t ended = w->ended_count;
+    uint32_t ended = w->wait.ended_count;
     int64_t now_ns = idist__os_clock_now_ns();
     uint32_t place = ring->polled_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD;
     int awaited;
@@ -76,7 +76,7 @@ static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__doorbell_arm(seg, place, awaited);
     idist__progress_move_all(ring);
 
-    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(seg) &&
+    if (w->wait.ended_count == ended && !ring->failed && !idist__doorbell_was_rung(seg) &&
         idist__share_awaited(ring) == awaited)
         idist__sleep_near_others(ring, now_ns, until_ns);
 

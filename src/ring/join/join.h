@@ -238,7 +238,7 @@ static idist_status idist__join_open(idist__world *w) {
 
     // The store comes first, so that the others learn of everything that fails after it.
     if (w->group.size > 1) status = idist__join_store_open(&j);
-    else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 
     if (status == IDIST_OK) status = idist__join_new(w, &j.ring);
     if (status == IDIST_OK)

@@ -79,12 +79,12 @@ static idist_status idist__links_late(const idist__join *j) {
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "initialize: rank %d on %s was not connected within %d ms to rank %s%s: "
                            "%s (IDIST_ADDR of rank %d)",
-                           j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                           j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
                            missing > 16 ? ", ..." : "", conn->unknown, conn->unknown_rank);
     return idist__fail(IDIST_ERR_TIMEOUT,
                        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
                        "firewall, a missing route or a rank that is stopped can be why",
-                       j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                       j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
                        missing > 16 ? ", ..." : "");
 }
 
@@ -119,7 +119,7 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
                            "interface is down, no route leads there, or rank %d on %s has no "
                            "address of that kind",
                            event->rank, j->w->nodes[event->rank].hostname, where,
-                           strerror(event->error), j->w->group.rank, j->w->hostname);
+                           strerror(event->error), j->w->group.rank, j->w->about.hostname);
 
     idist__text_copy(how, sizeof how, idist__me.text);
     if (!event->error)

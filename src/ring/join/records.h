@@ -134,8 +134,8 @@ static idist_status idist__records_listen_tcp(idist__join *j, bool by_loopback) 
     if (!idist__os_socket_own_address(j->connector->listeners[1], &address))
         return idist__fail_errno("initialize: asking for the port of a listener", errno);
     snprintf(me->text, sizeof me->text, "tcp:[%s]:%d", own.ip, idist__os_socket_port(&address));
-    snprintf(w->advertised, sizeof w->advertised, own.ifname[0] ? "%s (%s)" : "%s", own.ip,
-             own.ifname);
+    snprintf(w->about.advertised, sizeof w->about.advertised, own.ifname[0] ? "%s (%s)" : "%s",
+             own.ip, own.ifname);
 
     if (idist__records_store_address(j, &address))
         me->round_trip_us =
@@ -213,17 +213,17 @@ static int idist__records_fill_sockets(const idist__tcp_record *network) {
 static void idist__records_measure(idist__join *j, bool by_loopback) {
     enum { OVERHEAD_US = 5 }; // of a sender and a receiver
     idist__tcp_record network = idist__records_network(j);
-    char *text = j->w->network;
-    size_t capacity = sizeof j->w->network;
+    char *text = j->w->about.network;
+    size_t capacity = sizeof j->w->about.network;
 
-    if (!by_loopback) j->w->network_nbytes = idist__records_network_nbytes(&network);
+    if (!by_loopback) j->w->machine.network_nbytes = idist__records_network_nbytes(&network);
     j->connector->socket_count = by_loopback ? 1 : idist__records_fill_sockets(&network);
     if (network.sockets) j->connector->socket_count = (int)network.sockets;
 
     if (!by_loopback && network.round_trip_us && network.mbits) {
         uint64_t one_way_us = network.round_trip_us / 2 + OVERHEAD_US;
 
-        j->w->latency_nbytes = one_way_us * network.mbits / 8;
+        j->w->machine.latency_nbytes = one_way_us * network.mbits / 8;
         snprintf(text, capacity, "%u us there and back, %u Mbit/s, ", network.round_trip_us,
                  network.mbits);
     }
@@ -277,7 +277,7 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     idist_status status = IDIST_OK;
     int i;
 
-    idist__text_copy(me->hostname, sizeof me->hostname, w->hostname);
+    idist__text_copy(me->hostname, sizeof me->hostname, w->about.hostname);
     me->host = host;
     me->processors = idist__config_processor_key();
     me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
@@ -294,8 +294,8 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
         if (!records[i].local[0]) all_local = false; // this rank uses TCP only
         if (!me->loopback || records[i].loopback != me->loopback) all_loopback = false;
         if (records[i].processors != me->processors) continue;
-        if (i < w->group.rank) w->sharing_rank++;
-        w->sharing_size++;
+        if (i < w->group.rank) w->machine.sharing_rank++;
+        w->machine.sharing_size++;
     }
 
     j->records = records;

@@ -148,8 +148,9 @@ static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment
     *all = status == IDIST_OK && ballot.vote > IDIST__VOTE_FAILED;
 
     if (status == IDIST_OK && !*all) {
-        snprintf(j->w->sharing, sizeof j->w->sharing, "no shared memory: %s", ballot.why);
-        idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
+        snprintf(j->w->about.sharing, sizeof j->w->about.sharing, "no shared memory: %s",
+                 ballot.why);
+        idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->about.sharing);
     }
 
     if (*all && seg->me == 0) {

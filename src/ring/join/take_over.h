@@ -23,11 +23,11 @@
 #include "ring/msg/link.h"
 #include "ring/join/join_state.h"
 
-// Says in w->sharing how the ranks of this host share memory, and warns if it is too little.
+// Says in w->about.sharing how the ranks of this host share memory, and warns if it is too little.
 static void idist__take_over_describe(const idist__join *j, const idist__segment *seg) {
     idist__world *w = j->w;
 
-    snprintf(w->sharing, sizeof w->sharing, "shared memory, %zu KiB per rank%s; %s",
+    snprintf(w->about.sharing, sizeof w->about.sharing, "shared memory, %zu KiB per rank%s; %s",
              w->cfg.shm_nbytes >> 10,
              seg->region_count ? "" : ", too little for collectives, which are messages",
              seg->reads_fast ? "large buffers are read from the other process"
@@ -35,7 +35,7 @@ static void idist__take_over_describe(const idist__join *j, const idist__segment
                  ? "large buffers are copied, the kernel reads other processes slowly"
                  : "large buffers are copied");
     if (!seg->region_count && seg->me == 0)
-        idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->sharing);
+        idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->about.sharing);
 }
 
 // Gives the ring its segment, and the links inside this host their pipes. ranks: the world ranks of
@@ -47,7 +47,7 @@ static void idist__take_over_links(idist__join *j, idist__segment *seg, const in
 
     seg->fenced = head->fenced != 0;
     seg->oversubscribed = seg->n > (int)head->ncores;
-    j->w->ncores = (int)head->ncores;
+    j->w->machine.ncores = (int)head->ncores;
 
     for (i = 0; i < seg->n; i++) {
         idist__link *l = &j->ring->links[ranks[i]];

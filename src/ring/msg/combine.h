@@ -23,7 +23,7 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
     if (!idist__me.thrown[0]) return true;
 
     snprintf(cause, sizeof cause, "rank %d on %s: its user op threw an exception: %s",
-             w->group.rank, w->hostname, idist__me.thrown);
+             w->group.rank, w->about.hostname, idist__me.thrown);
     idist__me.thrown[0] = 0;
     idist__ring_fail(idist__ring_of(w), t->group, IDIST_ERR_CALLBACK, cause);
 

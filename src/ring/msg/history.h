@@ -124,7 +124,7 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
     const idist__fingerprint *ours = &rg->history[frame->fingerprint.seq % IDIST__HISTORY];
-    const idist__task *t = ring->w->tasks;
+    const idist__task *t = ring->w->tasks.running;
     bool is_message = frame->type <= IDIST__RTS || frame->type == IDIST__DATA;
     const char *field;
 

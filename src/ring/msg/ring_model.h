@@ -327,7 +327,8 @@ static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
     const idist__world *w = ring->w;
     char cause[400];
 
-    snprintf(cause, sizeof cause, "rank %d on %s is out of memory", w->group.rank, w->hostname);
+    snprintf(cause, sizeof cause, "rank %d on %s is out of memory", w->group.rank,
+             w->about.hostname);
     idist__ring_fail(ring, g, IDIST_ERR_NO_MEMORY, cause);
 }
 

@@ -218,11 +218,12 @@ static void idist__send_start(idist__task *t) {
 // long enough, or others need the lock; the call has to go on as a task.
 static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
-    int most = w->spin_ns ? (int)(w->spin_budget_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS;
+    int most =
+        w->wait.spin_ns ? (int)(w->wait.spin_budget_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS;
 
-    if (ring->failed || __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) return false;
+    if (ring->failed || __atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED)) return false;
     if (turns >= most) return false;
-    if (w->spin_ns) idist__os_cpu_relax();
+    if (w->wait.spin_ns) idist__os_cpu_relax();
     else idist__os_thread_yield();
 
     return true;

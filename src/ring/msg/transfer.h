@@ -145,7 +145,7 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
 
     idist__transfer_free(ring, xfer);
     if (!t || t->done) return;
-    ring->w->moved_count++;
+    ring->w->wait.moved_count++;
 
     if (t->call.kind == IDIST__SEND) {
         idist__task_complete(t, IDIST_OK, "");

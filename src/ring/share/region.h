@@ -166,5 +166,5 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
     idist__os_thread_handover();
     __atomic_store_n(&progress->reached[milestone], chunks, __ATOMIC_RELEASE);
     idist__region_wake_members(share, t->group);
-    t->group->w->moved_count++;
+    t->group->w->wait.moved_count++;
 }

@@ -243,7 +243,7 @@ static void idist__share_progress(idist__ring *ring) {
 
 // The rank of this host whose next step is all that we wait for, or -1.
 static int idist__share_awaited(const idist__ring *ring) {
-    const idist__task *t = ring->w->tasks;
+    const idist__task *t = ring->w->tasks.running;
     const idist__share *share;
 
     if (!t || t->next || !idist__kind_is_collective(t->call.kind) || t->group->size == 1) return -1;
