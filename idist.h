@@ -5373,7 +5373,7 @@ static inline idist__reduce_op_class idist__reduce_op_class_of(idist_op op) {
     }
 }
 
-static inline bool idist__reduce_op_is_arithmetic(idist_op op) {
+IDIST__UNUSED static inline bool idist__reduce_op_is_arithmetic(idist_op op) {
     return idist__reduce_op_class_of(op) == IDIST__OP_ARITHMETIC;
 }
 

@@ -369,9 +369,9 @@ static void begin(int r, idist__kind kind, size_t count, idist__algorithm settin
     c->dtype = IDIST_I64;
     c->op = IDIST_SUM;
     self->w.cfg.algorithm = setting;
-    self->w.latency_nbytes = latency_nbytes;
+    self->w.machine.latency_nbytes = latency_nbytes;
     self->part.spans_hosts = true;
-    self->w.tasks = &self->t;
+    self->w.tasks.running = &self->t;
     self->t.seq = 1;
 }
 

@@ -234,10 +234,10 @@ static void check_limits(void) {
         member *self;
         members_new(rows[k].n);
         self = &members[0];
-        self->w.latency_nbytes = 0;
+        self->w.machine.latency_nbytes = 0;
         tap_is((long long)idist__choose_limit(&self->g, row), (long long)rows[k].limit,
                "%s on one host, %d ranks: the limit", idist__kind_names[rows[k].kind], rows[k].n);
-        self->w.latency_nbytes = 75000;
+        self->w.machine.latency_nbytes = 75000;
         tap_is((long long)idist__choose_limit(&self->g, row), (long long)rows[k].limit,
                "the same, one of several hosts");
         members_free();
