@@ -12229,6 +12229,22 @@ typedef struct idist__planned {
 } idist__planned;
 
 // One operation under way. idist__task_new clears the fields before `text` and no others.
+// Who waits for a task. From CALLER a task may go to STREAM; from REQUEST to STREAM or NOBODY.
+typedef enum idist__task_waiter {
+    IDIST__WAITER_CALLER,  // inside the call
+    IDIST__WAITER_REQUEST, // who holds the request
+    IDIST__WAITER_NOBODY,  // idist_request_free has let the request go
+    IDIST__WAITER_STREAM   // the device's stream: the call has returned
+} idist__task_waiter;
+
+// Whether a thread works on a task without the lock. A task goes from FREE to PINNED and back, or
+// from PINNED to LEFT, and then that thread frees it.
+typedef enum idist__task_pin {
+    IDIST__PIN_FREE,
+    IDIST__PIN_PINNED,
+    IDIST__PIN_LEFT // the task was freed while it was pinned
+} idist__task_pin;
+
 struct idist__task {
     idist__task *next, *prev; // in w->tasks.running while it runs
     idist__task *list_next;   // in the list of an idist_group_begin, or in w->tasks.detached
@@ -12236,8 +12252,9 @@ struct idist__task {
     idist_group *group;
     idist__call call;
     idist_status status;
+    idist__task_waiter waiter;
+    idist__task_pin pin;
     bool done;
-    bool async;     // the caller holds a request for it
     bool patient;   // has the group's time-out: the caller expects no return without a result
     bool announced; // the other members were told that this rank waits in it
     bool warned;    // a log line said that it takes long
@@ -12250,10 +12267,6 @@ struct idist__task {
     bool on_device; // the device backend takes part
     bool away;      // waits for the device: the backend has not got it yet, or is done with it
     bool followed;  // idist_wait_stream need not wait for the host any more
-    bool detached;  // nobody waits for it: it is freed once it is done
-    bool let_go;    // by idist_request_free
-    bool pinned;    // a thread works on it without the lock, ...
-    bool freed;     // ... and frees it when this is set
     void *copy;     // of a send buffer that the call overwrites; or NULL
     // The request goes on when this task is done: whoever waits or tests calls this, with the lock
     // held. It puts another task into the request, or sets `then` to NULL.
@@ -12954,24 +12967,6 @@ static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dt
     return w->user.dtypes[user].name;
 }
 
-// The call this rank is blocked in, if blocking is all it does; parts of calls do not count. NULL
-// when another thread could still make the call that the others wait for, or when the call waits
-// for the device, after which it goes on by itself.
-IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) {
-    idist__task *t, *only = NULL;
-    int own_threads = w->progress.running ? 2 : 1;
-
-    for (t = w->tasks.running; t; t = t->next) {
-        if (t->group->inner) continue;
-        if (only || t->async || !t->patient || t->away) return NULL;
-        only = t;
-    }
-
-    if (!only || w->machine.one_thread_calls) return only;
-
-    return idist__os_thread_count() - w->machine.foreign_thread_count <= own_threads ? only : NULL;
-}
-
 // ---- core/fingerprint.h --------------------------------------------------------------------------
 
 // core/fingerprint.h: what two ranks compare about a call
@@ -13318,6 +13313,17 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 // used again (w->tasks.idle) and goes with the world.
 //------------------------------------------------------------------------------
 
+// Returns true if the task has begun with a request.
+static bool idist__task_is_async(const idist__task *t) {
+    return t->waiter == IDIST__WAITER_REQUEST || t->waiter == IDIST__WAITER_NOBODY;
+}
+
+// Returns true if neither a caller nor the holder of a request waits: then the task is in the
+// world's list of detached tasks, and is freed after it is done.
+static bool idist__task_is_detached(const idist__task *t) {
+    return t->waiter == IDIST__WAITER_NOBODY || t->waiter == IDIST__WAITER_STREAM;
+}
+
 // A task that was let go has ended. If its group goes on, only the log tells of a failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
@@ -13351,13 +13357,13 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     w->wait.ended_count++;
     t->group->running_count--;
 
-    if (t->detached) {
+    if (idist__task_is_detached(t)) {
         t->group->detached_count--;
         w->tasks.detached_done_count++;
     }
 
-    if (t->let_go) idist__task_report(t);
-    if (t->async) w->tasks.async_count--;
+    if (t->waiter == IDIST__WAITER_NOBODY) idist__task_report(t);
+    if (idist__task_is_async(t)) w->tasks.async_count--;
     if (t->lane) idist__tracer_now()->done(t);
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
@@ -13366,8 +13372,11 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
 static void idist__task_free(idist__task *t) {
     idist__world *w = t->group->w;
 
-    t->freed = t->pinned;
-    if (t->pinned) return;
+    if (t->pin != IDIST__PIN_FREE) {
+        t->pin = IDIST__PIN_LEFT;
+        return;
+    }
+
     t->next = w->tasks.idle;
     w->tasks.idle = t;
 }
@@ -13418,38 +13427,49 @@ static idist__task *idist__task_new(idist_group *g) {
     return t;
 }
 
-// Nobody waits for it any more.
-static void idist__task_detach(idist__task *t) {
-    idist__world *w = t->group->w;
+// Returns the call in which this rank is blocked, if the rank does nothing else; parts of calls do
+// not count. NULL: another thread could still make the call that the others wait for, or the call
+// waits for the device.
+IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
+    idist__task *t, *only = NULL;
+    int own_threads = w->progress.running ? 2 : 1;
 
-    t->detached = true;
-    t->list_next = w->tasks.detached;
-    w->tasks.detached = t;
-    t->group->detached_count++;
-
-    if (t->async) {
-        w->tasks.async_count--;
-        t->group->open_request_count--;
-        t->async = false;
+    for (t = w->tasks.running; t; t = t->next) {
+        if (t->group->inner) continue;
+        if (only || idist__task_is_async(t) || !t->patient || t->away) return NULL;
+        only = t;
     }
+
+    if (!only || w->machine.one_thread_calls) return only;
+
+    return idist__os_thread_count() - w->machine.foreign_thread_count <= own_threads ? only : NULL;
 }
 
-// Whether nobody waits for it because it runs on a stream of the program.
-IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
-    return t->detached && !t->let_go;
-}
-
-// Nobody waits for it any more, and the progress thread goes on with it.
-static void idist__task_let_go(idist__task *t) {
+static void idist__task_list_detached(idist__task *t) {
     idist__world *w = t->group->w;
 
-    t->detached = true;
     t->list_next = w->tasks.detached;
     w->tasks.detached = t;
     t->group->detached_count++;
-    t->group->open_request_count--;
-    t->let_go = true;
-    w->tasks.let_go_count++;
+    if (t->waiter == IDIST__WAITER_REQUEST) t->group->open_request_count--;
+}
+
+// Leaves a task to the stream of the device on which it runs.
+static void idist__task_detach(idist__task *t) {
+    idist__task_list_detached(t);
+    if (t->waiter == IDIST__WAITER_REQUEST) t->group->w->tasks.async_count--;
+    t->waiter = IDIST__WAITER_STREAM;
+}
+
+IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
+    return t->waiter == IDIST__WAITER_STREAM;
+}
+
+// Leaves a task that has a request to the progress thread.
+static void idist__task_let_go(idist__task *t) {
+    idist__task_list_detached(t);
+    t->waiter = IDIST__WAITER_NOBODY;
+    t->group->w->tasks.let_go_count++;
 }
 
 #ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
@@ -13473,7 +13493,7 @@ static void idist__task_start(idist__task *t) {
     w->tasks.running = t;
     g->running_count++;
 
-    if (t->async) {
+    if (idist__task_is_async(t)) {
         w->tasks.request_count++;
         w->tasks.async_count++;
         g->open_request_count++;
@@ -13483,8 +13503,8 @@ static void idist__task_start(idist__task *t) {
     w->backend->start(t);
     idist__fail_end(IDIST_OK);   // what failed is in the tasks
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
-    if (w->wait.driver == IDIST__DRIVER_NONE && !t->done && t->async && w->progress.running &&
-        !w->progress.naps && !w->wait.blocked_count)
+    if (w->wait.driver == IDIST__DRIVER_NONE && !t->done && idist__task_is_async(t) &&
+        w->progress.running && !w->progress.naps && !w->wait.blocked_count)
         idist__os_cond_signal(&w->work);
 }
 
@@ -14079,7 +14099,7 @@ static void idist__wait_task(idist__task *t) {
 
 // Frees a finished task without looking at its status.
 static void idist__wait_drop(idist__task *t) {
-    if (t->async) t->group->open_request_count--;
+    if (idist__task_is_async(t)) t->group->open_request_count--;
     idist__task_free(t);
 }
 
@@ -14717,7 +14737,7 @@ static void idist__call_task_init(idist__task *t, const idist__call *call, const
                                   bool on_device) {
     t->call = *call;
     t->call.dtype_tag = idist__fingerprint_tag(t->group->w, call);
-    t->async = opts->request != NULL;
+    t->waiter = opts->request ? IDIST__WAITER_REQUEST : IDIST__WAITER_CALLER;
     t->on_device = on_device;
     t->stream = opts->stream;
     t->patient = opts->timeout_ms == 0;

@@ -1871,12 +1871,12 @@ static bool idist__mpi_coll_step(idist__mpi *mpi, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__fingerprint fingerprint;
     idist__exchange_state state;
-    bool busy = t->async || t->next || t->prev || idist__together_now.depth;
+    bool busy = idist__task_is_async(t) || t->next || t->prev || idist__together_now.depth;
     int error = MPI_SUCCESS;
 
     if (op->phase == IDIST__PHASE_QUEUED && mpi->w->cfg.unchecked) {
         idist__native_init(&op->native, g, &t->call, idist__mpi_coll_unchecked_flags(g, &t->call));
-        idist__mpi_coll_run(mpi, t, !t->async);
+        idist__mpi_coll_run(mpi, t, !idist__task_is_async(t));
         return true;
     }
 
@@ -2260,7 +2260,7 @@ static bool idist__mpi_wait_is_unbegun(const idist__mpi *mpi, const idist__task 
 // Fails both groups if this rank and the peer wait for each other.
 static void idist__mpi_wait_find_deadlock(idist__mpi *mpi, int peer) {
     const idist__mpi_control *waiting = &mpi->peers[peer].waiting;
-    idist__task *own = idist__world_only_call(mpi->w);
+    idist__task *own = idist__task_only_call(mpi->w);
     idist_group *peer_group = idist__world_find_group(mpi->w, waiting->ctx);
     char cause[400];
     bool same_group;
@@ -2332,7 +2332,7 @@ static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
 
 static void idist__mpi_wait_announce(idist__task *t) {
     idist_group *g = t->group;
-    bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__world_only_call(g->w) == t;
+    bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__task_only_call(g->w) == t;
     int i, flags;
 
     if (t->asked || (!p2p && g->w->cfg.unchecked)) return;

@@ -3942,6 +3942,8 @@ static void idist__nccl_launch_call(idist__task *first) {
 
     for (t = first; t; t = next) {
         idist__gpu_op *op = idist__gpu_op_of(t);
+        bool left;
+
         next = op->next_held;
         op->next_held = NULL;
         op->launched = true;
@@ -3950,9 +3952,10 @@ static void idist__nccl_launch_call(idist__task *first) {
         idist__nccl_launch_end(t, result, error);
         if (op->met && !t->done && idist__nccl_launch_set_complete(t))
             idist__task_complete(t, IDIST_OK, "");
-        t->pinned = false;
+        left = t->pin == IDIST__PIN_LEFT;
+        t->pin = IDIST__PIN_FREE;
         t->group->detached_count--;
-        if (t->freed) idist__task_free(t);
+        if (left) idist__task_free(t);
     }
 
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for its turn
@@ -4708,7 +4711,7 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__task **last = &idist__gpu_of(w)->held_calls;
 
     if (!idist__nccl_launch_save_counts(t)) return;
-    t->pinned = true; // until it is launched
+    t->pin = IDIST__PIN_PINNED; // until it is launched
     t->group->detached_count++;
     idist__gpu_engine_enqueue(t);
     idist__gpu_engine_run_queue(t->group);
@@ -4775,7 +4778,7 @@ static void idist__gpu_engine_op_fill(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
 
-    op->path = idist__gpu_route_path_of(g, &t->call, t->async ? NULL : t->stream);
+    op->path = idist__gpu_route_path_of(g, &t->call, idist__task_is_async(t) ? NULL : t->stream);
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
 

@@ -2399,7 +2399,7 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
 // the next progress, which comes as soon as the program waits, or the progress thread looks.
 static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
     bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
-    bool waits = !t->async && !idist__together_now.depth;
+    bool waits = !idist__task_is_async(t) && !idist__together_now.depth;
 
     return l->polled && in_burst && !waits && nbytes <= IDIST__CORK_MESSAGE &&
            l->corked_nbytes + nbytes <= IDIST__CORK_BYTES && idist__link_is_connected(l);
@@ -8179,7 +8179,7 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 
     if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL))
         return;
-    ours = idist__world_only_call(ring->w);
+    ours = idist__task_only_call(ring->w);
     if (!ours || !ours->announced) return;
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
     same_group = ours->group->ctx == waits->ctx;
@@ -8369,8 +8369,8 @@ static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
     for (t = w->tasks.running; t && w->wait.blocked_count; t = t->next) {
-        if (t->group->inner || t->detached || t->away) continue;
-        if (!t->async) return t;
+        if (t->group->inner || idist__task_is_detached(t) || t->away) continue;
+        if (!idist__task_is_async(t)) return t;
         oldest = t;
     }
 
@@ -8955,7 +8955,7 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
 static void idist__announce_wait(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool asks_all = t->group->asked_ns > t->started_ns;
-    bool only_call = idist__world_only_call(ring->w) == t;
+    bool only_call = idist__task_only_call(ring->w) == t;
     int i;
 
     if (!t->group->inner && !t->away && (t->asked || asks_all)) idist__ask_begin(ring, t);
@@ -8973,7 +8973,7 @@ static void idist__announce_wait(idist__task *t) {
 static void idist__announce_late(idist__ring *ring, int peer) {
     idist__world *w = ring->w;
     idist__link *l = &ring->links[peer];
-    const idist__task *t, *only = idist__world_only_call(w);
+    const idist__task *t, *only = idist__task_only_call(w);
     const idist_group *g;
 
     // While the world is being closed its tables are gone, but its news is still true.

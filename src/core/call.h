@@ -141,7 +141,7 @@ static void idist__call_task_init(idist__task *t, const idist__call *call, const
                                   bool on_device) {
     t->call = *call;
     t->call.dtype_tag = idist__fingerprint_tag(t->group->w, call);
-    t->async = opts->request != NULL;
+    t->waiter = opts->request ? IDIST__WAITER_REQUEST : IDIST__WAITER_CALLER;
     t->on_device = on_device;
     t->stream = opts->stream;
     t->patient = opts->timeout_ms == 0;

@@ -98,6 +98,22 @@ typedef struct idist__planned {
 } idist__planned;
 
 // One operation under way. idist__task_new clears the fields before `text` and no others.
+// Who waits for a task. From CALLER a task may go to STREAM; from REQUEST to STREAM or NOBODY.
+typedef enum idist__task_waiter {
+    IDIST__WAITER_CALLER,  // inside the call
+    IDIST__WAITER_REQUEST, // who holds the request
+    IDIST__WAITER_NOBODY,  // idist_request_free has let the request go
+    IDIST__WAITER_STREAM   // the device's stream: the call has returned
+} idist__task_waiter;
+
+// Whether a thread works on a task without the lock. A task goes from FREE to PINNED and back, or
+// from PINNED to LEFT, and then that thread frees it.
+typedef enum idist__task_pin {
+    IDIST__PIN_FREE,
+    IDIST__PIN_PINNED,
+    IDIST__PIN_LEFT // the task was freed while it was pinned
+} idist__task_pin;
+
 struct idist__task {
     idist__task *next, *prev; // in w->tasks.running while it runs
     idist__task *list_next;   // in the list of an idist_group_begin, or in w->tasks.detached
@@ -105,8 +121,9 @@ struct idist__task {
     idist_group *group;
     idist__call call;
     idist_status status;
+    idist__task_waiter waiter;
+    idist__task_pin pin;
     bool done;
-    bool async;     // the caller holds a request for it
     bool patient;   // has the group's time-out: the caller expects no return without a result
     bool announced; // the other members were told that this rank waits in it
     bool warned;    // a log line said that it takes long
@@ -119,10 +136,6 @@ struct idist__task {
     bool on_device; // the device backend takes part
     bool away;      // waits for the device: the backend has not got it yet, or is done with it
     bool followed;  // idist_wait_stream need not wait for the host any more
-    bool detached;  // nobody waits for it: it is freed once it is done
-    bool let_go;    // by idist_request_free
-    bool pinned;    // a thread works on it without the lock, ...
-    bool freed;     // ... and frees it when this is set
     void *copy;     // of a send buffer that the call overwrites; or NULL
     // The request goes on when this task is done: whoever waits or tests calls this, with the lock
     // held. It puts another task into the request, or sets `then` to NULL.

@@ -20,6 +20,17 @@
 // used again (w->tasks.idle) and goes with the world.
 //------------------------------------------------------------------------------
 
+// Returns true if the task has begun with a request.
+static bool idist__task_is_async(const idist__task *t) {
+    return t->waiter == IDIST__WAITER_REQUEST || t->waiter == IDIST__WAITER_NOBODY;
+}
+
+// Returns true if neither a caller nor the holder of a request waits: then the task is in the
+// world's list of detached tasks, and is freed after it is done.
+static bool idist__task_is_detached(const idist__task *t) {
+    return t->waiter == IDIST__WAITER_NOBODY || t->waiter == IDIST__WAITER_STREAM;
+}
+
 // A task that was let go has ended. If its group goes on, only the log tells of a failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
@@ -53,13 +64,13 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     w->wait.ended_count++;
     t->group->running_count--;
 
-    if (t->detached) {
+    if (idist__task_is_detached(t)) {
         t->group->detached_count--;
         w->tasks.detached_done_count++;
     }
 
-    if (t->let_go) idist__task_report(t);
-    if (t->async) w->tasks.async_count--;
+    if (t->waiter == IDIST__WAITER_NOBODY) idist__task_report(t);
+    if (idist__task_is_async(t)) w->tasks.async_count--;
     if (t->lane) idist__tracer_now()->done(t);
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
@@ -68,8 +79,11 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
 static void idist__task_free(idist__task *t) {
     idist__world *w = t->group->w;
 
-    t->freed = t->pinned;
-    if (t->pinned) return;
+    if (t->pin != IDIST__PIN_FREE) {
+        t->pin = IDIST__PIN_LEFT;
+        return;
+    }
+
     t->next = w->tasks.idle;
     w->tasks.idle = t;
 }
@@ -120,38 +134,49 @@ static idist__task *idist__task_new(idist_group *g) {
     return t;
 }
 
-// Nobody waits for it any more.
-static void idist__task_detach(idist__task *t) {
-    idist__world *w = t->group->w;
+// Returns the call in which this rank is blocked, if the rank does nothing else; parts of calls do
+// not count. NULL: another thread could still make the call that the others wait for, or the call
+// waits for the device.
+IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
+    idist__task *t, *only = NULL;
+    int own_threads = w->progress.running ? 2 : 1;
 
-    t->detached = true;
-    t->list_next = w->tasks.detached;
-    w->tasks.detached = t;
-    t->group->detached_count++;
-
-    if (t->async) {
-        w->tasks.async_count--;
-        t->group->open_request_count--;
-        t->async = false;
+    for (t = w->tasks.running; t; t = t->next) {
+        if (t->group->inner) continue;
+        if (only || idist__task_is_async(t) || !t->patient || t->away) return NULL;
+        only = t;
     }
+
+    if (!only || w->machine.one_thread_calls) return only;
+
+    return idist__os_thread_count() - w->machine.foreign_thread_count <= own_threads ? only : NULL;
 }
 
-// Whether nobody waits for it because it runs on a stream of the program.
-IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
-    return t->detached && !t->let_go;
-}
-
-// Nobody waits for it any more, and the progress thread goes on with it.
-static void idist__task_let_go(idist__task *t) {
+static void idist__task_list_detached(idist__task *t) {
     idist__world *w = t->group->w;
 
-    t->detached = true;
     t->list_next = w->tasks.detached;
     w->tasks.detached = t;
     t->group->detached_count++;
-    t->group->open_request_count--;
-    t->let_go = true;
-    w->tasks.let_go_count++;
+    if (t->waiter == IDIST__WAITER_REQUEST) t->group->open_request_count--;
+}
+
+// Leaves a task to the stream of the device on which it runs.
+static void idist__task_detach(idist__task *t) {
+    idist__task_list_detached(t);
+    if (t->waiter == IDIST__WAITER_REQUEST) t->group->w->tasks.async_count--;
+    t->waiter = IDIST__WAITER_STREAM;
+}
+
+IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
+    return t->waiter == IDIST__WAITER_STREAM;
+}
+
+// Leaves a task that has a request to the progress thread.
+static void idist__task_let_go(idist__task *t) {
+    idist__task_list_detached(t);
+    t->waiter = IDIST__WAITER_NOBODY;
+    t->group->w->tasks.let_go_count++;
 }
 
 #ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
@@ -175,7 +200,7 @@ static void idist__task_start(idist__task *t) {
     w->tasks.running = t;
     g->running_count++;
 
-    if (t->async) {
+    if (idist__task_is_async(t)) {
         w->tasks.request_count++;
         w->tasks.async_count++;
         g->open_request_count++;
@@ -185,8 +210,8 @@ static void idist__task_start(idist__task *t) {
     w->backend->start(t);
     idist__fail_end(IDIST_OK);   // what failed is in the tasks
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
-    if (w->wait.driver == IDIST__DRIVER_NONE && !t->done && t->async && w->progress.running &&
-        !w->progress.naps && !w->wait.blocked_count)
+    if (w->wait.driver == IDIST__DRIVER_NONE && !t->done && idist__task_is_async(t) &&
+        w->progress.running && !w->progress.naps && !w->wait.blocked_count)
         idist__os_cond_signal(&w->work);
 }
 

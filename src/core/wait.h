@@ -155,7 +155,7 @@ static void idist__wait_task(idist__task *t) {
 
 // Frees a finished task without looking at its status.
 static void idist__wait_drop(idist__task *t) {
-    if (t->async) t->group->open_request_count--;
+    if (idist__task_is_async(t)) t->group->open_request_count--;
     idist__task_free(t);
 }
 

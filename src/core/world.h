@@ -128,21 +128,3 @@ static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dt
     if (user < 0 || !w->user.dtypes[user].used) return idist_dtype_name(dtype);
     return w->user.dtypes[user].name;
 }
-
-// The call this rank is blocked in, if blocking is all it does; parts of calls do not count. NULL
-// when another thread could still make the call that the others wait for, or when the call waits
-// for the device, after which it goes on by itself.
-IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) {
-    idist__task *t, *only = NULL;
-    int own_threads = w->progress.running ? 2 : 1;
-
-    for (t = w->tasks.running; t; t = t->next) {
-        if (t->group->inner) continue;
-        if (only || t->async || !t->patient || t->away) return NULL;
-        only = t;
-    }
-
-    if (!only || w->machine.one_thread_calls) return only;
-
-    return idist__os_thread_count() - w->machine.foreign_thread_count <= own_threads ? only : NULL;
-}

@@ -260,12 +260,12 @@ static bool idist__mpi_coll_step(idist__mpi *mpi, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__fingerprint fingerprint;
     idist__exchange_state state;
-    bool busy = t->async || t->next || t->prev || idist__together_now.depth;
+    bool busy = idist__task_is_async(t) || t->next || t->prev || idist__together_now.depth;
     int error = MPI_SUCCESS;
 
     if (op->phase == IDIST__PHASE_QUEUED && mpi->w->cfg.unchecked) {
         idist__native_init(&op->native, g, &t->call, idist__mpi_coll_unchecked_flags(g, &t->call));
-        idist__mpi_coll_run(mpi, t, !t->async);
+        idist__mpi_coll_run(mpi, t, !idist__task_is_async(t));
         return true;
     }
 

@@ -26,6 +26,7 @@
 #include "core/world.h"
 #include "core/fingerprint.h"
 #include "core/explain.h"
+#include "core/task.h"
 #include "core/group.h"
 #include "mpi/mpi_model.h"
 #include "mpi/control.h"
@@ -75,7 +76,7 @@ static bool idist__mpi_wait_is_unbegun(const idist__mpi *mpi, const idist__task 
 // Fails both groups if this rank and the peer wait for each other.
 static void idist__mpi_wait_find_deadlock(idist__mpi *mpi, int peer) {
     const idist__mpi_control *waiting = &mpi->peers[peer].waiting;
-    idist__task *own = idist__world_only_call(mpi->w);
+    idist__task *own = idist__task_only_call(mpi->w);
     idist_group *peer_group = idist__world_find_group(mpi->w, waiting->ctx);
     char cause[400];
     bool same_group;
@@ -147,7 +148,7 @@ static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
 
 static void idist__mpi_wait_announce(idist__task *t) {
     idist_group *g = t->group;
-    bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__world_only_call(g->w) == t;
+    bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__task_only_call(g->w) == t;
     int i, flags;
 
     if (t->asked || (!p2p && g->w->cfg.unchecked)) return;

@@ -165,7 +165,7 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__task **last = &idist__gpu_of(w)->held_calls;
 
     if (!idist__nccl_launch_save_counts(t)) return;
-    t->pinned = true; // until it is launched
+    t->pin = IDIST__PIN_PINNED; // until it is launched
     t->group->detached_count++;
     idist__gpu_engine_enqueue(t);
     idist__gpu_engine_run_queue(t->group);
@@ -232,7 +232,7 @@ static void idist__gpu_engine_op_fill(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
 
-    op->path = idist__gpu_route_path_of(g, &t->call, t->async ? NULL : t->stream);
+    op->path = idist__gpu_route_path_of(g, &t->call, idist__task_is_async(t) ? NULL : t->stream);
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
 

@@ -278,6 +278,8 @@ static void idist__nccl_launch_call(idist__task *first) {
 
     for (t = first; t; t = next) {
         idist__gpu_op *op = idist__gpu_op_of(t);
+        bool left;
+
         next = op->next_held;
         op->next_held = NULL;
         op->launched = true;
@@ -286,9 +288,10 @@ static void idist__nccl_launch_call(idist__task *first) {
         idist__nccl_launch_end(t, result, error);
         if (op->met && !t->done && idist__nccl_launch_set_complete(t))
             idist__task_complete(t, IDIST_OK, "");
-        t->pinned = false;
+        left = t->pin == IDIST__PIN_LEFT;
+        t->pin = IDIST__PIN_FREE;
         t->group->detached_count--;
-        if (t->freed) idist__task_free(t);
+        if (left) idist__task_free(t);
     }
 
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for its turn

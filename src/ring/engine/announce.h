@@ -8,8 +8,8 @@
 #include "launch/env.h"
 #include "core/kind.h"
 #include "core/model.h"
-#include "core/world.h"
 #include "core/fingerprint.h"
+#include "core/task.h"
 #include "ring/msg/ring_model.h"
 #include "ring/msg/link.h"
 #include "ring/engine/deadlock.h"
@@ -47,7 +47,7 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
 static void idist__announce_wait(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool asks_all = t->group->asked_ns > t->started_ns;
-    bool only_call = idist__world_only_call(ring->w) == t;
+    bool only_call = idist__task_only_call(ring->w) == t;
     int i;
 
     if (!t->group->inner && !t->away && (t->asked || asks_all)) idist__ask_begin(ring, t);
@@ -65,7 +65,7 @@ static void idist__announce_wait(idist__task *t) {
 static void idist__announce_late(idist__ring *ring, int peer) {
     idist__world *w = ring->w;
     idist__link *l = &ring->links[peer];
-    const idist__task *t, *only = idist__world_only_call(w);
+    const idist__task *t, *only = idist__task_only_call(w);
     const idist_group *g;
 
     // While the world is being closed its tables are gone, but its news is still true.

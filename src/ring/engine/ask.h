@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "core/kind.h"
 #include "core/model.h"
+#include "core/task.h"
 #include "core/timer.h"
 #include "ring/msg/ring_model.h"
 #include "ring/msg/link.h"
@@ -180,8 +181,8 @@ static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
     for (t = w->tasks.running; t && w->wait.blocked_count; t = t->next) {
-        if (t->group->inner || t->detached || t->away) continue;
-        if (!t->async) return t;
+        if (t->group->inner || idist__task_is_detached(t) || t->away) continue;
+        if (!idist__task_is_async(t)) return t;
         oldest = t;
     }
 

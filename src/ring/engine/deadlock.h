@@ -20,6 +20,7 @@
 #include "core/model.h"
 #include "core/world.h"
 #include "core/explain.h"
+#include "core/task.h"
 #include "ring/msg/ring_model.h"
 #include "ring/msg/op.h"
 #include "ring/share/share.h"
@@ -110,7 +111,7 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 
     if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL))
         return;
-    ours = idist__world_only_call(ring->w);
+    ours = idist__task_only_call(ring->w);
     if (!ours || !ours->announced) return;
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
     same_group = ours->group->ctx == waits->ctx;

@@ -48,6 +48,7 @@
 #include "base/mem.h"
 #include "core/model.h"
 #include "core/world.h"
+#include "core/task.h"
 #include "core/together.h"
 #include "core/matching.h"
 #include "ring/shm/transport.h"
@@ -271,7 +272,7 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
 // the next progress, which comes as soon as the program waits, or the progress thread looks.
 static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
     bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
-    bool waits = !t->async && !idist__together_now.depth;
+    bool waits = !idist__task_is_async(t) && !idist__together_now.depth;
 
     return l->polled && in_burst && !waits && nbytes <= IDIST__CORK_MESSAGE &&
            l->corked_nbytes + nbytes <= IDIST__CORK_BYTES && idist__link_is_connected(l);
