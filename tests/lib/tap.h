@@ -14,6 +14,7 @@
 #ifndef TAP_H
 #define TAP_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -92,6 +93,16 @@ static inline int64_t tap_waited_ns(pid_t pid) {
     if (f && fscanf(f, "%*u %lld", &waited_ns) != 1) waited_ns = 0;
     if (f) fclose(f);
     return (int64_t)waited_ns;
+}
+
+// The same of all threads of this process together.
+static inline int64_t tap_all_waited_ns(void) {
+    int64_t sum_ns = 0;
+    DIR *threads = opendir("/proc/self/task");
+    for (struct dirent *e; threads && (e = readdir(threads)) != NULL;)
+        if (e->d_name[0] != '.') sum_ns += tap_waited_ns((pid_t)atoi(e->d_name));
+    if (threads) closedir(threads);
+    return sum_ns;
 }
 
 // Nanoseconds that the machine itself, if it is a virtual one, has waited for its processors so
