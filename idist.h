@@ -1656,8 +1656,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included at the start of the implementation in each spine, with base/end.h at its end, which
-// restores the settings. It has no include guard: each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
+// restores the settings. Without an include guard, so that each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -4553,10 +4553,9 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
 //
 // Functions: idist__fail_*, idist__callback_*.
 //
-// WHAT IT IS
-//
-// What every other room needs and what knows nothing of ranks: how a failure gets its text, memory
-// and log lines through the caller's functions, the dtypes, the kernels that reduce them, hashes.
+// Every failure gets its status and its text here, once, where the failure is noticed;
+// idist_last_error returns the text. The functions of the program are called here, too, so that
+// what they throw ends here.
 
 //------------------------------------------------------------------------------
 // status names, and the text of a thread's last failure
@@ -5396,9 +5395,9 @@ const char *idist_op_name(idist_op op) {
 //------------------------------------------------------------------------------
 // the instruction set that loops over elements use
 //
-// Every loop over elements exists once per instruction set, here and in base/reduce.h: `base` is
-// what the compiler was asked for, the others run where the processor has them. All give the same
-// bits, so the machines of a world may differ.
+// Every loop over elements exists once per instruction set, in base/small_float.h and
+// base/reduce.h. `base` is what the compiler was asked for; the others run where the processor has
+// them. All give the same bits, so the machines of a world may differ.
 //------------------------------------------------------------------------------
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -6622,10 +6621,9 @@ static idist_status idist__interface_choose(const idist__os_address *hint,
 
 // net/connection.h: listening, and whole transfers with a deadline
 //
-// Two programs that want to exchange bytes meet here: addresses as text, sockets with deadlines
-// and error texts, and the mutual handshake that every connection begins with. The store's server
-// (store/) and the links between ranks (ring/connect/) both accept strangers, so both use
-// the bounded set of pending connections at the end of this file.
+// Opens listeners, and reads or writes whole buffers before a deadline. net/auth.h is the handshake
+// with which every connection begins. net/pending.h is the bounded set of connections in the
+// handshake: the server of the store and the links between ranks both accept strangers.
 
 static idist_status idist__connection_listen_failed(const char *what) {
     if (errno == EADDRINUSE)
@@ -7017,8 +7015,8 @@ static idist_status idist__auth_fail_transfer(void) {
 }
 
 // Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
-// the other. IDIST_OK with h->proven set: the caller decides. A failure is final; h->broke tells
-// whether the connection was the cause.
+// the other. IDIST_OK with shake->proven set: the caller decides. A failure is final; shake->broke
+// tells whether the connection was the cause.
 static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
                                                     IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
@@ -8389,7 +8387,7 @@ static idist_status idist__multicast_own_address(const idist__multicast *cast, c
     return status;
 }
 
-// Opens the socket for a MULTICAST. When this fails, the caller closes m->fd.
+// Opens the socket for a MULTICAST. When this fails, the caller closes cast->fd.
 static idist_status idist__multicast_open(idist__multicast *cast, const idist__meet *meet,
                                           bool server, const uint8_t key[32]) {
     char group[300], job[300];
@@ -10310,7 +10308,7 @@ typedef struct idist__config {
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
     int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
-    int algorithm;      // an idist__algorithm, up to CHUNKED
+    int algorithm;      // an idist__algorithm, up to REMOTE
     int sockets;        // of a link over TCP; 0: automatic
     int bind;           // 1: bind each rank to a processor of its own, if there are enough
     bool may_draw;      // the ranks meet in a file, from which they may be drawn
@@ -16173,10 +16171,8 @@ const char *idist_show_config(void) {
 
 // calls/collective.h: the public collectives: each fills one call
 //
-// Every function that idist.h declares stands here, except those of the store, the launcher and
-// the spawn API. A communication call fills one idist__call and hands it to idist__call_run
-// (core/); nothing here touches a connection. spawn/ opens and closes worlds
-// through calls/life.h.
+// Each public collective checks its arguments, fills one idist__call and hands the call to
+// idist__call_run (core/call.h). Nothing in calls/ touches a connection.
 
 // All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
 // label is the public call this is part of, or the kind itself.
@@ -17391,7 +17387,7 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
     return status;
 }
 
-// Both calls of a pair in the group of o, which block until they are complete.
+// Both calls of a pair in the group of opts, which block until they are complete.
 static idist_status idist__several_exchange(const idist__several_pair *pair, const char *name,
                                             const idist_opts *opts) {
     idist_group *g = NULL;
@@ -18890,9 +18886,9 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 
 // spawn/start.h: start workers
 //
-// idist_spawn starts workers on this host, each a rank of a new world, watches them, and reports
-// the first that failed. idist_parallel_run is Ignite's Parallel: it spawns, or joins the world
-// that a launcher made. Nothing else in idist uses this file.
+// Starts the workers of idist_spawn on this host, each a rank of a new world. watch.h watches the
+// workers, report.h waits for them and reports the first that failed, and parallel.h is Ignite's
+// Parallel.
 //
 //     idist_spawn_start
 //       idist__start_check      arguments

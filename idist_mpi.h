@@ -130,8 +130,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included at the start of the implementation in each spine, with base/end.h at its end, which
-// restores the settings. It has no include guard: each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
+// restores the settings. Without an include guard, so that each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -1406,7 +1406,7 @@ static void idist__exchange_result(const idist_group *g, const idist__call *call
 //     idist__control_send        copies it and posts MPI_Isend
 //     idist__control_sweep       takes the buffer back when it is sent
 //     idist__control_progress    receives it on the other rank
-//     m->deliver                 idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
+//     mpi->deliver                 idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
 //                                it to mpi/mpi_p2p.h or mpi/mpi_wait.h
 //     idist__control_keep        keeps it if nobody can use it yet
 
@@ -2991,7 +2991,7 @@ static idist_status idist__mpi_world_open(idist__world *w) {
     status = idist__mpi_world_make(mpi);
 
     // IDIST_ERR_ENV means that settings differ, so all ranks are here to free the communicators.
-    // After IDIST_ERR_TIMEOUT MPI still has the address of m->p2p_comm.
+    // After IDIST_ERR_TIMEOUT MPI still has the address of mpi->p2p_comm.
     if (status != IDIST_OK) {
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->world_comm);
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->p2p_comm);

@@ -183,8 +183,8 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included at the start of the implementation in each spine, with base/end.h at its end, which
-// restores the settings. It has no include guard: each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
+// restores the settings. Without an include guard, so that each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -321,11 +321,8 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 // gpu/gpu_model.h: worlds, groups and calls, as device memory sees them
 //
-// The lower half of idist_nccl.h, which includes it; there is nothing in it to call. It holds the
-// data structures of device memory, the current device of a thread, pinned memory, the parts in
-// which a call goes to the backend of the host, and staging: the way of device memory through
-// pinned memory, which needs neither NCCL nor CUDA IPC. gpu/ipc/ and idist_nccl.h are built on
-// it.
+// The data of device memory: what the device adds to a world, a group and a task. gpu_device.h,
+// pinned.h, gpu_task.h and stage.h work on the data; gpu/ipc and gpu/nccl build on those.
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
@@ -346,8 +343,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 //     anything that waits for the device      gpu->stuck             what is mapped or pinned there
 //     the probe of a group's arenas           setup.stuck            the arena; sets gpu->stuck
 //     a job with a thread of its own          IDIST__JOB_STATE_LEFT  the job, until its thread ends
-//     a thread of the program, inside a call  w->life.abandoned           the world; sets
-//     gpu->stuck
+//     a thread of the program, inside a call  w->life.abandoned      the world; sets gpu->stuck
 
 #define IDIST__GPU_SPIN_NS ((int64_t)30000)         // a waiting thread polls that long, ...
 #define IDIST__GPU_SLEEP_NS ((int64_t)20000)        // ... then sleeps, at first that long, ...
@@ -433,7 +429,7 @@ typedef struct idist__gpu_rank_info {
 
 struct idist__nccl;      // NCCL's functions, ...
 struct idist__nccl_gate; // ... who is inside them, ...
-struct idist__nccl_job;  // ... and threads that wait for them: all in idist_nccl.h
+struct idist__nccl_job;  // ... and threads that wait for them: all in gpu/nccl
 
 // The device of a world.
 typedef struct idist__gpu {
@@ -2439,7 +2435,7 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 
 // gpu/ipc/ipc_call.h: calls of ranks that read each other's device memory
 //
-// idist_nccl.h includes this file; there is nothing in it to call. idist uses CUDA IPC by itself
+// idist uses CUDA IPC by itself
 // where NCCL does not go: for ranks of one host that share a GPU. It takes CUDA 12.8 or later;
 // with an older one, and wherever IPC does not work, the group is staged through host memory.
 //
@@ -2496,10 +2492,9 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 //
 // No kernel waits for another rank, so processes that share a GPU may take turns on it.
 //
-//     idist__gpu_engine_start          the call gets its fingerprint and enters the group's queue
-//     idist__ipc_call_step           enqueues the next phases; starts a meeting when one has
-//     finished idist__gpu_engine_part_done      the ranks have met; then the next
-//     idist__ipc_call_step
+//     idist__gpu_engine_start      the call gets its fingerprint and enters the group's queue
+//     idist__ipc_call_step         enqueues the next phases; starts a meeting when one has finished
+//     idist__gpu_engine_part_done  the ranks have met; then the next idist__ipc_call_step
 
 enum { IDIST__IPC_ELEMENT = 256 }; // bytes
 
@@ -3009,10 +3004,9 @@ static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capaci
 // Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
 // in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
 //
-//     group set up     JOB_INIT       idist__gpu_setup_init_wait, up to the init time-out
-//     group failed     JOB_ABORT      idist__nccl_abort_wait for a moment, then
-//     idist__nccl_abort_reap group closed     JOB_FINALIZE   idist__nccl_abort_reap, at the end of
-//     the world
+//     group set up   JOB_INIT      idist__gpu_setup_init_wait, up to the init time-out
+//     group failed   JOB_ABORT     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
+//     group closed   JOB_FINALIZE  idist__nccl_abort_reap, at the end of the world
 //
 // NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on ncclCommRevoke
 // makes every call return first. Before that idist makes communicators non-blocking, so that calls

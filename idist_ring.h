@@ -86,8 +86,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included at the start of the implementation in each spine, with base/end.h at its end, which
-// restores the settings. It has no include guard: each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
+// restores the settings. Without an include guard, so that each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -392,9 +392,8 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 //   | header | front 0 | front 1 | ... | part 0 | part 1 | ... | window 0 | window 1 | ...
 //
 //   front    doorbell | head of region 0, for the collectives of the world (ring/share/region.h)
-//   part     catalog | a pipe from each rank | buffers of region 0 | head and buffers of region 1
-//   ... window   a hole, until idist_alloc fills pages of it (base/window.h); not mapped before
-//   that
+//   part     catalog | a pipe from each rank | buffers of region 0 | head, buffers of region 1 ...
+//   window   a hole, until idist_alloc fills pages of it (base/window.h); not mapped before that
 //
 // Each rank has one of each. What all ranks of the world look at often is in the fronts, to need
 // fewer page tables, which every process has for itself: with parts of 4 MiB and one look at each,
@@ -6797,8 +6796,8 @@ static void idist__host_plan_count_blocks(const idist__task *t,
     }
 }
 
-// Makes the plan of a call. o->memory holds: steps | counts and displs of the hosts | what a leader
-// collects. Returns false when memory is short.
+// Makes the plan of a call. op->memory holds: steps | counts and displs of the hosts | what a
+// leader collects. Returns false when memory is short.
 static bool idist__host_plan_make(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
@@ -7074,14 +7073,11 @@ static void idist__host_run_progress(idist__ring *ring) {
 
 // ring/algo/choose.h: which algorithm a call uses, and its scratch memory
 //
-// How a collective becomes messages between ranks. Each section holds one family of algorithms and
-// can be read by itself; start here to learn how collectives work. No algorithm sees a socket: it
-// posts non-blocking sends and receives of ring/msg/, and runs again (ring/msg/op.h) whenever one
-// of them completes.
-//
-// ring/engine/start_task.h asks ring/algo/choose.h for the algorithm of a collective: one over
-// messages; ring/algo/host_plan.h, which splits it into calls inside hosts and between them; or one
-// of ring/share/, for ranks that share memory.
+// Each other file of ring/algo holds one family of algorithms and can be read by itself. No
+// algorithm sees a socket: it posts non-blocking sends and receives of ring/msg, and runs again
+// (ring/msg/op.h) when one of them completes. ring/engine/start_task.h asks this file for the
+// algorithm of a collective: one over messages; the one of host_plan.h, which splits a collective
+// into calls inside hosts and between them; or one of ring/share, for ranks that share memory.
 //
 // COSTS
 //
@@ -7124,9 +7120,9 @@ static void idist__host_run_progress(idist__ring *ring) {
 // idist__choose_algorithm takes the first that can serve the call:
 //
 //   group                                      algorithm
-//   on several hosts, with several members     BY_HOST   the operations that ring/algo/host_plan.h
-//   lists on some of them whose members share memory                 FLAT      up to 4 KiB in the
-//   slot of a rank
+//   on several hosts, with several members     BY_HOST   the operations that host_plan.h lists
+//   on some of them
+//   whose members share memory                 FLAT      up to 4 KiB in the slot of a rank
 //                                              CHUNKED   more, and v-forms
 //   any                                        LATENCY   as the table below says
 //                                              BANDWIDTH
@@ -7453,7 +7449,7 @@ static void idist__choose_convert_input(idist__task *t) {
 
 // ---- begin, run, finish ----
 
-// o->out holds the result as it was reduced, on the ranks that get one.
+// op->out holds the result as it was reduced, on the ranks that get one.
 static void idist__choose_finish(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -8091,8 +8087,8 @@ static bool idist__connector_next(idist__connector *conn, idist__connect_event *
 //     or receive, has not;
 //   - the other rank has not begun it, and nothing that could provide it is on its way.
 //
-// In any doubt (another thread, a request, a group we no longer know) this section says nothing,
-// and the deadline of the call decides.
+// In any doubt (another thread, a request, a group we no longer know) nothing is reported, and the
+// deadline of the call decides.
 
 static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const idist__task *t) {
     const idist__transfer *xfer;
@@ -8982,8 +8978,8 @@ static void idist__announce_late(idist__ring *ring, int peer) {
             (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))
             idist__link_abort(ring, l, g->ctx, g->status, g->cause);
 
-    for (t = w->tasks.running; t && !ring->failed;
-         t = t->next) { // NOLINT(clang-analyzer-*NullDereference)
+    // NOLINTNEXTLINE(clang-analyzer-*NullDereference)
+    for (t = w->tasks.running; t && !ring->failed; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
         if (t->announced && !t->done && !t->group->inner && rank >= 0)
             idist__announce_to(ring, t, t == only, rank);
@@ -8997,21 +8993,19 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 
 // ring/engine/progress.h: reads links, writes what is queued, finds links that ended
 //
-// What makes the calls of the ring backend move. Calls start and are cancelled; frames arrive
-// from other ranks and complete sends and receives; a rank with nothing to do sleeps; a call that
-// waits too long names the ranks it waits for.
-//
-// Everything runs under the lock of the world, which only sleeping releases.
+// Moves the calls of the ring backend: polls the links, hands frames to incoming.h, and judges
+// links that ended. Everything in ring/engine runs under the lock of the world, which only sleeping
+// releases.
 //
 // PATH OF A MESSAGE
 //
-// idist__progress_run   a caller polls, or the progress thread does
-// idist__progress_move_all       each link in turn: writes what is queued, reads what has arrived
-// idist__progress_read   bytes, straight into a large message or through the stage of the link
-// idist__progress_parse  cuts the stage into frames and payloads
-// idist__incoming_begin     a header is complete: may the peer send this? where does the payload
-// go? idist__incoming_end       the payload is complete: the receive is done idist__op_run the
-// algorithm that posted the receive goes on
+// idist__progress_run       a caller polls, or the progress thread does
+// idist__progress_move_all  each link in turn: writes what is queued, reads what has arrived
+// idist__progress_read      bytes, straight into a large message or through the stage of the link
+// idist__progress_parse     cuts the stage into frames and payloads
+// idist__incoming_begin     a header is complete: may the peer send this? where does the data go?
+// idist__incoming_end       the payload is complete: the receive is done
+// idist__op_run             the algorithm that posted the receive goes on
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
@@ -10287,10 +10281,9 @@ static void *idist__members_alloc(idist__world *w, size_t nbytes) {
 
 // ---- ring/join/join_state.h ----------------------------------------------------------------------
 
-// ring/join/join_state.h: what the sections below share
+// ring/join/join_state.h: the state of a join, and names of values in the store
 
 // Values of idist__config.transport that matter here.
-enum { IDIST__JOIN_AUTO = 0, IDIST__JOIN_TCP_ONLY = 2 };
 
 typedef struct idist__record { // what a rank says about itself
     char hostname[64];
@@ -11135,11 +11128,11 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     idist__text_copy(me->hostname, sizeof me->hostname, w->about.hostname);
     me->host = host;
     me->processors = idist__config_processor_key();
-    me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
+    me->shm = w->cfg.transport == IDIST__TRANSPORT_AUTO;
     me->algorithm = (uint32_t)w->cfg.algorithm;
     if (idist__records_store_address(j, &address) && idist__os_socket_is_loopback(&address))
         me->loopback = idist__config_reach_key();
-    if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__records_listen_local(j, me);
+    if (w->cfg.transport != IDIST__TRANSPORT_TCP) status = idist__records_listen_local(j, me);
     if (status == IDIST_OK)
         status = idist__records_exchange(j, "node", "nodes", records, sizeof *records);
 
@@ -11171,9 +11164,8 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
 // neighbours in rings. News of a failure spreads over these. The rest connect when they need to.
 //
 //   idist__links_want             asks for a connection to a rank
-//   idist__links_connect          makes those that are wanted: of two ranks, the higher one
-//   connects idist__links_connect_others   connects the pairs that share no memory, as described
-//   above
+//   idist__links_connect          makes those that are wanted: of two ranks, the higher connects
+//   idist__links_connect_others   connects the pairs that share no memory, as described above
 //
 // A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
 // connection merely broke, or the name of the host is not known yet: then it is tried again.
@@ -11203,7 +11195,7 @@ static void idist__links_find(idist__join *j) {
 
     for (i = 0; i < j->w->group.size; i++) {
         const idist__record *other = &j->records[i];
-        bool local = j->w->cfg.transport != IDIST__JOIN_TCP_ONLY && other->host == me->host &&
+        bool local = j->w->cfg.transport != IDIST__TRANSPORT_TCP && other->host == me->host &&
                      other->local[0];
         const char *where = local ? other->local : j->tcp[i].text;
 
@@ -12367,7 +12359,8 @@ static idist_status idist__join_open(idist__world *w) {
 
     // Announced now rather than when it is needed: with a second thread, such as the server of the
     // store, the kernel takes 15 ms for it.
-    if (w->cfg.transport == IDIST__JOIN_AUTO && w->group.size > 1) idist__os_cpu_fence_others(true);
+    if (w->cfg.transport == IDIST__TRANSPORT_AUTO && w->group.size > 1)
+        idist__os_cpu_fence_others(true);
 
     // The store comes first, so that the others learn of everything that fails after it.
     if (w->group.size > 1) status = idist__join_store_open(&j);

@@ -769,8 +769,8 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included at the start of the implementation in each spine, with base/end.h at its end, which
-// restores the settings. It has no include guard: each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
+// restores the settings. Without an include guard, so that each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -2982,7 +2982,7 @@ static idist_status idist__checkpoint_check_tensor(const char *name, int i,
     return IDIST_OK;
 }
 
-// Describes the arguments of a call. The caller frees c->table, also after a failure.
+// Describes the arguments of a call. The caller frees checkpoint->table, also after a failure.
 static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *checkpoint,
                                            const idist_tensor *tensors, int n, const void *info,
                                            size_t info_nbytes) {

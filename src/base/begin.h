@@ -1,7 +1,7 @@
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included at the start of the implementation in each spine, with base/end.h at its end, which
-// restores the settings. It has no include guard: each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
+// restores the settings. Without an include guard, so that each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")

@@ -2,10 +2,9 @@
 //
 // Functions: idist__fail_*, idist__callback_*.
 //
-// WHAT IT IS
-//
-// What every other room needs and what knows nothing of ranks: how a failure gets its text, memory
-// and log lines through the caller's functions, the dtypes, the kernels that reduce them, hashes.
+// Every failure gets its status and its text here, once, where the failure is noticed;
+// idist_last_error returns the text. The functions of the program are called here, too, so that
+// what they throw ends here.
 #pragma once
 
 //------------------------------------------------------------------------------

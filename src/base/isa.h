@@ -6,9 +6,9 @@
 //------------------------------------------------------------------------------
 // the instruction set that loops over elements use
 //
-// Every loop over elements exists once per instruction set, here and in base/reduce.h: `base` is
-// what the compiler was asked for, the others run where the processor has them. All give the same
-// bits, so the machines of a world may differ.
+// Every loop over elements exists once per instruction set, in base/small_float.h and
+// base/reduce.h. `base` is what the compiler was asked for; the others run where the processor has
+// them. All give the same bits, so the machines of a world may differ.
 //------------------------------------------------------------------------------
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))

@@ -1,9 +1,7 @@
 // calls/collective.h: the public collectives: each fills one call
 //
-// Every function that idist.h declares stands here, except those of the store, the launcher and
-// the spawn API. A communication call fills one idist__call and hands it to idist__call_run
-// (core/); nothing here touches a connection. spawn/ opens and closes worlds
-// through calls/life.h.
+// Each public collective checks its arguments, fills one idist__call and hands the call to
+// idist__call_run (core/call.h). Nothing in calls/ touches a connection.
 #pragma once
 
 #include "os/thread.h"

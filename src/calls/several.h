@@ -126,7 +126,7 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
     return status;
 }
 
-// Both calls of a pair in the group of o, which block until they are complete.
+// Both calls of a pair in the group of opts, which block until they are complete.
 static idist_status idist__several_exchange(const idist__several_pair *pair, const char *name,
                                             const idist_opts *opts) {
     idist_group *g = NULL;

@@ -1,10 +1,7 @@
 // gpu/gpu_model.h: worlds, groups and calls, as device memory sees them
 //
-// The lower half of idist_nccl.h, which includes it; there is nothing in it to call. It holds the
-// data structures of device memory, the current device of a thread, pinned memory, the parts in
-// which a call goes to the backend of the host, and staging: the way of device memory through
-// pinned memory, which needs neither NCCL nor CUDA IPC. gpu/ipc/ and idist_nccl.h are built on
-// it.
+// The data of device memory: what the device adds to a world, a group and a task. gpu_device.h,
+// pinned.h, gpu_task.h and stage.h work on the data; gpu/ipc and gpu/nccl build on those.
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
@@ -25,8 +22,7 @@
 //     anything that waits for the device      gpu->stuck             what is mapped or pinned there
 //     the probe of a group's arenas           setup.stuck            the arena; sets gpu->stuck
 //     a job with a thread of its own          IDIST__JOB_STATE_LEFT  the job, until its thread ends
-//     a thread of the program, inside a call  w->life.abandoned           the world; sets
-//     gpu->stuck
+//     a thread of the program, inside a call  w->life.abandoned      the world; sets gpu->stuck
 #pragma once
 
 #include "os/thread.h"
@@ -116,7 +112,7 @@ typedef struct idist__gpu_rank_info {
 
 struct idist__nccl;      // NCCL's functions, ...
 struct idist__nccl_gate; // ... who is inside them, ...
-struct idist__nccl_job;  // ... and threads that wait for them: all in idist_nccl.h
+struct idist__nccl_job;  // ... and threads that wait for them: all in gpu/nccl
 
 // The device of a world.
 typedef struct idist__gpu {

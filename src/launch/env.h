@@ -58,7 +58,7 @@ typedef struct idist__config {
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
     int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
-    int algorithm;      // an idist__algorithm, up to CHUNKED
+    int algorithm;      // an idist__algorithm, up to REMOTE
     int sockets;        // of a link over TCP; 0: automatic
     int bind;           // 1: bind each rank to a processor of its own, if there are enough
     bool may_draw;      // the ranks meet in a file, from which they may be drawn

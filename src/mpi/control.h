@@ -9,7 +9,7 @@
 //     idist__control_send        copies it and posts MPI_Isend
 //     idist__control_sweep       takes the buffer back when it is sent
 //     idist__control_progress    receives it on the other rank
-//     m->deliver                 idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
+//     mpi->deliver                 idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
 //                                it to mpi/mpi_p2p.h or mpi/mpi_wait.h
 //     idist__control_keep        keeps it if nobody can use it yet
 #pragma once

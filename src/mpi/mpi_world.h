@@ -243,7 +243,7 @@ static idist_status idist__mpi_world_open(idist__world *w) {
     status = idist__mpi_world_make(mpi);
 
     // IDIST_ERR_ENV means that settings differ, so all ranks are here to free the communicators.
-    // After IDIST_ERR_TIMEOUT MPI still has the address of m->p2p_comm.
+    // After IDIST_ERR_TIMEOUT MPI still has the address of mpi->p2p_comm.
     if (status != IDIST_OK) {
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->world_comm);
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->p2p_comm);

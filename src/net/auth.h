@@ -277,8 +277,8 @@ static idist_status idist__auth_fail_transfer(void) {
 }
 
 // Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
-// the other. IDIST_OK with h->proven set: the caller decides. A failure is final; h->broke tells
-// whether the connection was the cause.
+// the other. IDIST_OK with shake->proven set: the caller decides. A failure is final; shake->broke
+// tells whether the connection was the cause.
 static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
                                                     IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,

@@ -1,9 +1,8 @@
 // net/connection.h: listening, and whole transfers with a deadline
 //
-// Two programs that want to exchange bytes meet here: addresses as text, sockets with deadlines
-// and error texts, and the mutual handshake that every connection begins with. The store's server
-// (store/) and the links between ranks (ring/connect/) both accept strangers, so both use
-// the bounded set of pending connections at the end of this file.
+// Opens listeners, and reads or writes whole buffers before a deadline. net/auth.h is the handshake
+// with which every connection begins. net/pending.h is the bounded set of connections in the
+// handshake: the server of the store and the links between ranks both accept strangers.
 #pragma once
 
 #include "os/poll.h"

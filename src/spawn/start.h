@@ -1,8 +1,8 @@
 // spawn/start.h: start workers
 //
-// idist_spawn starts workers on this host, each a rank of a new world, watches them, and reports
-// the first that failed. idist_parallel_run is Ignite's Parallel: it spawns, or joins the world
-// that a launcher made. Nothing else in idist uses this file.
+// Starts the workers of idist_spawn on this host, each a rank of a new world. watch.h watches the
+// workers, report.h waits for them and reports the first that failed, and parallel.h is Ignite's
+// Parallel.
 //
 //     idist_spawn_start
 //       idist__start_check      arguments

@@ -49,7 +49,7 @@ static idist_status idist__multicast_own_address(const idist__multicast *cast, c
     return status;
 }
 
-// Opens the socket for a MULTICAST. When this fails, the caller closes m->fd.
+// Opens the socket for a MULTICAST. When this fails, the caller closes cast->fd.
 static idist_status idist__multicast_open(idist__multicast *cast, const idist__meet *meet,
                                           bool server, const uint8_t key[32]) {
     char group[300], job[300];

@@ -647,8 +647,8 @@ static void spawned_beside_a_thread(void) {
     holder h;
     idist_workers *workers = NULL;
     bool possible = true;
-#ifdef __SANITIZE_THREAD__ // whose runtime cannot start a thread in a process that was forked
-                           // beside one
+// The thread sanitizer's runtime cannot start a thread in a process that was forked beside one.
+#ifdef __SANITIZE_THREAD__
     possible = false;
 #endif
     if (!possible) {

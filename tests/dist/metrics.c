@@ -1,6 +1,8 @@
 // metrics.c - batch statistics and clipped gradients against what PyTorch computes
 // (tests/data/norm.txt, made by norm.py beside it); accuracy, means, confusion and epoch metrics
-// over ranks A rank that has no memory is made by the malloc here.
+// over ranks
+//
+// A rank that has no memory is made by the malloc here.
 #define malloc test_malloc
 #define IDIST_IMPLEMENTATION
 #include "idist.h"

@@ -103,8 +103,7 @@ static int opens_a_store(int rank, void *arg) {
     const char *keys[2] = {"a", "b"};
     unchanged("store_wait", idist_store_wait(store, keys, 2, 10000), false);
     if (rank == 1) __atomic_store_n(&met->done, 1, __ATOMIC_RELEASE);
-    while (!__atomic_load_n(&met->done, __ATOMIC_ACQUIRE) && tap_now_ms() < until_ms)
-        sched_yield();
+    while (!__atomic_load_n(&met->done, __ATOMIC_ACQUIRE) && tap_now_ms() < until_ms) sched_yield();
     idist_store_close(&store);
     return 0;
 }

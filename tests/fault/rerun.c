@@ -226,8 +226,8 @@ int main(int argc, char **argv) {
     pthread_t blocked;
     int end = silent_stdin();
     bool beside = true;
-#ifdef __SANITIZE_THREAD__ // whose runtime cannot start a thread in a process that was forked
-                           // beside one
+// The thread sanitizer's runtime cannot start a thread in a process that was forked beside one.
+#ifdef __SANITIZE_THREAD__
     beside = false;
 #endif
 #ifdef __SANITIZE_ADDRESS__ // whose allocator does not release its locks in a forked process

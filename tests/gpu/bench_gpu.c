@@ -2,9 +2,9 @@
 // operation, type and size
 //
 //     tests/gpu/bench_gpu.sh       builds and runs it; --fake: on the stand-ins of tests/fake,
-//     where no figure means a thing bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES]
-//     [-e BYTES] [-rounds N] [-copy BYTES] [-fake]
-//               [-markdown FILE] [-part 2/3]
+//                                  where no figure means a thing
+//     bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES] [-e BYTES] [-rounds N]
+//               [-copy BYTES] [-fake] [-markdown FILE] [-part 2/3]
 //
 // Sizes and bandwidths are those of nccl-tests: all_reduce S = count * size, algbw = S / t, busbw =
 // algbw * 2(n-1)/n; all_gather and reduce_scatter S = count * size * n, busbw = algbw * (n-1)/n;

@@ -4,8 +4,9 @@
 // of the one TAP line that the run gets. The log lies in shared memory, so that forked ranks can
 // write to it as well.
 //
-//     static void body(idist_group *world, int rank, int n, void *arg) { ... rank_check(x == 3, "x
-//     is %d", x); } ranks_case(3, NULL, body, NULL, "body with 3 ranks");
+//     static void body(idist_group *world, int rank, int n, void *arg) { ... }
+//
+//     ranks_case(3, NULL, body, NULL, "body with 3 ranks");
 //
 // With RANKS_MPI the ranks are those of the mpirun that started the test, see ranks_mpi.h.
 #ifndef RANKS_H

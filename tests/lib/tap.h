@@ -1,4 +1,4 @@
-// tap.h - writes TAP, the test anything protocol, for tests that fork, start threads and may hang
+// tap.h - writes TAP, the test anything protocol, for tests that fork, use threads and may hang
 //
 // Do this:
 //     tap_deadline(30);                                 // before any thread is started

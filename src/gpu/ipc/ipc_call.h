@@ -1,6 +1,6 @@
 // gpu/ipc/ipc_call.h: calls of ranks that read each other's device memory
 //
-// idist_nccl.h includes this file; there is nothing in it to call. idist uses CUDA IPC by itself
+// idist uses CUDA IPC by itself
 // where NCCL does not go: for ranks of one host that share a GPU. It takes CUDA 12.8 or later;
 // with an older one, and wherever IPC does not work, the group is staged through host memory.
 //
@@ -57,10 +57,9 @@
 //
 // No kernel waits for another rank, so processes that share a GPU may take turns on it.
 //
-//     idist__gpu_engine_start          the call gets its fingerprint and enters the group's queue
-//     idist__ipc_call_step           enqueues the next phases; starts a meeting when one has
-//     finished idist__gpu_engine_part_done      the ranks have met; then the next
-//     idist__ipc_call_step
+//     idist__gpu_engine_start      the call gets its fingerprint and enters the group's queue
+//     idist__ipc_call_step         enqueues the next phases; starts a meeting when one has finished
+//     idist__gpu_engine_part_done  the ranks have met; then the next idist__ipc_call_step
 #pragma once
 
 #include "base/dtype.h"

@@ -3,10 +3,9 @@
 // Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
 // in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
 //
-//     group set up     JOB_INIT       idist__gpu_setup_init_wait, up to the init time-out
-//     group failed     JOB_ABORT      idist__nccl_abort_wait for a moment, then
-//     idist__nccl_abort_reap group closed     JOB_FINALIZE   idist__nccl_abort_reap, at the end of
-//     the world
+//     group set up   JOB_INIT      idist__gpu_setup_init_wait, up to the init time-out
+//     group failed   JOB_ABORT     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
+//     group closed   JOB_FINALIZE  idist__nccl_abort_reap, at the end of the world
 //
 // NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on ncclCommRevoke
 // makes every call return first. Before that idist makes communicators non-blocking, so that calls

@@ -1,13 +1,10 @@
 // ring/algo/choose.h: which algorithm a call uses, and its scratch memory
 //
-// How a collective becomes messages between ranks. Each section holds one family of algorithms and
-// can be read by itself; start here to learn how collectives work. No algorithm sees a socket: it
-// posts non-blocking sends and receives of ring/msg/, and runs again (ring/msg/op.h) whenever one
-// of them completes.
-//
-// ring/engine/start_task.h asks ring/algo/choose.h for the algorithm of a collective: one over
-// messages; ring/algo/host_plan.h, which splits it into calls inside hosts and between them; or one
-// of ring/share/, for ranks that share memory.
+// Each other file of ring/algo holds one family of algorithms and can be read by itself. No
+// algorithm sees a socket: it posts non-blocking sends and receives of ring/msg, and runs again
+// (ring/msg/op.h) when one of them completes. ring/engine/start_task.h asks this file for the
+// algorithm of a collective: one over messages; the one of host_plan.h, which splits a collective
+// into calls inside hosts and between them; or one of ring/share, for ranks that share memory.
 //
 // COSTS
 //
@@ -50,9 +47,9 @@
 // idist__choose_algorithm takes the first that can serve the call:
 //
 //   group                                      algorithm
-//   on several hosts, with several members     BY_HOST   the operations that ring/algo/host_plan.h
-//   lists on some of them whose members share memory                 FLAT      up to 4 KiB in the
-//   slot of a rank
+//   on several hosts, with several members     BY_HOST   the operations that host_plan.h lists
+//   on some of them
+//   whose members share memory                 FLAT      up to 4 KiB in the slot of a rank
 //                                              CHUNKED   more, and v-forms
 //   any                                        LATENCY   as the table below says
 //                                              BANDWIDTH
@@ -403,7 +400,7 @@ static void idist__choose_convert_input(idist__task *t) {
 
 // ---- begin, run, finish ----
 
-// o->out holds the result as it was reduced, on the ranks that get one.
+// op->out holds the result as it was reduced, on the ranks that get one.
 static void idist__choose_finish(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;

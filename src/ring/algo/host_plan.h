@@ -351,8 +351,8 @@ static void idist__host_plan_count_blocks(const idist__task *t,
     }
 }
 
-// Makes the plan of a call. o->memory holds: steps | counts and displs of the hosts | what a leader
-// collects. Returns false when memory is short.
+// Makes the plan of a call. op->memory holds: steps | counts and displs of the hosts | what a
+// leader collects. Returns false when memory is short.
 static bool idist__host_plan_make(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);

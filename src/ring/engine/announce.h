@@ -74,8 +74,8 @@ static void idist__announce_late(idist__ring *ring, int peer) {
             (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))
             idist__link_abort(ring, l, g->ctx, g->status, g->cause);
 
-    for (t = w->tasks.running; t && !ring->failed;
-         t = t->next) { // NOLINT(clang-analyzer-*NullDereference)
+    // NOLINTNEXTLINE(clang-analyzer-*NullDereference)
+    for (t = w->tasks.running; t && !ring->failed; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
         if (t->announced && !t->done && !t->group->inner && rank >= 0)
             idist__announce_to(ring, t, t == only, rank);

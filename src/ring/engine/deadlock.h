@@ -11,8 +11,8 @@
 //     or receive, has not;
 //   - the other rank has not begun it, and nothing that could provide it is on its way.
 //
-// In any doubt (another thread, a request, a group we no longer know) this section says nothing,
-// and the deadline of the call decides.
+// In any doubt (another thread, a request, a group we no longer know) nothing is reported, and the
+// deadline of the call decides.
 #pragma once
 
 #include "launch/env.h"

@@ -1,20 +1,18 @@
 // ring/engine/progress.h: reads links, writes what is queued, finds links that ended
 //
-// What makes the calls of the ring backend move. Calls start and are cancelled; frames arrive
-// from other ranks and complete sends and receives; a rank with nothing to do sleeps; a call that
-// waits too long names the ranks it waits for.
-//
-// Everything runs under the lock of the world, which only sleeping releases.
+// Moves the calls of the ring backend: polls the links, hands frames to incoming.h, and judges
+// links that ended. Everything in ring/engine runs under the lock of the world, which only sleeping
+// releases.
 //
 // PATH OF A MESSAGE
 //
-// idist__progress_run   a caller polls, or the progress thread does
-// idist__progress_move_all       each link in turn: writes what is queued, reads what has arrived
-// idist__progress_read   bytes, straight into a large message or through the stage of the link
-// idist__progress_parse  cuts the stage into frames and payloads
-// idist__incoming_begin     a header is complete: may the peer send this? where does the payload
-// go? idist__incoming_end       the payload is complete: the receive is done idist__op_run the
-// algorithm that posted the receive goes on
+// idist__progress_run       a caller polls, or the progress thread does
+// idist__progress_move_all  each link in turn: writes what is queued, reads what has arrived
+// idist__progress_read      bytes, straight into a large message or through the stage of the link
+// idist__progress_parse     cuts the stage into frames and payloads
+// idist__incoming_begin     a header is complete: may the peer send this? where does the data go?
+// idist__incoming_end       the payload is complete: the receive is done
+// idist__op_run             the algorithm that posted the receive goes on
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.

@@ -37,6 +37,7 @@
 #include "base/text.h"
 #include "base/mem.h"
 #include "base/log.h"
+#include "launch/env.h"
 #include "core/model.h"
 #include "ring/shm/liveness.h"
 #include "ring/shm/pipe.h"
@@ -234,7 +235,8 @@ static idist_status idist__join_open(idist__world *w) {
 
     // Announced now rather than when it is needed: with a second thread, such as the server of the
     // store, the kernel takes 15 ms for it.
-    if (w->cfg.transport == IDIST__JOIN_AUTO && w->group.size > 1) idist__os_cpu_fence_others(true);
+    if (w->cfg.transport == IDIST__TRANSPORT_AUTO && w->group.size > 1)
+        idist__os_cpu_fence_others(true);
 
     // The store comes first, so that the others learn of everything that fails after it.
     if (w->group.size > 1) status = idist__join_store_open(&j);

@@ -1,4 +1,4 @@
-// ring/join/join_state.h: what the sections below share
+// ring/join/join_state.h: the state of a join, and names of values in the store
 #pragma once
 
 #include "os/clock.h"
@@ -11,7 +11,6 @@
 #include "ring/connect/connector.h"
 
 // Values of idist__config.transport that matter here.
-enum { IDIST__JOIN_AUTO = 0, IDIST__JOIN_TCP_ONLY = 2 };
 
 typedef struct idist__record { // what a rank says about itself
     char hostname[64];

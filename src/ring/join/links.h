@@ -7,9 +7,8 @@
 // neighbours in rings. News of a failure spreads over these. The rest connect when they need to.
 //
 //   idist__links_want             asks for a connection to a rank
-//   idist__links_connect          makes those that are wanted: of two ranks, the higher one
-//   connects idist__links_connect_others   connects the pairs that share no memory, as described
-//   above
+//   idist__links_connect          makes those that are wanted: of two ranks, the higher connects
+//   idist__links_connect_others   connects the pairs that share no memory, as described above
 //
 // A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
 // connection merely broke, or the name of the host is not known yet: then it is tried again.
@@ -22,6 +21,7 @@
 #include "base/text.h"
 #include "base/mem.h"
 #include "net/address.h"
+#include "launch/env.h"
 #include "ring/msg/ring_model.h"
 #include "ring/msg/sockets.h"
 #include "ring/msg/link.h"
@@ -55,7 +55,7 @@ static void idist__links_find(idist__join *j) {
 
     for (i = 0; i < j->w->group.size; i++) {
         const idist__record *other = &j->records[i];
-        bool local = j->w->cfg.transport != IDIST__JOIN_TCP_ONLY && other->host == me->host &&
+        bool local = j->w->cfg.transport != IDIST__TRANSPORT_TCP && other->host == me->host &&
                      other->local[0];
         const char *where = local ? other->local : j->tcp[i].text;
 

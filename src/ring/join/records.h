@@ -18,6 +18,7 @@
 #include "net/connection.h"
 #include "net/secret.h"
 #include "store/client.h"
+#include "launch/env.h"
 #include "launch/config.h"
 #include "core/model.h"
 #include "ring/msg/ring_model.h"
@@ -280,11 +281,11 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     idist__text_copy(me->hostname, sizeof me->hostname, w->about.hostname);
     me->host = host;
     me->processors = idist__config_processor_key();
-    me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
+    me->shm = w->cfg.transport == IDIST__TRANSPORT_AUTO;
     me->algorithm = (uint32_t)w->cfg.algorithm;
     if (idist__records_store_address(j, &address) && idist__os_socket_is_loopback(&address))
         me->loopback = idist__config_reach_key();
-    if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__records_listen_local(j, me);
+    if (w->cfg.transport != IDIST__TRANSPORT_TCP) status = idist__records_listen_local(j, me);
     if (status == IDIST_OK)
         status = idist__records_exchange(j, "node", "nodes", records, sizeof *records);
 

@@ -27,9 +27,8 @@
 //   | header | front 0 | front 1 | ... | part 0 | part 1 | ... | window 0 | window 1 | ...
 //
 //   front    doorbell | head of region 0, for the collectives of the world (ring/share/region.h)
-//   part     catalog | a pipe from each rank | buffers of region 0 | head and buffers of region 1
-//   ... window   a hole, until idist_alloc fills pages of it (base/window.h); not mapped before
-//   that
+//   part     catalog | a pipe from each rank | buffers of region 0 | head, buffers of region 1 ...
+//   window   a hole, until idist_alloc fills pages of it (base/window.h); not mapped before that
 //
 // Each rank has one of each. What all ranks of the world look at often is in the fronts, to need
 // fewer page tables, which every process has for itself: with parts of 4 MiB and one look at each,

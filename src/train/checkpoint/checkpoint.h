@@ -181,7 +181,7 @@ static idist_status idist__checkpoint_check_tensor(const char *name, int i,
     return IDIST_OK;
 }
 
-// Describes the arguments of a call. The caller frees c->table, also after a failure.
+// Describes the arguments of a call. The caller frees checkpoint->table, also after a failure.
 static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *checkpoint,
                                            const idist_tensor *tensors, int n, const void *info,
                                            size_t info_nbytes) {
