@@ -2,8 +2,8 @@
 //
 // Do this:
 //     tap_deadline(30);                                 // before any thread is started
-//     tap_running("all_reduce n=%d", n);                // what the watchdog names when the
-//     deadline passes tap_ok(x == 3, "x is three");                     // ok 1 - x is three
+//     tap_running("all_reduce n=%d", n);                // what the watchdog names
+//     tap_ok(x == 3, "x is three");                     // ok 1 - x is three
 //     tap_is(got, expected, "number of ranks");         // not ok 2 - ..., then both values
 //     return tap_done();                                // 1..2, exit status
 //
