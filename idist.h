@@ -2787,7 +2787,7 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity);
 
 // os/beacon.h: a name that exists as long as its process, and wakes it
 //
-// A process lights a beacon under a local name. The kernel takes the name away when the process
+// A process opens a beacon under a local name. The kernel takes the name away when the process
 // ends, however it ends. Others need no connection to see that, or to wake the process while it
 // watches its beacon in poll: one socket of their own serves for any number of beacons.
 //
@@ -12902,7 +12902,7 @@ static idist__world *idist__world_default(void) {
 }
 
 // A thread that polls holds the lock most of the time. Counting those who wait for it tells that
-// thread when to let go.
+// thread when to release the lock.
 static void idist__world_lock(idist__world *w) {
     if (idist__os_mutex_try_lock(&w->lock)) return;
     __atomic_fetch_add(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);

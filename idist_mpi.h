@@ -1653,7 +1653,7 @@ static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
 //
 // The path of a collective. The state of an exchange belongs to the group, not to a
 // task, so that a quick call that gives up loses nothing: the task that follows for
-// the same call finds the exchange under way and goes on with it.
+// the same call finds the exchange under way and continues it.
 //
 //     idist__call_locked
 //       |

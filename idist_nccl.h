@@ -491,7 +491,7 @@ typedef struct idist__gpu_group {
     int fault;                       // NCCL's error about another rank; 0: none
     int64_t fault_deadline_ns;       // until then the host may find out which rank
     bool must_abort; // comm is to be aborted; without ncclCommRevoke by the thread inside NCCL,
-                     // once it comes out
+                     // when its call returns
     struct idist__nccl_job *abort_job; // aborts what was comm, until the job is left to itself
     bool waited_for_abort;             // its grace has been spent: not again
     bool stuck;                        // its copies never end
@@ -3192,7 +3192,7 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) != 0;
 }
 
-// A thread still inside NCCL looks at the gate when it comes out.
+// A thread still inside NCCL looks at the gate when its call returns.
 static void idist__nccl_job_free(idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
     free(job->config);
@@ -3504,7 +3504,7 @@ static bool idist__nccl_abort_is_inside(const idist__gpu_group *gg) {
 }
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
-// ncclCommRevoke a thread that is inside NCCL starts it when it comes out: at once, unless the
+// ncclCommRevoke, a thread inside NCCL starts the abort when its call returns: at once, unless the
 // communicator is a blocking one of the user's.
 static void idist__nccl_abort_group(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);

@@ -621,7 +621,7 @@ typedef struct idist_checkpoint_desc {
 //
 // The file is not written, and nothing changes, if `keep` files of other steps are better and
 // `keep_latest` are later. The log says so at info level, or as a warning if the better file has a
-// later step, so that it must stem from another run. Every valid file with the prefix counts, also
+// later step, which only another run can write. Every valid file with the prefix counts, also
 // those of earlier runs: use a folder per training run. A damaged file does not count, pushes no
 // other file out, and is not removed; a warning names the file once. To verify the files, the first
 // save of a process reads those that it finds. Later ones read only what others have written.

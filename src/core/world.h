@@ -66,7 +66,7 @@ static idist__world *idist__world_default(void) {
 }
 
 // A thread that polls holds the lock most of the time. Counting those who wait for it tells that
-// thread when to let go.
+// thread when to release the lock.
 static void idist__world_lock(idist__world *w) {
     if (idist__os_mutex_try_lock(&w->lock)) return;
     __atomic_fetch_add(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);

@@ -174,7 +174,7 @@ typedef struct idist__gpu_group {
     int fault;                       // NCCL's error about another rank; 0: none
     int64_t fault_deadline_ns;       // until then the host may find out which rank
     bool must_abort; // comm is to be aborted; without ncclCommRevoke by the thread inside NCCL,
-                     // once it comes out
+                     // when its call returns
     struct idist__nccl_job *abort_job; // aborts what was comm, until the job is left to itself
     bool waited_for_abort;             // its grace has been spent: not again
     bool stuck;                        // its copies never end

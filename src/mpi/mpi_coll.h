@@ -21,7 +21,7 @@
 //
 // The path of a collective. The state of an exchange belongs to the group, not to a
 // task, so that a quick call that gives up loses nothing: the task that follows for
-// the same call finds the exchange under way and goes on with it.
+// the same call finds the exchange under way and continues it.
 //
 //     idist__call_locked
 //       |

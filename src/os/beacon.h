@@ -1,6 +1,6 @@
 // os/beacon.h: a name that exists as long as its process, and wakes it
 //
-// A process lights a beacon under a local name. The kernel takes the name away when the process
+// A process opens a beacon under a local name. The kernel takes the name away when the process
 // ends, however it ends. Others need no connection to see that, or to wake the process while it
 // watches its beacon in poll: one socket of their own serves for any number of beacons.
 //

@@ -17,7 +17,7 @@ static bool idist__nccl_abort_is_inside(const idist__gpu_group *gg) {
 }
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
-// ncclCommRevoke a thread that is inside NCCL starts it when it comes out: at once, unless the
+// ncclCommRevoke, a thread inside NCCL starts the abort when its call returns: at once, unless the
 // communicator is a blocking one of the user's.
 static void idist__nccl_abort_group(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);

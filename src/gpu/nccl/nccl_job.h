@@ -198,7 +198,7 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) != 0;
 }
 
-// A thread still inside NCCL looks at the gate when it comes out.
+// A thread still inside NCCL looks at the gate when its call returns.
 static void idist__nccl_job_free(idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
     free(job->config);

@@ -492,7 +492,7 @@ static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
     idist__progress_connect(ring);
 }
 
-// Serves the links, and goes on with connections, without blocking. The poll set is not that of
+// Serves the links and advances the connections, without blocking. The poll set is not that of
 // idist__progress_sleep, in which another thread may be.
 static void idist__progress_turn(idist__ring *ring) {
     idist__os_poll_entry *polls = ring->polls + ring->poll_capacity;

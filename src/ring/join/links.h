@@ -141,7 +141,7 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
     return idist__join_failure_lost(j, event->rank, how);
 }
 
-// Goes on with all connections, as far as possible.
+// Advances all connections as far as possible without blocking.
 static idist_status idist__links_progress(idist__join *j) {
     idist__connect_event event;
 
