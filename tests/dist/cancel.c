@@ -86,6 +86,7 @@ static void refused(idist_group *world, int rank, int n, void *arg) {
         rank_check(s == IDIST_ERR_ARG && strstr(idist_last_error(), "send"), "rank %d: %s, %s",
                    rank, idist_status_name(s), idist_last_error());
     }
+    rank_ok(rank, idist_barrier(&o)); // nobody has received before
     rank_ok(rank, idist_recv(y, LARGE, IDIST_I32, left, 1, NULL, &o));
     rank_ok(rank, idist_wait(&r));
 
