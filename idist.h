@@ -12226,7 +12226,15 @@ typedef struct idist__planned {
     uint32_t count; // of plans that were filled with it
 } idist__planned;
 
-// One operation under way. idist__task_new clears the fields before `text` and no others.
+// Who works on a task. It goes from HOST to DEVICE and back as often as the device backend needs,
+// and from either to DONE, where it stays. While one of its parts is with the backend of the host, a
+// call on device memory is in HOST.
+typedef enum idist__task_state {
+    IDIST__TASK_ON_HOST,   // the backend of the host
+    IDIST__TASK_ON_DEVICE, // the device backend; the backend of the host has not got it, or no more
+    IDIST__TASK_DONE
+} idist__task_state;
+
 // Who waits for a task. From CALLER a task may go to STREAM; from REQUEST to STREAM or NOBODY.
 typedef enum idist__task_waiter {
     IDIST__WAITER_CALLER,  // inside the call
@@ -12243,6 +12251,7 @@ typedef enum idist__task_pin {
     IDIST__PIN_LEFT // the task was freed while it was pinned
 } idist__task_pin;
 
+// One operation under way. idist__task_new clears the fields before `text` and no others.
 struct idist__task {
     idist__task *next, *prev; // in w->tasks.running while it runs
     idist__task *list_next;   // in the list of an idist_group_begin, or in w->tasks.detached
@@ -12250,20 +12259,21 @@ struct idist__task {
     idist_group *group;
     idist__call call;
     idist_status status;
+    idist__task_state state;
     idist__task_waiter waiter;
     idist__task_pin pin;
-    bool done;
-    bool patient;   // has the group's time-out: the caller expects no return without a result
-    bool announced; // the other members were told that this rank waits in it
-    bool warned;    // a log line said that it takes long
-    bool asked;     // of a message: its peer was asked whom it waits for
-    uint32_t seq;   // number within the group; 0: point-to-point, or not numbered yet
+    struct {            // what core/timer.h has done about a task that takes long
+        bool announced; // told the other members that this rank waits in it
+        bool asked;     // of a message: asked its peer whom that rank waits for
+        bool warned;    // logged that it takes long; may ask once more after that
+    } late;
+    bool patient; // has the group's time-out: the caller expects no return without a result
+    uint32_t seq; // number within the group; 0: point-to-point, or not numbered yet
     idist__fingerprint whole; // the call it is part of; kind 0: it is a call of its own
     uint16_t parent_past;     // digest of the calls before that one
     int timeout_ms;
     int64_t started_ns, deadline_ns;
     bool on_device; // the device backend takes part
-    bool away;      // waits for the device: the backend has not got it yet, or is done with it
     bool followed;  // idist_wait_stream need not wait for the host any more
     void *copy;     // of a send buffer that the call overwrites; or NULL
     // The request goes on when this task is done: whoever waits or tests calls this, with the lock
@@ -13336,7 +13346,7 @@ static void idist__task_report(const idist__task *t) {
 static void idist__task_complete(idist__task *t, idist_status status, const char *text) {
     idist__world *w = t->group->w;
 
-    if (t->done) return;
+    if (t->state == IDIST__TASK_DONE) return;
     if (t->on_device && !w->device_api->landed(t, status)) return;
     t->status = status;
 
@@ -13351,7 +13361,7 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     t->next = t->prev = NULL;
     idist__mem_free(&w->cfg.mem, t->copy);
     t->copy = NULL;
-    t->done = true;
+    t->state = IDIST__TASK_DONE;
     w->wait.ended_count++;
     t->group->running_count--;
 
@@ -13388,7 +13398,7 @@ static void idist__task_sweep(idist__world *w) {
     while (*at) {
         idist__task *t = *at;
 
-        if (!t->done) {
+        if (t->state != IDIST__TASK_DONE) {
             at = &t->list_next;
             continue;
         }
@@ -13434,7 +13444,8 @@ IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
 
     for (t = w->tasks.running; t; t = t->next) {
         if (t->group->inner) continue;
-        if (only || idist__task_is_async(t) || !t->patient || t->away) return NULL;
+        if (only || idist__task_is_async(t) || !t->patient || t->state == IDIST__TASK_ON_DEVICE)
+            return NULL;
         only = t;
     }
 
@@ -13501,8 +13512,9 @@ static void idist__task_start(idist__task *t) {
     w->backend->start(t);
     idist__fail_end(IDIST_OK);   // what failed is in the tasks
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
-    if (w->wait.driver == IDIST__DRIVER_NONE && !t->done && idist__task_is_async(t) &&
-        w->progress.running && !w->progress.naps && !w->wait.blocked_count)
+    if (w->wait.driver == IDIST__DRIVER_NONE && t->state != IDIST__TASK_DONE &&
+        idist__task_is_async(t) && w->progress.running && !w->progress.naps &&
+        !w->wait.blocked_count)
         idist__os_cond_signal(&w->work);
 }
 
@@ -13793,7 +13805,7 @@ static void idist__group_flush(idist_group *g) {
 static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
     int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
 
-    if (t->away && at < now + IDIST__MS) return now + IDIST__MS;
+    if (t->state == IDIST__TASK_ON_DEVICE && at < now + IDIST__MS) return now + IDIST__MS;
     if (at > now && at < now + IDIST__TIMERS_NS) return now + IDIST__TIMERS_NS;
     return at;
 }
@@ -13807,7 +13819,7 @@ static int64_t idist__timer_patience(const idist__task *t) {
 // When to ask the members once more: a rank that has entered the call may have been stopped since.
 // *until_ns is when the answers are used.
 static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
-    int64_t end = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
+    int64_t end = t->late.warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
 
     if (t->deadline_ns < end) end = t->deadline_ns;
     *until_ns = end;
@@ -13857,11 +13869,11 @@ static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
     int64_t until_ns, ask_at = idist__timer_ask_at(t, &until_ns);
     bool p2p = idist__kind_is_p2p(t->call.kind);
 
-    if (now < ask_at || (p2p && t->asked)) return false;
+    if (now < ask_at || (p2p && t->late.asked)) return false;
     if (!p2p && (t->group->asked_ns >= ask_at || now < t->group->asked_until_ns)) return false;
 
     if (p2p) {
-        t->asked = true;
+        t->late.asked = true;
     } else {
         t->group->asked_before_ns = t->group->asked_ns;
         t->group->asked_ns = now;
@@ -13875,9 +13887,9 @@ static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
 
 // Announces a task, or asks its members. Returns whether either was due.
 static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) {
-    if (t->announced) return idist__timer_ask(w, t, now);
+    if (t->late.announced) return idist__timer_ask(w, t, now);
     if (now < idist__timer_announce_at(t, now)) return false;
-    t->announced = true;
+    t->late.announced = true;
     // A member that waits for others to make a group may be right to wait, whatever they do.
     if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
 
@@ -13887,9 +13899,9 @@ static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) 
 static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
     char what[128], missing[400];
 
-    if (!t->announced || t->warned || now < t->started_ns + IDIST__WARN_NS) return;
-    t->warned = true;
-    t->asked = false; // it is asked again before the deadline
+    if (!t->late.announced || t->late.warned || now < t->started_ns + IDIST__WARN_NS) return;
+    t->late.warned = true;
+    t->late.asked = false; // it is asked again before the deadline
     idist__explain_task(t, what, sizeof what);
     missing[0] = 0;
     w->backend->missing(t, missing, sizeof missing);
@@ -13901,8 +13913,8 @@ static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
 static int64_t idist__timer_next(const idist__task *t, int64_t now) {
     int64_t at, ask_at, until_ns;
 
-    if (t->announced) {
-        at = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
+    if (t->late.announced) {
+        at = t->late.warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
         ask_at = idist__timer_ask_at(t, &until_ns);
         if (now < ask_at && ask_at < at) at = ask_at;
     } else {
@@ -13927,7 +13939,7 @@ static int64_t idist__timer_run(idist__world *w) {
 
         if (now >= t->deadline_ns) {
             if (!idist__timer_expire(w, t, now)) next = now;
-            else if (!t->done || w->wait.ended_count != ended + 1)
+            else if (t->state != IDIST__TASK_DONE || w->wait.ended_count != ended + 1)
                 following = w->tasks.running; // others may have ended, too
             continue;
         }
@@ -14089,7 +14101,9 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
     idist__fail_end(IDIST_OK); // what failed is in the tasks
 }
 
-static bool idist__wait_task_ready(void *arg) { return ((const idist__task *)arg)->done; }
+static bool idist__wait_task_ready(void *arg) {
+    return ((const idist__task *)arg)->state == IDIST__TASK_DONE;
+}
 
 static void idist__wait_task(idist__task *t) {
     idist__wait_until(t->group->w, idist__wait_task_ready, t);
@@ -14788,7 +14802,7 @@ static void idist__call_forget(idist__world *closed) {
         idist__world_lock(w);
         now->first = t->list_next;
         w->tasks.deferred_count--;
-        if (t->done) idist__task_free(t);
+        if (t->state == IDIST__TASK_DONE) idist__task_free(t);
         else idist__task_detach(t);
         idist__os_mutex_unlock(&w->lock);
     }
@@ -15199,7 +15213,8 @@ static void idist__self_match(idist_group *g) {
         for (t = g->w->tasks.running; t; t = t->next) { // newest first
             idist__parcel **at;
 
-            if (t->group != g || t->call.kind != IDIST__RECV || t->away) continue;
+            if (t->group != g || t->call.kind != IDIST__RECV || t->state == IDIST__TASK_ON_DEVICE)
+                continue;
             at = idist__self_find(t);
             if (!at) continue;
             oldest = t;
@@ -16660,11 +16675,12 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
     idist__call_task_init(t, call, &none, false);
     idist__task_start(t);
     idist__fail_begin();
-    if (!t->done && w->wait.driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+    if (t->state != IDIST__TASK_DONE && w->wait.driver == IDIST__DRIVER_NONE)
+        w->backend->progress(w);
     idist__fail_end(IDIST_OK);
-    *found = t->done && t->status == IDIST_OK;
+    *found = t->state == IDIST__TASK_DONE && t->status == IDIST_OK;
 
-    if (!t->done) {
+    if (t->state != IDIST__TASK_DONE) {
         w->backend->cancel(t);
         idist__task_complete(t, IDIST_OK, "");
     }
@@ -16805,12 +16821,12 @@ static idist__task *idist__request_enter(const char *name, idist_request *reques
 static bool idist__request_settle(idist_request *request) {
     idist__task *t = (idist__task *)request->impl;
 
-    while (t->done && t->then) {
+    while (t->state == IDIST__TASK_DONE && t->then) {
         t->then(t, request);
         t = (idist__task *)request->impl;
     }
 
-    return t->done;
+    return t->state == IDIST__TASK_DONE;
 }
 
 // Waits for the task of a request, and those that follow it. Empties the request.
@@ -16829,7 +16845,7 @@ static idist_status idist__request_wait(idist_request *request) {
 }
 
 static bool idist__request_followed(void *t) {
-    return ((idist__task *)t)->done || ((idist__task *)t)->followed;
+    return ((idist__task *)t)->state == IDIST__TASK_DONE || ((idist__task *)t)->followed;
 }
 
 idist_status idist_wait(idist_request *request) {
@@ -16862,7 +16878,8 @@ idist_status idist_wait_stream(idist_request *request, void *stream) {
     } else {
         idist__wait_until(w, idist__request_followed, t);
         idist__request_empty(request);
-        status = t->done ? idist__wait_result(t) : w->device_api->follow(t, stream);
+        status =
+            t->state == IDIST__TASK_DONE ? idist__wait_result(t) : w->device_api->follow(t, stream);
     }
 
     idist__tracer_end(status);
@@ -16882,11 +16899,11 @@ idist_status idist_test(idist_request *request, bool *done) {
     if (!t) return status;
     w = t->group->w;
 
-    if (!t->done && w->wait.driver == IDIST__DRIVER_NONE) {
+    if (t->state != IDIST__TASK_DONE && w->wait.driver == IDIST__DRIVER_NONE) {
         w->wait.drive_count++;
         idist__fail_begin();
         w->backend->progress(w);
-        if (!t->done) idist__timer_run(w);
+        if (t->state != IDIST__TASK_DONE) idist__timer_run(w);
         idist__fail_end(IDIST_OK);
     }
 
@@ -16915,7 +16932,7 @@ idist_status idist_request_free(idist_request *request) {
         status = idist__fail(IDIST_ERR_ARG, "request_free: a split has to be waited for");
     } else {
         idist__request_empty(request);
-        if (t->done) status = idist__wait_result(t);
+        if (t->state == IDIST__TASK_DONE) status = idist__wait_result(t);
         else idist__task_let_go(t);
     }
 
@@ -16947,7 +16964,7 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
     idist__world *w = t->group->w;
     const char *name = idist__kind_names[t->call.label];
 
-    if (t->done && !t->then) return false;
+    if (t->state == IDIST__TASK_DONE && !t->then) return false;
 
     if (t->call.kind != IDIST__RECV || t->then) {
         *status = idist__fail(IDIST_ERR_ARG,
@@ -19906,7 +19923,7 @@ static void idist__trace_call_start(idist__task *t) {
 
     t->lane = lane;
     idist__os_mutex_unlock(&idist__trace_lock);
-    if (lane && t->done) idist__trace_call_done(t);
+    if (lane && t->state == IDIST__TASK_DONE) idist__trace_call_done(t);
 }
 
 static idist_status idist__trace_call_blocking_call(idist_group *g, const idist__call *call,

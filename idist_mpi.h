@@ -2266,7 +2266,7 @@ static void idist__mpi_wait_find_deadlock(idist__mpi *mpi, int peer) {
     bool same_group;
     int rank;
 
-    if (!own || !own->announced) return;
+    if (!own || !own->late.announced) return;
     if (waiting->flags != (IDIST__WAITING_FOR_YOU | IDIST__WAITING_ONLY)) return;
     rank = idist__mpi_model_group(own->group)->rank_of[peer];
     if (rank < 0) return;
@@ -2335,14 +2335,15 @@ static void idist__mpi_wait_announce(idist__task *t) {
     bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__task_only_call(g->w) == t;
     int i, flags;
 
-    if (t->asked || (!p2p && g->w->cfg.unchecked)) return;
+    if (t->late.asked || (!p2p && g->w->cfg.unchecked)) return;
 
-    for (i = 0; i < g->size && !t->done; i++) {
+    for (i = 0; i < g->size && t->state != IDIST__TASK_DONE; i++) {
         if (i == g->rank || (p2p && t->call.root != i)) continue;
         flags = only ? IDIST__WAITING_ONLY : 0;
         if (idist__mpi_wait_needs(t, i)) flags |= IDIST__WAITING_FOR_YOU;
         idist__mpi_wait_send(t, i, flags);
-        if (!t->done) idist__mpi_wait_find_deadlock(idist__mpi_of(g->w), g->ranks[i]);
+        if (t->state != IDIST__TASK_DONE)
+            idist__mpi_wait_find_deadlock(idist__mpi_of(g->w), g->ranks[i]);
     }
 }
 
@@ -2552,7 +2553,8 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     if (*at) *at = op->next;
 
     // It takes back what it has announced.
-    if (receives && t->announced && t->call.root >= 0) idist__mpi_wait_send(t, t->call.root, 0);
+    if (receives && t->late.announced && t->call.root >= 0)
+        idist__mpi_wait_send(t, t->call.root, 0);
     if (op->phase == IDIST__PHASE_WAITING) return receives;
 
     if (receives) {

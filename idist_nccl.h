@@ -901,7 +901,8 @@ static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) 
 
     t->call = *part;
     t->call.label = op->call.label;
-    t->away = t->announced = false;
+    t->state = IDIST__TASK_ON_HOST;
+    t->late.announced = false;
     t->group->w->wait.timers_due_ns = 0; // timers look at it again
     op->with_backend = true;
     idist__gpu_task_set_waiting(t, false);
@@ -999,7 +1000,6 @@ static void idist__gpu_task_release(idist__task *t) {
 
 static void idist__gpu_task_complete(idist__task *t) {
     idist__gpu_op_of(t)->state = IDIST__GPU_END;
-    t->away = false;
     idist__task_complete(t, IDIST_OK, "");
 }
 
@@ -3944,7 +3944,7 @@ static void idist__nccl_launch_call(idist__task *first) {
         t->followed = !idist__task_on_stream(t) && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->turn = op->ticket + 1;
         idist__nccl_launch_end(t, result, error);
-        if (op->met && !t->done && idist__nccl_launch_set_complete(t))
+        if (op->met && t->state != IDIST__TASK_DONE && idist__nccl_launch_set_complete(t))
             idist__task_complete(t, IDIST_OK, "");
         left = t->pin == IDIST__PIN_LEFT;
         t->pin = IDIST__PIN_FREE;
@@ -4581,7 +4581,7 @@ static idist_status idist__gpu_route_find(idist_group *g, const idist__call *cal
 
 // Passes on a call on host memory that had to wait for those before it.
 static void idist__gpu_engine_host_part(idist__task *t) {
-    t->away = false;
+    t->state = IDIST__TASK_ON_HOST;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
     idist__gpu_of(t->group->w)->host_backend->start(t);
 }
@@ -4620,7 +4620,7 @@ static bool idist__gpu_engine_part_done(idist__task *t, idist_status status) {
     idist__gpu_guard guard;
 
     op->with_backend = false;
-    t->away = true;
+    t->state = IDIST__TASK_ON_DEVICE;
 
     if (nccl && t->group->status == IDIST_OK && op->state != IDIST__GPU_END) {
         idist__nccl_launch_end_meeting(t, status);
@@ -4753,15 +4753,15 @@ static bool idist__gpu_engine_record_begin(idist__task *t) {
     cudaError_t error = cudaEventRecord(op->event, stream);
 
     idist__gpu_engine_relock(w, guard);
-    if (!t->done) op->error = error;
+    if (t->state != IDIST__TASK_DONE) op->error = error;
 
-    return !t->done;
+    return t->state != IDIST__TASK_DONE;
 }
 
 // Takes back that the core has numbered and started the task: the backend of the host gets a number
 // for it later, and until then has not started it.
 static void idist__gpu_engine_unstart(idist__task *t) {
-    t->away = true;
+    t->state = IDIST__TASK_ON_DEVICE;
     if (t->seq) t->group->seq--;
     t->seq = 0;
     memset(t->impl, 0, idist__gpu_of(t->group->w)->host_backend->task_nbytes);
@@ -4867,7 +4867,7 @@ static idist_status idist__gpu_engine_follow(idist__task *t, void *stream) {
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, idist__gpu_op_of(t)->event, 0);
 
     idist__gpu_engine_relock(w, guard);
-    if (t->done) status = idist__wait_result(t);
+    if (t->state == IDIST__TASK_DONE) status = idist__wait_result(t);
     else idist__task_detach(t);
 
     return error == cudaSuccess ? status : idist__gpu_device_fail("wait_stream", error);
@@ -4977,9 +4977,9 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     bool done = true;
 
     if (!t->on_device) {
-        if (!t->away) return gpu->host_backend->cancel(t);
+        if (t->state != IDIST__TASK_ON_DEVICE) return gpu->host_backend->cancel(t);
         if (op) idist__gpu_task_dequeue(t);
-        t->away = false;
+        t->state = IDIST__TASK_ON_HOST;
         return true;
     }
 
@@ -4988,7 +4988,8 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     // matter.
     if (g->status == IDIST_OK && !g->w->progress.stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
-    op->with_backend = t->away = false;
+    op->with_backend = false;
+    t->state = IDIST__TASK_ON_HOST;
     op->state = IDIST__GPU_END; // nothing is moved any more
     guard = idist__gpu_device_enter(gpu);
 
@@ -5004,7 +5005,7 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
 
 // A receive into host memory may wait for calls on the device that come before it.
 static bool idist__gpu_engine_retract(idist__task *t) {
-    if (t->away) return idist__gpu_engine_cancel(t);
+    if (t->state == IDIST__TASK_ON_DEVICE) return idist__gpu_engine_cancel(t);
     return idist__gpu_of(t->group->w)->host_backend->retract(t);
 }
 
@@ -5014,11 +5015,12 @@ static void idist__gpu_engine_tell(idist_group *g) {
 }
 
 static void idist__gpu_engine_announce(idist__task *t) {
-    if (!t->away) idist__gpu_of(t->group->w)->host_backend->announce(t);
+    if (t->state != IDIST__TASK_ON_DEVICE) idist__gpu_of(t->group->w)->host_backend->announce(t);
 }
 
 static int idist__gpu_engine_missing(idist__task *t, char *text, size_t capacity) {
-    if (!t->away) return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
+    if (t->state != IDIST__TASK_ON_DEVICE)
+        return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
     if (idist__gpu_op_of(t)->holding_thread && !idist__gpu_op_of(t)->launched)
         idist__text_append(text, capacity, "this rank itself: it has not called idist_group_end");
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)

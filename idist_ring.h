@@ -1899,7 +1899,7 @@ static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
 static void idist__op_done(idist__task *t) {
     idist__op *op = idist__op_of(t);
 
-    if (t->done || idist__ring_of(t->group->w)->failed == t->group) return;
+    if (t->state == IDIST__TASK_DONE || idist__ring_of(t->group->w)->failed == t->group) return;
     if (op->finish) op->finish(t);
     idist__mem_free(&t->group->w->cfg.mem, op->memory);
     op->memory = NULL;
@@ -1909,7 +1909,7 @@ static void idist__op_done(idist__task *t) {
 static void idist__op_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
 
-    if (op->running || t->done) return;
+    if (op->running || t->state == IDIST__TASK_DONE) return;
     op->running = true; // a transfer that completes at once must not call the algorithm recursively
     op->run(t);
     op->running = false;
@@ -2052,7 +2052,7 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
     idist__op *op;
 
     idist__transfer_free(ring, xfer);
-    if (!t || t->done) return;
+    if (!t || t->state == IDIST__TASK_DONE) return;
     ring->w->wait.moved_count++;
 
     if (t->call.kind == IDIST__SEND) {
@@ -6895,8 +6895,8 @@ static void idist__host_run_begin_step(idist__task *t, const idist__host_step *s
     child->whole = idist__fingerprint_of_task(t, IDIST__ALGO_BY_HOST);
     child->parent_past = op->past;
     child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
-    child->announced = true;
-    child->warned = true;
+    child->late.announced = true;
+    child->late.warned = true;
     *begun = child;
     idist__task_start(child);
 }
@@ -6920,7 +6920,7 @@ static bool idist__host_run_round_ended(const idist__host_op *host) {
     size_t i, done_count = 0;
 
     for (i = 0; i < host->running_count && host->running[i]; i++) {
-        if (!host->running[i]->done) continue;
+        if (host->running[i]->state != IDIST__TASK_DONE) continue;
         if (host->running[i]->status != IDIST_OK) return true;
         done_count++;
     }
@@ -6934,7 +6934,8 @@ IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task
     size_t i;
 
     for (i = 0; i < host->running_count; i++)
-        if (host->running[i] && !host->running[i]->done) return host->running[i];
+        if (host->running[i] && host->running[i]->state != IDIST__TASK_DONE)
+            return host->running[i];
 
     return NULL;
 }
@@ -6950,7 +6951,7 @@ static bool idist__host_run_round_done(idist__task *t) {
     for (i = 0; i < host->running_count; i++) {
         const idist__task *child = host->running[i];
 
-        if (!child || !child->done || child->status == IDIST_OK) continue;
+        if (!child || child->state != IDIST__TASK_DONE || child->status == IDIST_OK) continue;
         idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, // or with its group
                          child->group->status == IDIST_OK ? child->text : child->group->cause);
         return false;
@@ -7037,7 +7038,7 @@ static bool idist__host_run_cancel(idist__task *t) {
     size_t i;
 
     for (i = 0; i < host->running_count; i++)
-        if (host->running[i] && !host->running[i]->done) return false;
+        if (host->running[i] && host->running[i]->state != IDIST__TASK_DONE) return false;
 
     idist__host_run_leave_queue(t);
 
@@ -8176,7 +8177,7 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
     if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL))
         return;
     ours = idist__task_only_call(ring->w);
-    if (!ours || !ours->announced) return;
+    if (!ours || !ours->late.announced) return;
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
     same_group = ours->group->ctx == waits->ctx;
     if (rank < 0 || (same_group && ours->seq == waits->fingerprint.seq && ours->seq)) return;
@@ -8365,7 +8366,8 @@ static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
     for (t = w->tasks.running; t && w->wait.blocked_count; t = t->next) {
-        if (t->group->inner || idist__task_is_detached(t) || t->away) continue;
+        if (t->group->inner || idist__task_is_detached(t) || t->state == IDIST__TASK_ON_DEVICE)
+            continue;
         if (!idist__task_is_async(t)) return t;
         oldest = t;
     }
@@ -8535,7 +8537,7 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     step =
         idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_run_awaited_step(t) : NULL;
 
-    if (step && !t->announced) { // nobody was asked yet
+    if (step && !t->late.announced) { // nobody was asked yet
         if (!idist__missing_name(step, text, capacity))
             idist__text_append(text, capacity, "ranks of another host");
         return 1;
@@ -8954,8 +8956,9 @@ static void idist__announce_wait(idist__task *t) {
     bool only_call = idist__task_only_call(ring->w) == t;
     int i;
 
-    if (!t->group->inner && !t->away && (t->asked || asks_all)) idist__ask_begin(ring, t);
-    if (t->asked) return; // the peer of a message knows already
+    if (!t->group->inner && t->state != IDIST__TASK_ON_DEVICE && (t->late.asked || asks_all))
+        idist__ask_begin(ring, t);
+    if (t->late.asked) return; // the peer of a message knows already
 
     for (i = 0; i < t->group->size && t->group->size > 1; i++) {
         idist__announce_to(ring, t, only_call, i);
@@ -8981,7 +8984,7 @@ static void idist__announce_late(idist__ring *ring, int peer) {
     // NOLINTNEXTLINE(clang-analyzer-*NullDereference)
     for (t = w->tasks.running; t && !ring->failed; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
-        if (t->announced && !t->done && !t->group->inner && rank >= 0)
+        if (t->late.announced && t->state != IDIST__TASK_DONE && !t->group->inner && rank >= 0)
             idist__announce_to(ring, t, t == only, rank);
     }
 
@@ -9270,7 +9273,7 @@ static const idist__task *idist__progress_needs(const idist__ring *ring, int pee
 
     for (t = ring->w->tasks.running; t; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
-        if (rank < 0 || rank == t->group->rank || t->away) continue;
+        if (rank < 0 || rank == t->group->rank || t->state == IDIST__TASK_ON_DEVICE) continue;
         if (idist__deadlock_needs(l, t, rank)) return t;
     }
 
@@ -9293,7 +9296,9 @@ static const idist__task *idist__progress_forsaken(const idist__ring *ring, int 
     const idist__task *t;
 
     for (t = ring->w->tasks.running; t; t = t->next) {
-        if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE || t->away) continue;
+        if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE ||
+            t->state == IDIST__TASK_ON_DEVICE)
+            continue;
         if (idist__ring_group_of(t->group)->rank_of[peer] < 0) continue;
         if (idist__deadlock_is_unmatched(t) && idist__progress_all_left(t->group)) return t;
     }
@@ -9748,7 +9753,7 @@ static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
         idist__progress_move_all(ring);
         idist__ring_settle(ring);
-        if (t->done) return;
+        if (t->state == IDIST__TASK_DONE) return;
     }
 
     ring->last_start_ns = t->started_ns;
@@ -9799,7 +9804,7 @@ static void idist__start_task_start(idist__task *t) {
     if (collective && t->group->size > 1) algorithm = idist__choose_algorithm(t->group, &t->call);
 
     idist__start_task_listen(ring, t);
-    if (t->done) return;
+    if (t->state == IDIST__TASK_DONE) return;
 
     if (t->call.kind == IDIST__SEND) idist__send_start(t);
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
@@ -9975,7 +9980,7 @@ static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
 static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
     idist__frame frame;
 
-    if (!t->announced || t->call.root < 0) return;
+    if (!t->late.announced || t->call.root < 0) return;
     memset(&frame, 0, sizeof frame);
     frame.type = IDIST__WAITS;
     frame.fingerprint.kind = IDIST__RECV;

@@ -84,11 +84,12 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
     idist__call_task_init(t, call, &none, false);
     idist__task_start(t);
     idist__fail_begin();
-    if (!t->done && w->wait.driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+    if (t->state != IDIST__TASK_DONE && w->wait.driver == IDIST__DRIVER_NONE)
+        w->backend->progress(w);
     idist__fail_end(IDIST_OK);
-    *found = t->done && t->status == IDIST_OK;
+    *found = t->state == IDIST__TASK_DONE && t->status == IDIST_OK;
 
-    if (!t->done) {
+    if (t->state != IDIST__TASK_DONE) {
         w->backend->cancel(t);
         idist__task_complete(t, IDIST_OK, "");
     }

@@ -81,12 +81,12 @@ static idist__task *idist__request_enter(const char *name, idist_request *reques
 static bool idist__request_settle(idist_request *request) {
     idist__task *t = (idist__task *)request->impl;
 
-    while (t->done && t->then) {
+    while (t->state == IDIST__TASK_DONE && t->then) {
         t->then(t, request);
         t = (idist__task *)request->impl;
     }
 
-    return t->done;
+    return t->state == IDIST__TASK_DONE;
 }
 
 // Waits for the task of a request, and those that follow it. Empties the request.
@@ -105,7 +105,7 @@ static idist_status idist__request_wait(idist_request *request) {
 }
 
 static bool idist__request_followed(void *t) {
-    return ((idist__task *)t)->done || ((idist__task *)t)->followed;
+    return ((idist__task *)t)->state == IDIST__TASK_DONE || ((idist__task *)t)->followed;
 }
 
 idist_status idist_wait(idist_request *request) {
@@ -138,7 +138,8 @@ idist_status idist_wait_stream(idist_request *request, void *stream) {
     } else {
         idist__wait_until(w, idist__request_followed, t);
         idist__request_empty(request);
-        status = t->done ? idist__wait_result(t) : w->device_api->follow(t, stream);
+        status =
+            t->state == IDIST__TASK_DONE ? idist__wait_result(t) : w->device_api->follow(t, stream);
     }
 
     idist__tracer_end(status);
@@ -158,11 +159,11 @@ idist_status idist_test(idist_request *request, bool *done) {
     if (!t) return status;
     w = t->group->w;
 
-    if (!t->done && w->wait.driver == IDIST__DRIVER_NONE) {
+    if (t->state != IDIST__TASK_DONE && w->wait.driver == IDIST__DRIVER_NONE) {
         w->wait.drive_count++;
         idist__fail_begin();
         w->backend->progress(w);
-        if (!t->done) idist__timer_run(w);
+        if (t->state != IDIST__TASK_DONE) idist__timer_run(w);
         idist__fail_end(IDIST_OK);
     }
 
@@ -191,7 +192,7 @@ idist_status idist_request_free(idist_request *request) {
         status = idist__fail(IDIST_ERR_ARG, "request_free: a split has to be waited for");
     } else {
         idist__request_empty(request);
-        if (t->done) status = idist__wait_result(t);
+        if (t->state == IDIST__TASK_DONE) status = idist__wait_result(t);
         else idist__task_let_go(t);
     }
 
@@ -223,7 +224,7 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
     idist__world *w = t->group->w;
     const char *name = idist__kind_names[t->call.label];
 
-    if (t->done && !t->then) return false;
+    if (t->state == IDIST__TASK_DONE && !t->then) return false;
 
     if (t->call.kind != IDIST__RECV || t->then) {
         *status = idist__fail(IDIST_ERR_ARG,

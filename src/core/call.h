@@ -194,7 +194,7 @@ static void idist__call_forget(idist__world *closed) {
         idist__world_lock(w);
         now->first = t->list_next;
         w->tasks.deferred_count--;
-        if (t->done) idist__task_free(t);
+        if (t->state == IDIST__TASK_DONE) idist__task_free(t);
         else idist__task_detach(t);
         idist__os_mutex_unlock(&w->lock);
     }

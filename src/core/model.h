@@ -97,7 +97,15 @@ typedef struct idist__planned {
     uint32_t count; // of plans that were filled with it
 } idist__planned;
 
-// One operation under way. idist__task_new clears the fields before `text` and no others.
+// Who works on a task. It goes from HOST to DEVICE and back as often as the device backend needs,
+// and from either to DONE, where it stays. While one of its parts is with the backend of the host, a
+// call on device memory is in HOST.
+typedef enum idist__task_state {
+    IDIST__TASK_ON_HOST,   // the backend of the host
+    IDIST__TASK_ON_DEVICE, // the device backend; the backend of the host has not got it, or no more
+    IDIST__TASK_DONE
+} idist__task_state;
+
 // Who waits for a task. From CALLER a task may go to STREAM; from REQUEST to STREAM or NOBODY.
 typedef enum idist__task_waiter {
     IDIST__WAITER_CALLER,  // inside the call
@@ -114,6 +122,7 @@ typedef enum idist__task_pin {
     IDIST__PIN_LEFT // the task was freed while it was pinned
 } idist__task_pin;
 
+// One operation under way. idist__task_new clears the fields before `text` and no others.
 struct idist__task {
     idist__task *next, *prev; // in w->tasks.running while it runs
     idist__task *list_next;   // in the list of an idist_group_begin, or in w->tasks.detached
@@ -121,20 +130,21 @@ struct idist__task {
     idist_group *group;
     idist__call call;
     idist_status status;
+    idist__task_state state;
     idist__task_waiter waiter;
     idist__task_pin pin;
-    bool done;
-    bool patient;   // has the group's time-out: the caller expects no return without a result
-    bool announced; // the other members were told that this rank waits in it
-    bool warned;    // a log line said that it takes long
-    bool asked;     // of a message: its peer was asked whom it waits for
-    uint32_t seq;   // number within the group; 0: point-to-point, or not numbered yet
+    struct {            // what core/timer.h has done about a task that takes long
+        bool announced; // told the other members that this rank waits in it
+        bool asked;     // of a message: asked its peer whom that rank waits for
+        bool warned;    // logged that it takes long; may ask once more after that
+    } late;
+    bool patient; // has the group's time-out: the caller expects no return without a result
+    uint32_t seq; // number within the group; 0: point-to-point, or not numbered yet
     idist__fingerprint whole; // the call it is part of; kind 0: it is a call of its own
     uint16_t parent_past;     // digest of the calls before that one
     int timeout_ms;
     int64_t started_ns, deadline_ns;
     bool on_device; // the device backend takes part
-    bool away;      // waits for the device: the backend has not got it yet, or is done with it
     bool followed;  // idist_wait_stream need not wait for the host any more
     void *copy;     // of a send buffer that the call overwrites; or NULL
     // The request goes on when this task is done: whoever waits or tests calls this, with the lock

@@ -104,7 +104,8 @@ static void idist__self_match(idist_group *g) {
         for (t = g->w->tasks.running; t; t = t->next) { // newest first
             idist__parcel **at;
 
-            if (t->group != g || t->call.kind != IDIST__RECV || t->away) continue;
+            if (t->group != g || t->call.kind != IDIST__RECV || t->state == IDIST__TASK_ON_DEVICE)
+                continue;
             at = idist__self_find(t);
             if (!at) continue;
             oldest = t;

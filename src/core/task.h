@@ -45,7 +45,7 @@ static void idist__task_report(const idist__task *t) {
 static void idist__task_complete(idist__task *t, idist_status status, const char *text) {
     idist__world *w = t->group->w;
 
-    if (t->done) return;
+    if (t->state == IDIST__TASK_DONE) return;
     if (t->on_device && !w->device_api->landed(t, status)) return;
     t->status = status;
 
@@ -60,7 +60,7 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     t->next = t->prev = NULL;
     idist__mem_free(&w->cfg.mem, t->copy);
     t->copy = NULL;
-    t->done = true;
+    t->state = IDIST__TASK_DONE;
     w->wait.ended_count++;
     t->group->running_count--;
 
@@ -97,7 +97,7 @@ static void idist__task_sweep(idist__world *w) {
     while (*at) {
         idist__task *t = *at;
 
-        if (!t->done) {
+        if (t->state != IDIST__TASK_DONE) {
             at = &t->list_next;
             continue;
         }
@@ -143,7 +143,8 @@ IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
 
     for (t = w->tasks.running; t; t = t->next) {
         if (t->group->inner) continue;
-        if (only || idist__task_is_async(t) || !t->patient || t->away) return NULL;
+        if (only || idist__task_is_async(t) || !t->patient || t->state == IDIST__TASK_ON_DEVICE)
+            return NULL;
         only = t;
     }
 
@@ -210,8 +211,9 @@ static void idist__task_start(idist__task *t) {
     w->backend->start(t);
     idist__fail_end(IDIST_OK);   // what failed is in the tasks
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
-    if (w->wait.driver == IDIST__DRIVER_NONE && !t->done && idist__task_is_async(t) &&
-        w->progress.running && !w->progress.naps && !w->wait.blocked_count)
+    if (w->wait.driver == IDIST__DRIVER_NONE && t->state != IDIST__TASK_DONE &&
+        idist__task_is_async(t) && w->progress.running && !w->progress.naps &&
+        !w->wait.blocked_count)
         idist__os_cond_signal(&w->work);
 }
 

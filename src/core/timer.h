@@ -31,7 +31,7 @@
 static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
     int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
 
-    if (t->away && at < now + IDIST__MS) return now + IDIST__MS;
+    if (t->state == IDIST__TASK_ON_DEVICE && at < now + IDIST__MS) return now + IDIST__MS;
     if (at > now && at < now + IDIST__TIMERS_NS) return now + IDIST__TIMERS_NS;
     return at;
 }
@@ -45,7 +45,7 @@ static int64_t idist__timer_patience(const idist__task *t) {
 // When to ask the members once more: a rank that has entered the call may have been stopped since.
 // *until_ns is when the answers are used.
 static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
-    int64_t end = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
+    int64_t end = t->late.warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
 
     if (t->deadline_ns < end) end = t->deadline_ns;
     *until_ns = end;
@@ -95,11 +95,11 @@ static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
     int64_t until_ns, ask_at = idist__timer_ask_at(t, &until_ns);
     bool p2p = idist__kind_is_p2p(t->call.kind);
 
-    if (now < ask_at || (p2p && t->asked)) return false;
+    if (now < ask_at || (p2p && t->late.asked)) return false;
     if (!p2p && (t->group->asked_ns >= ask_at || now < t->group->asked_until_ns)) return false;
 
     if (p2p) {
-        t->asked = true;
+        t->late.asked = true;
     } else {
         t->group->asked_before_ns = t->group->asked_ns;
         t->group->asked_ns = now;
@@ -113,9 +113,9 @@ static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
 
 // Announces a task, or asks its members. Returns whether either was due.
 static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) {
-    if (t->announced) return idist__timer_ask(w, t, now);
+    if (t->late.announced) return idist__timer_ask(w, t, now);
     if (now < idist__timer_announce_at(t, now)) return false;
-    t->announced = true;
+    t->late.announced = true;
     // A member that waits for others to make a group may be right to wait, whatever they do.
     if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
 
@@ -125,9 +125,9 @@ static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) 
 static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
     char what[128], missing[400];
 
-    if (!t->announced || t->warned || now < t->started_ns + IDIST__WARN_NS) return;
-    t->warned = true;
-    t->asked = false; // it is asked again before the deadline
+    if (!t->late.announced || t->late.warned || now < t->started_ns + IDIST__WARN_NS) return;
+    t->late.warned = true;
+    t->late.asked = false; // it is asked again before the deadline
     idist__explain_task(t, what, sizeof what);
     missing[0] = 0;
     w->backend->missing(t, missing, sizeof missing);
@@ -139,8 +139,8 @@ static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
 static int64_t idist__timer_next(const idist__task *t, int64_t now) {
     int64_t at, ask_at, until_ns;
 
-    if (t->announced) {
-        at = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
+    if (t->late.announced) {
+        at = t->late.warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
         ask_at = idist__timer_ask_at(t, &until_ns);
         if (now < ask_at && ask_at < at) at = ask_at;
     } else {
@@ -165,7 +165,7 @@ static int64_t idist__timer_run(idist__world *w) {
 
         if (now >= t->deadline_ns) {
             if (!idist__timer_expire(w, t, now)) next = now;
-            else if (!t->done || w->wait.ended_count != ended + 1)
+            else if (t->state != IDIST__TASK_DONE || w->wait.ended_count != ended + 1)
                 following = w->tasks.running; // others may have ended, too
             continue;
         }

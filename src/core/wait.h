@@ -147,7 +147,9 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
     idist__fail_end(IDIST_OK); // what failed is in the tasks
 }
 
-static bool idist__wait_task_ready(void *arg) { return ((const idist__task *)arg)->done; }
+static bool idist__wait_task_ready(void *arg) {
+    return ((const idist__task *)arg)->state == IDIST__TASK_DONE;
+}
 
 static void idist__wait_task(idist__task *t) {
     idist__wait_until(t->group->w, idist__wait_task_ready, t);

@@ -56,7 +56,8 @@ static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) 
 
     t->call = *part;
     t->call.label = op->call.label;
-    t->away = t->announced = false;
+    t->state = IDIST__TASK_ON_HOST;
+    t->late.announced = false;
     t->group->w->wait.timers_due_ns = 0; // timers look at it again
     op->with_backend = true;
     idist__gpu_task_set_waiting(t, false);
@@ -154,7 +155,6 @@ static void idist__gpu_task_release(idist__task *t) {
 
 static void idist__gpu_task_complete(idist__task *t) {
     idist__gpu_op_of(t)->state = IDIST__GPU_END;
-    t->away = false;
     idist__task_complete(t, IDIST_OK, "");
 }
 

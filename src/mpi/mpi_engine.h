@@ -201,7 +201,8 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     if (*at) *at = op->next;
 
     // It takes back what it has announced.
-    if (receives && t->announced && t->call.root >= 0) idist__mpi_wait_send(t, t->call.root, 0);
+    if (receives && t->late.announced && t->call.root >= 0)
+        idist__mpi_wait_send(t, t->call.root, 0);
     if (op->phase == IDIST__PHASE_WAITING) return receives;
 
     if (receives) {

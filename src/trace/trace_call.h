@@ -114,7 +114,7 @@ static void idist__trace_call_start(idist__task *t) {
 
     t->lane = lane;
     idist__os_mutex_unlock(&idist__trace_lock);
-    if (lane && t->done) idist__trace_call_done(t);
+    if (lane && t->state == IDIST__TASK_DONE) idist__trace_call_done(t);
 }
 
 static idist_status idist__trace_call_blocking_call(idist_group *g, const idist__call *call,

@@ -286,7 +286,7 @@ static void idist__nccl_launch_call(idist__task *first) {
         t->followed = !idist__task_on_stream(t) && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->turn = op->ticket + 1;
         idist__nccl_launch_end(t, result, error);
-        if (op->met && !t->done && idist__nccl_launch_set_complete(t))
+        if (op->met && t->state != IDIST__TASK_DONE && idist__nccl_launch_set_complete(t))
             idist__task_complete(t, IDIST_OK, "");
         left = t->pin == IDIST__PIN_LEFT;
         t->pin = IDIST__PIN_FREE;

@@ -66,8 +66,8 @@ static void idist__host_run_begin_step(idist__task *t, const idist__host_step *s
     child->whole = idist__fingerprint_of_task(t, IDIST__ALGO_BY_HOST);
     child->parent_past = op->past;
     child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
-    child->announced = true;
-    child->warned = true;
+    child->late.announced = true;
+    child->late.warned = true;
     *begun = child;
     idist__task_start(child);
 }
@@ -91,7 +91,7 @@ static bool idist__host_run_round_ended(const idist__host_op *host) {
     size_t i, done_count = 0;
 
     for (i = 0; i < host->running_count && host->running[i]; i++) {
-        if (!host->running[i]->done) continue;
+        if (host->running[i]->state != IDIST__TASK_DONE) continue;
         if (host->running[i]->status != IDIST_OK) return true;
         done_count++;
     }
@@ -105,7 +105,8 @@ IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task
     size_t i;
 
     for (i = 0; i < host->running_count; i++)
-        if (host->running[i] && !host->running[i]->done) return host->running[i];
+        if (host->running[i] && host->running[i]->state != IDIST__TASK_DONE)
+            return host->running[i];
 
     return NULL;
 }
@@ -121,7 +122,7 @@ static bool idist__host_run_round_done(idist__task *t) {
     for (i = 0; i < host->running_count; i++) {
         const idist__task *child = host->running[i];
 
-        if (!child || !child->done || child->status == IDIST_OK) continue;
+        if (!child || child->state != IDIST__TASK_DONE || child->status == IDIST_OK) continue;
         idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, // or with its group
                          child->group->status == IDIST_OK ? child->text : child->group->cause);
         return false;
@@ -208,7 +209,7 @@ static bool idist__host_run_cancel(idist__task *t) {
     size_t i;
 
     for (i = 0; i < host->running_count; i++)
-        if (host->running[i] && !host->running[i]->done) return false;
+        if (host->running[i] && host->running[i]->state != IDIST__TASK_DONE) return false;
 
     idist__host_run_leave_queue(t);
 

@@ -50,8 +50,9 @@ static void idist__announce_wait(idist__task *t) {
     bool only_call = idist__task_only_call(ring->w) == t;
     int i;
 
-    if (!t->group->inner && !t->away && (t->asked || asks_all)) idist__ask_begin(ring, t);
-    if (t->asked) return; // the peer of a message knows already
+    if (!t->group->inner && t->state != IDIST__TASK_ON_DEVICE && (t->late.asked || asks_all))
+        idist__ask_begin(ring, t);
+    if (t->late.asked) return; // the peer of a message knows already
 
     for (i = 0; i < t->group->size && t->group->size > 1; i++) {
         idist__announce_to(ring, t, only_call, i);
@@ -77,7 +78,7 @@ static void idist__announce_late(idist__ring *ring, int peer) {
     // NOLINTNEXTLINE(clang-analyzer-*NullDereference)
     for (t = w->tasks.running; t && !ring->failed; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
-        if (t->announced && !t->done && !t->group->inner && rank >= 0)
+        if (t->late.announced && t->state != IDIST__TASK_DONE && !t->group->inner && rank >= 0)
             idist__announce_to(ring, t, t == only, rank);
     }
 

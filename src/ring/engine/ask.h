@@ -181,7 +181,8 @@ static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
     for (t = w->tasks.running; t && w->wait.blocked_count; t = t->next) {
-        if (t->group->inner || idist__task_is_detached(t) || t->away) continue;
+        if (t->group->inner || idist__task_is_detached(t) || t->state == IDIST__TASK_ON_DEVICE)
+            continue;
         if (!idist__task_is_async(t)) return t;
         oldest = t;
     }

@@ -178,7 +178,7 @@ static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
 static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
     idist__frame frame;
 
-    if (!t->announced || t->call.root < 0) return;
+    if (!t->late.announced || t->call.root < 0) return;
     memset(&frame, 0, sizeof frame);
     frame.type = IDIST__WAITS;
     frame.fingerprint.kind = IDIST__RECV;

@@ -112,7 +112,7 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
     if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL))
         return;
     ours = idist__task_only_call(ring->w);
-    if (!ours || !ours->announced) return;
+    if (!ours || !ours->late.announced) return;
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
     same_group = ours->group->ctx == waits->ctx;
     if (rank < 0 || (same_group && ours->seq == waits->fingerprint.seq && ours->seq)) return;

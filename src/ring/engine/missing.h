@@ -114,7 +114,7 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     step =
         idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_run_awaited_step(t) : NULL;
 
-    if (step && !t->announced) { // nobody was asked yet
+    if (step && !t->late.announced) { // nobody was asked yet
         if (!idist__missing_name(step, text, capacity))
             idist__text_append(text, capacity, "ranks of another host");
         return 1;

@@ -304,7 +304,7 @@ static const idist__task *idist__progress_needs(const idist__ring *ring, int pee
 
     for (t = ring->w->tasks.running; t; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
-        if (rank < 0 || rank == t->group->rank || t->away) continue;
+        if (rank < 0 || rank == t->group->rank || t->state == IDIST__TASK_ON_DEVICE) continue;
         if (idist__deadlock_needs(l, t, rank)) return t;
     }
 
@@ -327,7 +327,9 @@ static const idist__task *idist__progress_forsaken(const idist__ring *ring, int 
     const idist__task *t;
 
     for (t = ring->w->tasks.running; t; t = t->next) {
-        if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE || t->away) continue;
+        if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE ||
+            t->state == IDIST__TASK_ON_DEVICE)
+            continue;
         if (idist__ring_group_of(t->group)->rank_of[peer] < 0) continue;
         if (idist__deadlock_is_unmatched(t) && idist__progress_all_left(t->group)) return t;
     }

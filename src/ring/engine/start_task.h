@@ -82,7 +82,7 @@ static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
         idist__progress_move_all(ring);
         idist__ring_settle(ring);
-        if (t->done) return;
+        if (t->state == IDIST__TASK_DONE) return;
     }
 
     ring->last_start_ns = t->started_ns;
@@ -133,7 +133,7 @@ static void idist__start_task_start(idist__task *t) {
     if (collective && t->group->size > 1) algorithm = idist__choose_algorithm(t->group, &t->call);
 
     idist__start_task_listen(ring, t);
-    if (t->done) return;
+    if (t->state == IDIST__TASK_DONE) return;
 
     if (t->call.kind == IDIST__SEND) idist__send_start(t);
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);

@@ -199,7 +199,7 @@ static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
 static void idist__op_done(idist__task *t) {
     idist__op *op = idist__op_of(t);
 
-    if (t->done || idist__ring_of(t->group->w)->failed == t->group) return;
+    if (t->state == IDIST__TASK_DONE || idist__ring_of(t->group->w)->failed == t->group) return;
     if (op->finish) op->finish(t);
     idist__mem_free(&t->group->w->cfg.mem, op->memory);
     op->memory = NULL;
@@ -209,7 +209,7 @@ static void idist__op_done(idist__task *t) {
 static void idist__op_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
 
-    if (op->running || t->done) return;
+    if (op->running || t->state == IDIST__TASK_DONE) return;
     op->running = true; // a transfer that completes at once must not call the algorithm recursively
     op->run(t);
     op->running = false;

@@ -144,7 +144,7 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
     idist__op *op;
 
     idist__transfer_free(ring, xfer);
-    if (!t || t->done) return;
+    if (!t || t->state == IDIST__TASK_DONE) return;
     ring->w->wait.moved_count++;
 
     if (t->call.kind == IDIST__SEND) {
