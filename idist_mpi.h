@@ -619,25 +619,40 @@ static bool idist__mpi_type_exists(idist_dtype dtype) {
 
 // Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
 static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
-    static const MPI_Datatype types[] = {MPI_INT8_T,   MPI_UINT8_T,  MPI_INT16_T, MPI_UINT16_T,
-                                         MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T,
-                                         MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,   MPI_DOUBLE,
-                                         MPI_UINT8_T,  MPI_UINT8_T};
-
-    return types[idist__mpi_type_exists(dtype) ? dtype : IDIST_U8];
+    switch ((int)dtype) {
+    case IDIST_I8: return MPI_INT8_T;
+    case IDIST_I16: return MPI_INT16_T;
+    case IDIST_U16: return MPI_UINT16_T;
+    case IDIST_I32: return MPI_INT32_T;
+    case IDIST_U32: return MPI_UINT32_T;
+    case IDIST_I64: return MPI_INT64_T;
+    case IDIST_U64: return MPI_UINT64_T;
+    case IDIST_F16: return MPI_UINT16_T;
+    case IDIST_BF16: return MPI_UINT16_T;
+    case IDIST_F32: return MPI_FLOAT;
+    case IDIST_F64: return MPI_DOUBLE;
+    default: return MPI_UINT8_T; // U8, the floats of 8 bits, and bytes
+    }
 }
 
 // Our own SUM, PROD, MIN and MAX replace MPI's where those may differ from ours: MPI does not
 // define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers as signed ones, and Open MPI 4
 // saturates sums of 8 and 16 bits.
 static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *mpi, idist_op op, idist_dtype dtype) {
-    bool own = idist_dtype_size(dtype) < 4 || op == IDIST_MIN || op == IDIST_MAX;
-    static const MPI_Op ops[] = {
-        MPI_SUM,  MPI_PROD, MPI_MIN,  MPI_MAX,  MPI_SUM, // AVG is divided at the end
-        MPI_BAND, MPI_BOR,  MPI_BXOR, MPI_LAND, MPI_LOR, MPI_LXOR};
+    bool own = idist_dtype_size(dtype) < 4;
 
-    return !own || !idist__reduce_op_is_arithmetic(op) ? ops[op]
-                                                       : mpi->ops[op == IDIST_AVG ? IDIST_SUM : op];
+    switch ((int)op) {
+    case IDIST_PROD: return own ? mpi->ops[IDIST_PROD] : MPI_PROD;
+    case IDIST_MIN: return mpi->ops[IDIST_MIN];
+    case IDIST_MAX: return mpi->ops[IDIST_MAX];
+    case IDIST_BAND: return MPI_BAND;
+    case IDIST_BOR: return MPI_BOR;
+    case IDIST_BXOR: return MPI_BXOR;
+    case IDIST_LAND: return MPI_LAND;
+    case IDIST_LOR: return MPI_LOR;
+    case IDIST_LXOR: return MPI_LXOR;
+    default: return own ? mpi->ops[IDIST_SUM] : MPI_SUM; // AVG is divided at the end
+    }
 }
 
 static void idist__mpi_type_reduce(void *in, void *inout, int count, MPI_Datatype type,

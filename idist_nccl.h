@@ -2891,8 +2891,21 @@ enum {
     IDIST__NCCL_IN_PROGRESS = 7
 };
 enum { IDIST__NCCL_REMOTE_ERROR = 6, IDIST__NCCL_TIMEOUT = 8 }; // another rank is the cause
-enum { IDIST__NCCL_U8 = 1, IDIST__NCCL_I32 = 2, IDIST__NCCL_F32 = 7 };
-enum {
+enum {                                                          // ncclDataType_t
+    IDIST__NCCL_I8 = 0,
+    IDIST__NCCL_U8 = 1,
+    IDIST__NCCL_I32 = 2,
+    IDIST__NCCL_U32 = 3,
+    IDIST__NCCL_I64 = 4,
+    IDIST__NCCL_U64 = 5,
+    IDIST__NCCL_F16 = 6,
+    IDIST__NCCL_F32 = 7,
+    IDIST__NCCL_F64 = 8,
+    IDIST__NCCL_BF16 = 9,
+    IDIST__NCCL_F8E4M3 = 10,
+    IDIST__NCCL_F8E5M2 = 11
+};
+enum { // ncclRedOp_t
     IDIST__NCCL_SUM = 0,
     IDIST__NCCL_PROD = 1,
     IDIST__NCCL_MAX = 2,
@@ -3310,10 +3323,34 @@ static const char *idist__nccl_issue_text(const idist__nccl *nccl, int result, c
     return text;
 }
 
-// ncclDataType_t of a dtype; -1: NCCL has none.
+// Returns the ncclDataType_t of a dtype, or -1 if NCCL has none.
 static int idist__nccl_issue_type(idist_dtype dtype) {
-    static const signed char types[] = {0, 1, -1, -1, 2, 3, 4, 5, 6, 9, 7, 8, 10, 11};
-    return (size_t)dtype < IDIST__COUNT_OF(types) ? types[dtype] : -1;
+    switch ((int)dtype) {
+    case IDIST_I8: return IDIST__NCCL_I8;
+    case IDIST_U8: return IDIST__NCCL_U8;
+    case IDIST_I32: return IDIST__NCCL_I32;
+    case IDIST_U32: return IDIST__NCCL_U32;
+    case IDIST_I64: return IDIST__NCCL_I64;
+    case IDIST_U64: return IDIST__NCCL_U64;
+    case IDIST_F16: return IDIST__NCCL_F16;
+    case IDIST_BF16: return IDIST__NCCL_BF16;
+    case IDIST_F32: return IDIST__NCCL_F32;
+    case IDIST_F64: return IDIST__NCCL_F64;
+    case IDIST_F8E4M3: return IDIST__NCCL_F8E4M3;
+    case IDIST_F8E5M2: return IDIST__NCCL_F8E5M2;
+    default: return -1;
+    }
+}
+
+// Returns the ncclRedOp_t of an op that NCCL has.
+static int idist__nccl_issue_op(idist_op op) {
+    switch ((int)op) {
+    case IDIST_PROD: return IDIST__NCCL_PROD;
+    case IDIST_MIN: return IDIST__NCCL_MIN;
+    case IDIST_MAX: return IDIST__NCCL_MAX;
+    case IDIST_AVG: return IDIST__NCCL_AVG;
+    default: return IDIST__NCCL_SUM;
+    }
 }
 
 // Whether NCCL supports the call, which all ranks answer alike. Messages only on a stream: NCCL has
@@ -3363,11 +3400,9 @@ static int idist__nccl_issue_reduce_scatterv(const idist__nccl *nccl, const idis
 
 static int idist__nccl_issue_reduce(const idist__nccl *nccl, const idist_group *g,
                                     const idist__call *call, void *comm, cudaStream_t stream) {
-    static const int ops[] = {IDIST__NCCL_SUM, IDIST__NCCL_PROD, IDIST__NCCL_MIN, IDIST__NCCL_MAX,
-                              IDIST__NCCL_AVG};
     int type = idist__nccl_issue_type(call->dtype);
     bool premul = idist__gpu_task_op_is_premul(g, call);
-    int op = premul ? IDIST__NCCL_SUM : ops[call->op];
+    int op = premul ? IDIST__NCCL_SUM : idist__nccl_issue_op(call->op);
     int result = IDIST__NCCL_OK;
     double factor = premul ? idist__world_user_op(g, call)->factor : 1;
     float narrow = (float)factor;

@@ -16,8 +16,21 @@ enum {
     IDIST__NCCL_IN_PROGRESS = 7
 };
 enum { IDIST__NCCL_REMOTE_ERROR = 6, IDIST__NCCL_TIMEOUT = 8 }; // another rank is the cause
-enum { IDIST__NCCL_U8 = 1, IDIST__NCCL_I32 = 2, IDIST__NCCL_F32 = 7 };
-enum {
+enum {                                                          // ncclDataType_t
+    IDIST__NCCL_I8 = 0,
+    IDIST__NCCL_U8 = 1,
+    IDIST__NCCL_I32 = 2,
+    IDIST__NCCL_U32 = 3,
+    IDIST__NCCL_I64 = 4,
+    IDIST__NCCL_U64 = 5,
+    IDIST__NCCL_F16 = 6,
+    IDIST__NCCL_F32 = 7,
+    IDIST__NCCL_F64 = 8,
+    IDIST__NCCL_BF16 = 9,
+    IDIST__NCCL_F8E4M3 = 10,
+    IDIST__NCCL_F8E5M2 = 11
+};
+enum { // ncclRedOp_t
     IDIST__NCCL_SUM = 0,
     IDIST__NCCL_PROD = 1,
     IDIST__NCCL_MAX = 2,
