@@ -30,7 +30,7 @@ DROP_INS := $(wildcard idist*.h)
 SOURCES := $(shell find src -name '*.h' 2>/dev/null)
 HEADERS := $(DROP_INS) idist.hpp
 TEST_LIB := $(wildcard tests/lib/*.h)
-TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
+TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/dist/*.c tests/fault/*.c))
 SCRIPT_FOLDERS := compile device docs launch mpi package train
 TEST_SCRIPTS := $(sort $(wildcard $(SCRIPT_FOLDERS:%=tests/%/*.sh))) tests/bench/idist_perf.sh
 WITH_IMPLEMENTATION := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))

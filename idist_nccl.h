@@ -322,7 +322,8 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 // gpu/gpu_model.h: worlds, groups and calls, as device memory sees them
 //
 // The data of device memory: what the device adds to a world, a group and a task. gpu_device.h,
-// pinned.h, gpu_task.h and stage.h work on the data; gpu/ipc and gpu/nccl build on those.
+// pinned.h, gpu_task.h and stage.h work on the data; gpu/ipc and gpu/nccl build on those, and
+// gpu/route chooses between them.
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
@@ -3991,9 +3992,9 @@ static void idist__nccl_launch_call(idist__task *first) {
     idist__world_wake_driver(w);                                      // who may be one of them
 }
 
-// ---- gpu/nccl/gpu_setup.h ------------------------------------------------------------------------
+// ---- gpu/route/gpu_setup.h -----------------------------------------------------------------------
 
-// gpu/nccl/gpu_setup.h: how a group moves device memory
+// gpu/route/gpu_setup.h: how a group moves device memory
 
 // Whether two members share a GPU.
 static bool idist__gpu_setup_is_same_device(const idist_group *g, int a, int b) {
@@ -4437,9 +4438,9 @@ static idist_status idist__gpu_setup_prepare(idist_group *g) {
     return status;
 }
 
-// ---- gpu/nccl/gpu_route.h ------------------------------------------------------------------------
+// ---- gpu/route/gpu_route.h -----------------------------------------------------------------------
 
-// gpu/nccl/gpu_route.h: which calls are for the device
+// gpu/route/gpu_route.h: which calls are for the device
 
 // Whether the buffers are device memory. A rank without elements says by its pointers, or by its
 // stream, where the others have theirs.
@@ -4603,9 +4604,9 @@ static idist_status idist__gpu_route_find(idist_group *g, const idist__call *cal
     return status;
 }
 
-// ---- gpu/nccl/gpu_engine.h -----------------------------------------------------------------------
+// ---- gpu/route/gpu_engine.h ----------------------------------------------------------------------
 
-// gpu/nccl/gpu_engine.h: the device's part of a backend
+// gpu/route/gpu_engine.h: the device's part of a backend
 //
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
@@ -5187,9 +5188,9 @@ void *idist_nccl_comm(idist_group *group) {
     return comm;
 }
 
-// ---- gpu/nccl/gpu_join.h -------------------------------------------------------------------------
+// ---- gpu/route/gpu_join.h ------------------------------------------------------------------------
 
-// gpu/nccl/gpu_join.h: which device and which way, agreed by all ranks
+// gpu/route/gpu_join.h: which device and which way, agreed by all ranks
 
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
 // tests do it with host ids.

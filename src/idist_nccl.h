@@ -202,10 +202,10 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #include "gpu/nccl/nccl_issue.h"
 #include "gpu/nccl/nccl_abort.h"
 #include "gpu/nccl/nccl_launch.h"
-#include "gpu/nccl/gpu_setup.h"
-#include "gpu/nccl/gpu_route.h"
-#include "gpu/nccl/gpu_engine.h"
-#include "gpu/nccl/gpu_join.h"
+#include "gpu/route/gpu_setup.h"
+#include "gpu/route/gpu_route.h"
+#include "gpu/route/gpu_engine.h"
+#include "gpu/route/gpu_join.h"
 
 #include "base/end.h"
 

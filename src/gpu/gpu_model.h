@@ -1,7 +1,8 @@
 // gpu/gpu_model.h: worlds, groups and calls, as device memory sees them
 //
 // The data of device memory: what the device adds to a world, a group and a task. gpu_device.h,
-// pinned.h, gpu_task.h and stage.h work on the data; gpu/ipc and gpu/nccl build on those.
+// pinned.h, gpu_task.h and stage.h work on the data; gpu/ipc and gpu/nccl build on those, and
+// gpu/route chooses between them.
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //

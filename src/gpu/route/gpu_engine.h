@@ -1,4 +1,4 @@
-// gpu/nccl/gpu_engine.h: the device's part of a backend
+// gpu/route/gpu_engine.h: the device's part of a backend
 //
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
@@ -36,8 +36,8 @@
 #include "gpu/nccl/nccl_job.h"
 #include "gpu/nccl/nccl_abort.h"
 #include "gpu/nccl/nccl_launch.h"
-#include "gpu/nccl/gpu_setup.h"
-#include "gpu/nccl/gpu_route.h"
+#include "gpu/route/gpu_setup.h"
+#include "gpu/route/gpu_route.h"
 
 // Passes on a call on host memory that had to wait for those before it.
 static void idist__gpu_engine_host_part(idist__task *t) {

@@ -1,4 +1,4 @@
-// gpu/nccl/gpu_setup.h: how a group moves device memory
+// gpu/route/gpu_setup.h: how a group moves device memory
 #pragma once
 
 #include "os/clock.h"

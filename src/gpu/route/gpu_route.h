@@ -1,4 +1,4 @@
-// gpu/nccl/gpu_route.h: which calls are for the device
+// gpu/route/gpu_route.h: which calls are for the device
 #pragma once
 
 #include "base/fail.h"
@@ -12,7 +12,7 @@
 #include "gpu/ipc/ipc_leave.h"
 #include "gpu/ipc/ipc_call.h"
 #include "gpu/nccl/nccl_issue.h"
-#include "gpu/nccl/gpu_setup.h"
+#include "gpu/route/gpu_setup.h"
 
 // Whether the buffers are device memory. A rank without elements says by its pointers, or by its
 // stream, where the others have theirs.

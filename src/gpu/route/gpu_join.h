@@ -1,4 +1,4 @@
-// gpu/nccl/gpu_join.h: which device and which way, agreed by all ranks
+// gpu/route/gpu_join.h: which device and which way, agreed by all ranks
 #pragma once
 
 #include "os/process.h"
@@ -18,9 +18,9 @@
 #include "gpu/ipc/ipc_arena.h"
 #include "gpu/nccl/nccl_load.h"
 #include "gpu/nccl/nccl_job.h"
-#include "gpu/nccl/gpu_setup.h"
-#include "gpu/nccl/gpu_route.h"
-#include "gpu/nccl/gpu_engine.h"
+#include "gpu/route/gpu_setup.h"
+#include "gpu/route/gpu_route.h"
+#include "gpu/route/gpu_engine.h"
 
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
 // tests do it with host ids.
