@@ -97,12 +97,12 @@ typedef struct idist__planned {
     uint32_t count; // of plans that were filled with it
 } idist__planned;
 
-// Who works on a task. It goes from HOST to DEVICE and back as often as the device backend needs,
-// and from either to DONE, where it stays. While one of its parts is with the backend of the host, a
-// call on device memory is in HOST.
+// Says which backend works on a task. A task changes between ON_HOST and ON_DEVICE as often as the
+// device backend needs, and from either to DONE, which is final. A call on device memory is ON_HOST
+// while the host backend moves a part of the call.
 typedef enum idist__task_state {
-    IDIST__TASK_ON_HOST,   // the backend of the host
-    IDIST__TASK_ON_DEVICE, // the device backend; the backend of the host has not got it, or no more
+    IDIST__TASK_ON_HOST,
+    IDIST__TASK_ON_DEVICE,
     IDIST__TASK_DONE
 } idist__task_state;
 

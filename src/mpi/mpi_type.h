@@ -4,7 +4,6 @@
 #include "os/unwind.h"
 #include "base/fail.h"
 #include "base/dtype.h"
-#include "base/reduce_op.h"
 #include "base/reduce.h"
 #include "core/model.h"
 #include "mpi/mpi_model.h"
