@@ -12,8 +12,8 @@
 //    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x101f8ce8f8db414c
 //    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0x52548bb3d40e839b
 //
-// The program it was is examples/before/26_particles.c, whose head explains the physics; README.md
-// shows the difference, 9 lines. What is divided, and what is not:
+// The serial program is examples/before/26_particles.c, whose head explains the physics;
+// docs/examples.md shows the difference, 9 lines. What is divided, and what is not:
 //
 //     force        each rank computes those on every n-th atom and leaves 0 for the others; then
 //                  all_reduce adds what all ranks have, so that every rank has all forces. Almost

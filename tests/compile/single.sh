@@ -116,7 +116,7 @@ for entry in $languages; do
     fi
 done
 ok_later app "README.md: the first program compiles" &&
-    ok_run 0 "README.md: the first program runs" 60 "$SINGLE/app"
+    ok_run 0 "README.md: the first program runs" 60 "$SINGLE/app" 4
 n_lines=$(grep -c ' of 4: 10 8$' "$WORK/log")
 ok $((n_lines != 4)) "README.md: the first program prints what it says"
 ok_later train "an object of idist_train.h, which has all of idist.h"

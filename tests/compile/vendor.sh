@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# vendor.sh - a copy of idist inside somebody's program or library, as README.md tells it under
+# vendor.sh - a copy of idist inside somebody's program or library, as docs/install.md tells it under
 # Vendoring: in a .c file of its own, with hidden symbols or none, twice in one process, under the
 # flags that other projects set. fast_math.sh, optimizer.sh, unity.sh and compile.sh have the rest.
 # shellcheck source=tests/lib/tap.sh
@@ -102,10 +102,10 @@ while read -r compiler ext flags; do
     ok $? "$name: get the right values" || diag <"$WORK/log"
 done <<<"$plan"
 
-# The size that README.md gives, within 5 percent: that of the first program, by the same compiler.
+# The size that docs/install.md gives, within 5 percent: that of the first program, by the same compiler.
 # shellcheck disable=SC2016 # Markdown
-claimed=$(sed -n 's/^| `idist.h`, -Os | .* | \([0-9]*\) kB |$/\1/p' README.md)
-name="README.md: idist.o has ${claimed:=0} kB at -Os"
+claimed=$(sed -n 's/^| `idist.h`, -Os | .* | \([0-9]*\) kB |$/\1/p' docs/install.md)
+name="docs/install.md: idist.o has ${claimed:=0} kB at -Os"
 if [ "$(gcc -dumpfullversion 2>/dev/null)-$(uname -m)" = 12.2.0-x86_64 ]; then
     size "$WORK/program1.idist.o" >"$WORK/log"
     awk -v kb="$claimed" 'NR == 2 { exit !($4 > 950 * kb && $4 < 1050 * kb) }' "$WORK/log"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # from_mpi.sh - docs/from-mpi.md: every statement of its tables is in from_mpi.c as it stands there,
-# and from_mpi.c does what the page says, with 1 to 4 ranks. Then readme.sh, for its programs.
+# and from_mpi.c does what the page says, with 1 to 4 ranks. (readme.sh has its programs.)
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -26,5 +26,4 @@ for n in 1 2 3 4; do
     [ "$(grep -c ': fine$' "$WORK/log")" = $n ]
     ok $? "from_mpi.c: $n ranks get to the end" || diag <"$WORK/log"
 done
-ok_run 0 "the programs of $PAGE: readme.sh" 300 tests/docs/readme.sh $PAGE
 done_testing

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # particles.sh - 26_particles on any number of ranks gets the bits of the serial program that it was
-# made from; both print what their heads say; the difference between the two is as short as README
-# says, and README shows it.
+# made from; both print what their heads say; the difference between the two is as short as
+# docs/examples.md says, and that page shows it.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
@@ -99,10 +99,10 @@ diff -p -U0 <(code $BEFORE) <(code $AFTER) | sed -e '1,2d' -e 's/^@@ [^@]* @@/@@
     >"$WORK/difference"
 added=$(grep '^+' "$WORK/difference" | grep -vc '^+#include')
 ok $((added > MAX_LINES || added == 0)) "the difference is $added lines, at most $MAX_LINES"
-awk '/^```diff$/ { inside = 1; next } /^```/ { inside = 0 } inside' README.md >"$WORK/shown"
+awk '/^```diff$/ { inside = 1; next } /^```/ { inside = 0 } inside' docs/examples.md >"$WORK/shown"
 diff "$WORK/difference" "$WORK/shown" >"$WORK/diff"
-ok $? "README.md shows it" || diag <"$WORK/diff"
-grep -q "^A simulator of $(wc -l <$BEFORE) lines" README.md &&
-    grep -q "by $added lines" README.md && grep -q "difference, $added lines" $AFTER
-ok $? "README.md and the head say how long they are"
+ok $? "docs/examples.md shows it" || diag <"$WORK/diff"
+grep -q "^A simulator of $(wc -l <$BEFORE) lines" docs/examples.md &&
+    grep -q "by $added lines" docs/examples.md && grep -q "difference, $added lines" $AFTER
+ok $? "docs/examples.md and the head say how long they are"
 done_testing

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# readme.sh [PAGE] - the programs and commands of README.md, or of another page, do what it says.
+# readme.sh [PAGE...] - the programs and commands of README.md and the pages of docs/, or of the
+# pages given, do what the pages say.
 #
 # Every ```c or ```cpp block that contains "int main" is a program: it is compiled, as cc
 # -DIDIST_IMPLEMENTATION does it (the option is left out when the block defines the macro itself),
@@ -7,6 +8,8 @@
 #
 #     <!-- test: run, expect "reduced: 3" -->       run the program too; the output must contain the
 #                                                   text
+#     <!-- test: object -->                         compile the block, which is no whole program
+#     <!-- test: hosts, expect "rank 3" -->         two_hosts.sh runs the block
 #     <!-- test: file hello.c -->                   keep the block under this name, for a sh block
 #                                                   that compiles it
 #     <!-- test: skip "needs two hosts" -->         do not touch it, and count a skip
@@ -15,67 +18,88 @@
 #
 # Words are separated by commas; expect and run may be there several times. In console blocks only
 # lines with "$ " are commands. sh blocks without such a comment are not run. Programs and commands
-# run in a folder that holds the headers, examples/ and tools/: each program for at most a minute,
-# each block of commands, which may compile two programs, for at most two.
+# of all pages run in one folder, which holds the clone as idist/, and what a clone holds: each
+# program for at most a minute, each block of commands, which may compile two programs, for at most
+# two.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
 compile_once
-README=${1:-README.md}
-[ -f "$README" ] || {
-    ok 1 "there is a $README"
-    done_testing
-}
-ln -s "$ROOT"/idist*.h "$ROOT/idist.hpp" "$ROOT"/{examples,tests,tools,Makefile} "$WORK"/
-mkdir "$WORK/blocks"
+[ $# -gt 0 ] || set -- README.md docs/*.md
+cp "$ROOT"/idist*.h "$ROOT/idist.hpp" "$WORK"/
+ln -s "$ROOT"/{examples,tests,tools,Makefile} "$WORK"/
+ln -s "$ROOT" "$WORK/idist"
 
 # One file per fenced block: LINE.LANGUAGE, and LINE.test with the words of the comment before it.
-awk -v folder="$WORK/blocks" '
-    /^[ ]*```/ && inside { inside = 0; close(file); next }
-    /^[ ]*```/ {
-        inside = 1; language = $0; sub(/^[ ]*```[ ]*/, "", language); sub(/[ ,{].*/, "", language)
-        file = sprintf("%s/%05d.%s", folder, NR, language == "" ? "none" : language)
-        printf "" >file
-        if (words != "") print words >(folder "/" sprintf("%05d", NR) ".test")
-        words = ""; next
-    }
-    inside { print >file; next }
-    /<!-- *test:.*-->/ {
-        words = $0; sub(/.*<!-- *test: */, "", words); sub(/ *-->.*/, "", words); next
-    }
-    /[^ ]/ { words = "" }
-    END { if (inside) print "unclosed" >(folder "/unclosed") }' "$README"
-[ ! -e "$WORK/blocks/unclosed" ]
-ok $? "every block of $README is closed"
+blocks_of() { # PAGE: to $WORK/blocks
+    rm -rf "$WORK/blocks"
+    mkdir "$WORK/blocks"
+    awk -v folder="$WORK/blocks" '
+        /^[ ]*```/ && inside { inside = 0; close(file); next }
+        /^[ ]*```/ {
+            inside = 1; language = $0
+            sub(/^[ ]*```[ ]*/, "", language); sub(/[ ,{].*/, "", language)
+            file = sprintf("%s/%05d.%s", folder, NR, language == "" ? "none" : language)
+            printf "" >file
+            if (words != "") print words >(folder "/" sprintf("%05d", NR) ".test")
+            words = ""; next
+        }
+        inside { print >file; next }
+        /<!-- *test:.*-->/ {
+            words = $0; sub(/.*<!-- *test: */, "", words); sub(/ *-->.*/, "", words); next
+        }
+        /[^ ]/ { words = "" }
+        END { if (inside) print "unclosed" >(folder "/unclosed") }' "$1"
+    [ ! -e "$WORK/blocks/unclosed" ]
+    ok $? "every block of $1 is closed"
+}
 
 # The table "Where to see it": every file exists and has the names of its row; the last one is that
 # of a function in it, where the file is a test.
-sed -n '/^### Where to see it$/,/^##* Coming/p' "$README" | grep '^| `' >"$WORK/rows"
-while IFS='|' read -r _ feature shown _; do
-    file=$(sed -n 's/.*](\([^)]*\)).*/\1/p' <<<"$shown")
-    [ -f "$file" ] || echo "\"$file\" of the row$feature is no file"
-    # shellcheck disable=SC2016 # backticks of Markdown
-    for name in $(grep -o '`[^`]*`' <<<"$feature" | tr -d '`'); do
-        grep -qw -- "$name" "$file" || echo "$file does not mention $name"
-    done
-    # shellcheck disable=SC2016
-    name=$(sed -n 's/.*, `\(.*\)`.*/\1/p' <<<"$shown")
-    [[ $file != tests/* ]] || grep -q "^static .*\<$name(" "$file" ||
-        echo "$file has no function \"$name\""
-done <"$WORK/rows" >"$WORK/wrong" 2>&1
-ok "$(wc -l <"$WORK/wrong")" "$README: what \"Where to see it\" names is there" ||
-    diag <"$WORK/wrong"
-[ "$README" != README.md ] || ok $(($(wc -l <"$WORK/rows") < 20)) "$README: there is that table" ||
-    diag <"$WORK/rows"
+check_where_to_see_it() { # PAGE
+    local feature shown file name
+    sed -n '/^## Where to see it$/,/^## A program/p' "$1" | grep '^| `' >"$WORK/rows"
+    while IFS='|' read -r _ feature shown _; do
+        file=$(sed -n 's/.*](..\/\([^)]*\)).*/\1/p' <<<"$shown")
+        [ -f "$file" ] || echo "\"$file\" of the row$feature is no file"
+        # shellcheck disable=SC2016 # backticks of Markdown
+        for name in $(grep -o '`[^`]*`' <<<"$feature" | tr -d '`'); do
+            grep -qw -- "$name" "$file" || echo "$file does not mention $name"
+        done
+        # shellcheck disable=SC2016
+        name=$(sed -n 's/.*, `\(.*\)`.*/\1/p' <<<"$shown")
+        [[ $file != tests/* ]] || grep -q "^static .*\<$name(" "$file" ||
+            echo "$file has no function \"$name\""
+    done <"$WORK/rows" >"$WORK/wrong" 2>&1
+    ok "$(wc -l <"$WORK/wrong")" "$1: what \"Where to see it\" names is there" ||
+        diag <"$WORK/wrong"
+    ok $(($(wc -l <"$WORK/rows") < 20)) "$1: there is that table" || diag <"$WORK/rows"
+}
+
+# The files and headings that links lead to exist.
+check_links() { # PAGE
+    local target file
+    grep -oE '\]\([^)]*\)' "$1" | sed 's/^](//; s/)$//' | grep -v '^http' | while read -r target; do
+        file=${target%%#*}
+        file=$(dirname "$1")/${file:-$(basename "$1")}
+        [ -e "$file" ] || echo "$target: no such file"
+        [[ $target != *'#'* ]] || sed -n 's/^##* //p' "$file" | tr 'A-Z ' 'a-z-' | tr -d ',.:' |
+            grep -qxF -- "${target#*#}" || echo "$target: no such heading"
+    done >"$WORK/wrong"
+    ok "$(wc -l <"$WORK/wrong")" "$1: every link leads somewhere" || diag <"$WORK/wrong"
+}
 
 # Every name of idist that the text gives exists: in a header, or as a file.
-grep -oE '\b(idist|IDIST)_[A-Za-z0-9_]+' "$README" | sort -u | while read -r name; do
-    word="\\b($name|X\(${name#IDIST_})"
-    [ "${name%_}" = "$name" ] && word="$word\\b" # else it stands for several names
-    grep -qE "$word" idist*.h idist.hpp CMakeLists.txt tests/README.md ||
-        compgen -G "*/$name*" >/dev/null || echo "$name"
-done >"$WORK/unknown"
-ok "$(wc -l <"$WORK/unknown")" "every name of idist in $README exists" || diag <"$WORK/unknown"
+check_names() { # PAGE
+    local name word
+    grep -oE '\b(idist|IDIST)_[A-Za-z0-9_]+' "$1" | sort -u | while read -r name; do
+        word="\\b($name|X\(${name#IDIST_})"
+        [ "${name%_}" = "$name" ] && word="$word\\b" # else it stands for several names
+        grep -qE "$word" idist*.h idist.hpp CMakeLists.txt tests/README.md ||
+            compgen -G "*/$name*" >/dev/null || echo "$name"
+    done >"$WORK/unknown"
+    ok "$(wc -l <"$WORK/unknown")" "every name of idist in $1 exists" || diag <"$WORK/unknown"
+}
 
 # word KEY WORDS: the quoted or bare text after KEY, one line for each time it is there.
 word() { printf '%s\n' "$2" | grep -oE "(^|[ ,])$1 +(\"[^\"]*\"|[^ ,]+)" |
@@ -120,26 +144,36 @@ test_commands() { # BLOCK NAME WORDS
     check_expected "$name" "$words"
 }
 
-n_programs=0
-for block in "$WORK"/blocks/*.*; do
-    line=$(basename "$block" | sed 's/\..*//; s/^0*//')
-    name="$README:$line"
+test_block() { # BLOCK PAGE
+    local block=$1 name words reason
+    name="$2:$(basename "$block" | sed 's/\..*//; s/^0*//')"
     words=$(cat "${block%.*}.test" 2>/dev/null)
-    case $block in
-    *.test) continue ;;
-    *.c | *.cpp)
-        grep -q 'int main' "$block" || continue
-        n_programs=$((n_programs + 1))
-        ;;
-    *.sh | *.console | *.bash) has sh "$words" || has skip "$words" || continue ;;
-    *) continue ;;
-    esac
     reason=$(word skip "$words")
-    if [ -n "$reason" ]; then skip "$name" "$reason" && continue; fi
+    if [ -n "$reason" ]; then skip "$name" "$reason" && return; fi
     case $block in
-    *.c | *.cpp) test_program "$block" "$name" "$words" ;;
-    *) test_commands "$block" "$name" "$words" ;;
+    *.c | *.cpp)
+        if has object "$words"; then
+            ok_run 0 "$name: compiles" 60 cc -Wall -Wextra -Werror -I"$WORK" -c "$block" \
+                -o "$WORK/object.o"
+        elif grep -q 'int main' "$block"; then
+            test_program "$block" "$name" "$words"
+        fi
+        ;;
+    *.sh | *.console | *.bash) ! has sh "$words" || test_commands "$block" "$name" "$words" ;;
     esac
+}
+
+for page; do
+    [ -f "$page" ] || {
+        ok 1 "there is a $page"
+        continue
+    }
+    blocks_of "$page"
+    check_links "$page"
+    check_names "$page"
+    [ "$page" != docs/examples.md ] || check_where_to_see_it "$page"
+    for block in "$WORK"/blocks/*.*; do
+        [[ $block == *.test ]] || test_block "$block" "$page"
+    done
 done
-ok $((n_programs == 0)) "$README has a whole program"
 done_testing

@@ -1,5 +1,5 @@
 # package.sh - small projects outside of the clone that use idist by a package manager. Source it
-# after tap.sh. The projects are those of tests/package, with the lines that README.md gives.
+# after tap.sh. The projects are those of tests/package, with the lines that docs/install.md gives.
 # shellcheck shell=bash
 
 VERSION=$(sed -n 's/^#define IDIST_VERSION "\(.*\)"/\1/p' idist.h)
@@ -14,12 +14,12 @@ cp -r CMakeLists.txt meson.build Makefile idist.pc.in idist*.h* LICENSE packagin
 # No test reaches the network: every connection fails at once.
 export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 all_proxy=http://127.0.0.1:9
 
-readme_block() { # FILE: the block of README.md below <!-- test: file FILE -->
+readme_block() { # FILE: the block of README.md or docs/install.md below <!-- test: file FILE -->
     awk -v mark="<!-- test: file $1 -->" '
         /^```/ && inside { exit }
         inside { print }
         /^```/ && marked { inside = 1 }
-        $0 == mark { marked = 1 }' README.md
+        $0 == mark { marked = 1 }' README.md docs/install.md
 }
 
 # cmake_app ID SNIPPET LANGUAGES SOURCES [OPTION...]: later configures, builds and runs a project.

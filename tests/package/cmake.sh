@@ -17,7 +17,7 @@ command -v cmake >/dev/null || {
 # Where it has been installed and then moved: no path of the first place may be left.
 PREFIX=$WORK/prefix
 readme_block install.sh | sed "s|~/.local|$WORK/first|" >"$WORK/install.sh"
-ok_run 0 "README.md: cmake --install" 100 sh -ec "cd '$SOURCE' && . '$WORK/install.sh'"
+ok_run 0 "docs/install.md: cmake --install" 100 sh -ec "cd '$SOURCE' && . '$WORK/install.sh'"
 ! grep -q Warning "$WORK/log"
 ok $? "without a warning" || diag <"$WORK/log"
 rm -rf "$SOURCE/build"
@@ -31,7 +31,7 @@ find=(-DCMAKE_PREFIX_PATH="$PREFIX" -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
 
 snippet() { # FILE: stdin as a snippet
     cat >"$WORK/$1"
-    [ -s "$WORK/$1" ] || echo "message(FATAL_ERROR \"README.md has no $1\")" >"$WORK/$1"
+    [ -s "$WORK/$1" ] || echo "message(FATAL_ERROR \"docs/install.md has no $1\")" >"$WORK/$1"
 }
 for name in folder fetch package mpi; do readme_block $name.cmake | snippet $name.cmake; done
 # configured ID [OPTION...]: later configures a project in C with the snippet of stdin.
@@ -45,7 +45,7 @@ ln -s "$SOURCE" "$PROJECT/idist"
 cmake_app folder-c "$WORK/folder.cmake" C "main.c;implementation.c"
 cmake_app folder-cxx "$WORK/folder.cmake" CXX "main.cpp;implementation.cpp"
 
-# The lines of README.md. For find_package the program asks for the exact version.
+# The lines of docs/install.md. For find_package the program asks for the exact version.
 cmake_app fetch "$WORK/fetch.cmake" "C;CXX" "main.cpp;implementation.c"
 {
     echo "find_package(idist $VERSION EXACT CONFIG REQUIRED)"
@@ -148,14 +148,14 @@ if(idist_mpi_FOUND OR TARGET idist::mpi OR NOT TARGET idist::idist)
     message(FATAL_ERROR "idist_mpi_FOUND is ${idist_mpi_FOUND}")
 endif()'
 
-# pkg-config: the line and the first program of README.md, after make install; what it says after
-# cmake --install.
+# pkg-config: the line of docs/install.md and the program of README.md, after make install; what it
+# says after cmake --install.
 ok_run 0 "make install" 100 make -s install PREFIX="$WORK/made"
 cat >"$WORK/pkg_config.sh" <<END
 set -e
 cd "$WORK"
 $(readme_block pkg_config.sh | sed 's/^cc /cc -O3 -Wall -Wextra -Werror /')
-./app
+./app 4
 export PKG_CONFIG_PATH="$PREFIX/share/pkgconfig"
 c++ -Wall -Wextra -Werror \$(pkg-config --cflags idist) -c "$PROJECT/main.cpp" -o main.o
 pkg-config --modversion idist

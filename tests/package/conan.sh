@@ -24,7 +24,7 @@ ok_run 0 "conan profile detect" 60 "$CONAN" profile detect
 ok_run 0 "without a remote" 60 "$CONAN" remote disable '*'
 readme_block conan.sh | sed -n "s|^conan |'$CONAN' |p" >"$WORK/create.sh"
 echo tools.compilation:verbosity=verbose >"$CONAN_HOME/global.conf"
-ok_run 0 "README.md: conan create" 150 sh -ec "cd '$SOURCE' && . '$WORK/create.sh'"
+ok_run 0 "docs/install.md: conan create" 150 sh -ec "cd '$SOURCE' && . '$WORK/create.sh'"
 cp "$WORK/log" "$WORK/create.later"
 ok_strict create "it builds"
 for compiler in cc c++; do

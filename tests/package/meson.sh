@@ -21,7 +21,7 @@ cmp -s LICENSE "$PREFIX/share/licenses/idist/LICENSE"
 ok $? "and LICENSE"
 
 # meson_app ID LANGUAGES SOURCES [OPTION...]: later sets up, builds and runs a project with the line
-# of README.md.
+# of docs/install.md.
 meson_app() {
     local id=$1 languages=$2 sources=$3 folder=$WORK/project-$1
     shift 3
