@@ -1,13 +1,15 @@
-// train/agree.h: the same status on all ranks
+// train/agree.h: gives all ranks the same status
 //
-// A function that makes several collective calls must fail on all ranks or on none. Its path:
+// A function that makes several collective calls must fail on all ranks or on none. It takes these
+// steps:
 //
-//     idist__agree_enter     local: can calls on this group succeed at all?
+//     idist__agree_enter     local: checks that calls on this group can succeed
 //     local work             ends with a status that may differ between ranks
 //     idist__agree           collective: all ranks get the status of the first rank that failed
 //     collective calls       a rank that cannot make its next call uses idist__agree_break
 //
-// An agreement on success costs one all_reduce of 4 bytes; a failure costs a broadcast in addition.
+// Agreeing on success costs one all_reduce of 4 bytes. Agreeing on a failure costs a broadcast as
+// well.
 #pragma once
 
 #include "os/thread.h"
@@ -17,13 +19,14 @@
 #include "core/check.h"
 #include "core/call.h"
 
-// What a rank that has failed broadcasts.
+// The message that a failed rank broadcasts.
 typedef struct idist__agree_failure {
     int32_t status;
     char text[900];
 } idist__agree_failure;
 
-// Local. Whether calls on this group can succeed. *out: the options for calls on host memory.
+// Checks that calls on this group can succeed, and sets *out to the options for calls on host
+// memory. Local.
 static idist_status idist__agree_enter(const char *name, const idist_opts *opts, idist_opts *out) {
     idist_group *group = NULL;
     idist_status status = idist__check_blocking(name, opts);
@@ -44,7 +47,8 @@ static idist_status idist__agree_enter(const char *name, const idist_opts *opts,
     return status;
 }
 
-// Collective. Returns the status and text of the first rank whose `mine` is not IDIST_OK.
+// Returns the status of the first rank whose `mine` is not IDIST_OK, and sets the text of that
+// rank's failure. Returns IDIST_OK if there is no such rank. Collective.
 static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
     idist__agree_failure failure;
     int rank = idist_group_rank(opts->group);
@@ -67,7 +71,8 @@ static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
                        opts->group ? opts->group->ranks[first_failed] : first_failed);
 }
 
-// For a rank that cannot make a call that the others wait for: fails the group, or they would hang.
+// Fails the group, because this rank cannot make a call that the other ranks wait for. Otherwise
+// the other ranks would hang. Returns `status`.
 static idist_status idist__agree_break(const char *name, idist_group *group, idist_status status) {
     char text[400];
     idist_group *g = NULL;
@@ -77,7 +82,7 @@ static idist_status idist__agree_break(const char *name, idist_group *group, idi
              idist_last_error());
     if (idist__call_enter(name, group, &g) != IDIST_OK) return status;
 
-    failed_before = g->status != IDIST_OK; // then all ranks know already
+    failed_before = g->status != IDIST_OK; // then all ranks already know
     idist__group_fail(g, status, text);
     idist__group_flush(g);
     idist__os_mutex_unlock(&g->w->lock);

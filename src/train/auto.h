@@ -1,7 +1,7 @@
 // train/auto.h: sizes, seeds and loaders derived from the world
 //
-// Ignite's auto_* functions: the program states what all ranks do together, and each rank derives
-// its own part.
+// These are Ignite's auto_* functions. The program states what all ranks do together, and each rank
+// derives its own part.
 #pragma once
 
 #include "base/fail.h"
@@ -21,7 +21,8 @@ int idist_auto_num_workers(int num_workers) {
 
 uint64_t idist_auto_seed(uint64_t seed) { return seed + (uint64_t)idist_get_rank(); }
 
-// Where a group's log lines go; without a world, to `own`. NULL: nowhere.
+// Returns the log of the group's world. Without a world, initializes `own` from the environment and
+// returns it, or returns NULL if that fails.
 static const idist__log *idist__auto_log_of(const idist_group *group, idist__log *own) {
     const idist__world *world = group ? group->w : idist__world_default();
 

@@ -1,6 +1,6 @@
 // train/batch_norm.h: batch statistics over all ranks
 //
-// One all_gather of a row per rank, count | means | variances, after which every rank merges the
+// One all_gather distributes a row per rank: count | means | variances. Every rank then merges the
 // rows in rank order.
 #pragma once
 
@@ -8,7 +8,8 @@
 #include "base/isa.h"
 #include "train/agree.h"
 
-// Merges the count, mean and variance of set b into those of set a:
+// Merges the mean and variance of set b, with nb values, into the mean and variance of set a, with
+// na values:
 //
 //     n = na + nb    d = mean_b - mean_a    mean = mean_a + d nb / n
 //     var n = var_a na + var_b nb + d d na nb / n
@@ -20,7 +21,8 @@ static void idist__batch_norm_merge(double *mean, double *var, double na, double
     *var = (*var * na + var_b * nb) / n + d * d * (na / n) * (nb / n);
 }
 
-// The mean and variance of one channel over the rows of all ranks. Returns the total count.
+// Computes the mean and variance of one channel from the rows of all ranks. Returns the total
+// count.
 static uint64_t idist__batch_norm_channel(const char *rows, size_t row_nbytes, int ranks,
                                           int channels, int channel, float *mean, float *var) {
     double all_mean = 0, all_var = 0;
@@ -73,7 +75,7 @@ idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64
     memcpy(own + sizeof *count, mean, values_nbytes);
     memcpy(own + sizeof *count + values_nbytes, var, values_nbytes);
     status = idist_all_gather(own, rows, row_nbytes, IDIST_U8, &own_opts);
-    mode = idist__mode_enter(); // all ranks get the same bits
+    mode = idist__mode_enter(); // so that all ranks get the same bits
 
     for (channel = 0; channel < channels && status == IDIST_OK; channel++)
         *count = idist__batch_norm_channel(rows, row_nbytes, ranks, channels, channel,
@@ -87,7 +89,7 @@ idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64
 idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, int channels,
                                             const idist_opts *opts) {
     size_t nbytes = sizeof(float) * (size_t)(channels > 0 ? channels : 0);
-    char *both; // reduced by one call instead of two
+    char *both; // both arrays, reduced by one call instead of two
     idist_opts own_opts;
     idist_status status = idist__agree_enter("sync_batch_norm_backward", opts, &own_opts);
 

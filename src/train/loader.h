@@ -1,18 +1,21 @@
 // train/loader.h: batches, fetched ahead by worker threads
 //
-// Batches are in a ring of slots, one more than are fetched ahead: the one that the program is
-// using. A worker takes the next batch that no worker has taken, so batches are started in order,
-// and the program waits for each in turn:
+// Batches are in a ring of slots. The ring has one slot per batch fetched ahead, and one for the
+// batch that the program is using. A worker takes the next batch that no worker has taken, so
+// batches start in order. The program waits for each batch in turn:
 //
 //     slot    0        1        2        3        4         2 workers, 2 batches ahead for each
 //     batch   5        6        7        3        4
 //             fetching fetching free     program  ready
 //
-// The path of a batch: idist__loader_work (a worker takes it and calls fetch), idist__loader_take
-// (the program waits for its slot), idist_loader_next (hands it out and moves the sampler).
+// A batch passes through these functions:
 //
-// The indices are a copy, so that the program may move the sampler at any time. The next call
-// notices that it did, and restarts the loader from there.
+//     idist__loader_work    a worker takes the batch and calls fetch
+//     idist__loader_take    the program waits for the slot of the batch
+//     idist_loader_next     returns the batch to the program and moves the sampler
+//
+// The loader copies the indices, so the program may move the sampler at any time. The next call
+// notices the move, and restarts the loader at the sampler's new position.
 #pragma once
 
 #include "os/clock.h"
@@ -26,39 +29,41 @@
 typedef struct idist__loader_slot {
     void *data;
     bool ready;       // fetched, and not yet given to the program
-    int result;       // of fetch
-    char thrown[160]; // what fetch has thrown; "": nothing
+    int result;       // returned by fetch
+    char thrown[160]; // text of the exception that fetch threw, or ""
 } idist__loader_slot;
 
 struct idist_loader {
     idist_loader_desc desc;
-    idist_sampler *own_sampler; // of idist_auto_loader, or NULL
-    idist__os_process process;  // the workers are threads of this process, not of its children
+    idist_sampler *own_sampler; // created by idist_auto_loader, or NULL
+    idist__os_process process;  // the process with the workers; a forked child has none
     idist__os_thread *threads;
     int thread_count, slot_count;
     idist__loader_slot *slots;
 
-    // The rest of the epoch from where the loader started; written only while no worker is busy.
+    // The rest of the epoch, from the position where the loader started. Written only while no
+    // worker is busy.
     size_t *indices;
     size_t index_count;
 
-    // The state of the sampler, which tells whether the program has moved it.
-    size_t start_position;   // where the copied indices begin
-    size_t sampler_position; // after the last call
-    uint64_t deal_count;     // when the indices were copied
+    // The state in which the loader left the sampler. If the state differs, the program has moved
+    // the sampler.
+    size_t start_position;   // position of the first copied index
+    size_t sampler_position; // position after the last call
+    uint64_t deal_count;     // deal_count of the sampler when the indices were copied
     bool ended;              // the last call returned the end of the epoch
 
-    idist__os_mutex lock; // of what follows, and of the slots
-    idist__os_cond work;  // there may be a batch to take, or the loader stops
-    idist__os_cond done;  // a batch is fetched
-    size_t batch_count;   // in all
-    size_t taken_count;   // by workers
-    size_t given_count;   // to the program
-    int busy_count;       // workers that are in fetch
-    int stopping_count;   // workers that have not ended since `stops`
-    bool paused;          // workers take no batch
+    idist__os_mutex lock; // protects the fields below and the slots
+    idist__os_cond work;  // signaled when there may be a batch to take, or the loader stops
+    idist__os_cond done;  // signaled when a batch is fetched
+    size_t batch_count;   // batches of the epoch
+    size_t taken_count;   // batches taken by workers
+    size_t given_count;   // batches given to the program
+    int busy_count;       // workers inside fetch
+    int stopping_count;   // once `stops` is set: workers that have not ended yet
+    bool paused;          // workers must not take a batch
     bool stops;
-    bool orphaned; // nobody waits for the workers: the last one frees the loader
+    bool orphaned; // no thread waits for the workers; the last worker frees the loader
 };
 
 static size_t idist__loader_batches(const idist_loader *loader, size_t samples) {
@@ -66,7 +71,7 @@ static size_t idist__loader_batches(const idist_loader *loader, size_t samples) 
     return !loader->desc.drop_last && rest ? full + 1 : full;
 }
 
-// The indices of a batch.
+// Returns the indices of a batch, and sets *count to their number.
 static const size_t *idist__loader_indices(const idist_loader *loader, size_t batch,
                                            size_t *count) {
     size_t first = batch * loader->desc.batch_size, rest = loader->index_count - first;
@@ -78,8 +83,8 @@ static idist__loader_slot *idist__loader_slot_of(const idist_loader *loader, siz
     return &loader->slots[batch % (size_t)loader->slot_count];
 }
 
-// Fetches a batch. Returns the result of fetch; 1 if it has thrown an exception, which the slot
-// says.
+// Fetches a batch. Returns the result of fetch, or 1 if fetch throws an exception. The slot then
+// has the exception's text.
 IDIST__NOINLINE static int idist__loader_fetch(const idist_loader *loader, size_t batch) {
     size_t count;
     const size_t *indices = idist__loader_indices(loader, batch, &count);
@@ -93,7 +98,7 @@ IDIST__NOINLINE static int idist__loader_fetch(const idist_loader *loader, size_
     return result;
 }
 
-// Called when no other thread uses the loader.
+// Frees the loader. Called when no other thread uses it.
 static void idist__loader_destroy(idist_loader *loader) {
     int i;
 
@@ -112,7 +117,7 @@ static void idist__loader_destroy(idist_loader *loader) {
     free(loader);
 }
 
-// Whether a worker may take the next batch. The lock is held.
+// Returns true if a worker may take the next batch. Called with the lock held.
 static bool idist__loader_has_work(const idist_loader *loader) {
     size_t ahead = loader->taken_count - loader->given_count;
 
@@ -120,7 +125,7 @@ static bool idist__loader_has_work(const idist_loader *loader) {
     return ahead < (size_t)loader->slot_count - 1;
 }
 
-// A worker thread.
+// Runs a worker thread: fetches batches until the loader stops.
 static void *idist__loader_work(void *arg) {
     idist_loader *loader = (idist_loader *)arg;
     bool must_free;
@@ -162,7 +167,8 @@ static int idist__loader_timeout(const idist_loader *loader) {
     return loader->desc.timeout_ms ? loader->desc.timeout_ms : 300000;
 }
 
-// Waits until no fetch is running; false when the timeout passes before. The lock is held.
+// Waits until no fetch is running. Returns false if the timeout expires first. Called with the lock
+// held.
 static bool idist__loader_settle(idist_loader *loader) {
     int64_t deadline_ns = idist__os_clock_deadline(idist__loader_timeout(loader));
 
@@ -172,7 +178,8 @@ static bool idist__loader_settle(idist_loader *loader) {
     return loader->busy_count == 0;
 }
 
-// Waits for the running fetches, drops what was fetched ahead, and starts where the sampler is.
+// Waits for the running fetches, drops the batches fetched ahead, and starts at the sampler's
+// position.
 static idist_status idist__loader_restart(idist_loader *loader) {
     const idist_sampler *sampler = loader->desc.sampler;
     size_t count = sampler->count - sampler->position;
@@ -185,7 +192,7 @@ static idist_status idist__loader_restart(idist_loader *loader) {
     idist__os_mutex_lock(&loader->lock);
     loader->paused = true;
 
-    if (!idist__loader_settle(loader)) { // stays paused, and the next call tries again
+    if (!idist__loader_settle(loader)) { // the loader stays paused; the next call tries again
         busy_count = loader->busy_count;
         idist__os_mutex_unlock(&loader->lock);
         free(indices);
@@ -213,7 +220,8 @@ static idist_status idist__loader_restart(idist_loader *loader) {
     return IDIST_OK;
 }
 
-// Ends the workers. False: some are still in fetch, and the last of them frees the loader.
+// Stops the workers. Returns false if some workers are still inside fetch when the timeout expires.
+// The last of these workers then frees the loader.
 static bool idist__loader_stop(idist_loader *loader) {
     idist__os_thread *threads = loader->threads;
     int i, thread_count = loader->thread_count;
@@ -225,7 +233,7 @@ static bool idist__loader_stop(idist_loader *loader) {
     idist__os_cond_broadcast(&loader->work);
     orphaned = !idist__loader_settle(loader);
     loader->orphaned = orphaned;
-    if (orphaned) loader->threads = NULL; // the workers may free the loader from here on
+    if (orphaned) loader->threads = NULL; // freed below, not by the worker that frees the loader
     idist__os_mutex_unlock(&loader->lock);
 
     for (i = 0; i < thread_count; i++) {
@@ -245,7 +253,7 @@ void idist_loader_free(idist_loader **loader) {
     if (!l) return;
     *loader = NULL;
 
-    // In a forked child there is nothing to stop, and another thread may have held the lock.
+    // A forked child has no workers to stop, and the lock may have been held during the fork.
     if (l->process == idist__os_process_id()) stopped = idist__loader_stop(l);
     if (stopped) idist__loader_destroy(l);
 }
@@ -361,7 +369,8 @@ idist_sampler *idist_loader_sampler(const idist_loader *loader) {
     return loader ? loader->desc.sampler : NULL;
 }
 
-// Waits for the next batch, or fetches it if there are no workers. False: the timeout has passed.
+// Waits for the next batch, or fetches it if there are no workers. Returns false if the timeout
+// expires.
 static bool idist__loader_take(idist_loader *loader, idist__loader_slot *slot) {
     int64_t deadline_ns;
     bool ready;
@@ -381,7 +390,7 @@ static bool idist__loader_take(idist_loader *loader, idist__loader_slot *slot) {
     if (ready) {
         slot->ready = false;
         loader->given_count++;
-        idist__os_cond_signal(&loader->work); // the slot of the batch before this one is free
+        idist__os_cond_signal(&loader->work); // the slot of the previous batch is free
     }
 
     idist__os_mutex_unlock(&loader->lock);
@@ -412,7 +421,7 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
     number = loader->given_count; // only this thread writes it
 
     if (number == loader->batch_count) {
-        loader->ended = true; // fetch nothing ahead: most programs now begin another epoch
+        loader->ended = true; // fetch nothing ahead, because most programs now begin another epoch
         loader->sampler_position = 0;
         idist__sampler_end(sampler);
         return IDIST_OK;

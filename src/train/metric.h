@@ -11,7 +11,8 @@
 // numbers over all ranks
 //------------------------------------------------------------------------------
 
-// The ratio of two numbers of a metric, each summed over all ranks; 0 / 0 is NaN.
+// Computes the ratio of two numbers of a metric, each summed over all ranks. The ratio is NaN if
+// the denominator is 0. Collective.
 static idist_status idist__metric_ratio(const char *name, const void *metric, double numerator,
                                         double denominator, double *value, const idist_opts *opts) {
     double sums[2];
@@ -31,7 +32,8 @@ static idist_status idist__metric_ratio(const char *name, const void *metric, do
     return status;
 }
 
-// Whether the label has the highest score of a row, and is the first one that has it.
+// Returns true if the label is the first class with the highest score of a row. Returns false if
+// the row has a NaN.
 static bool idist__metric_is_correct(const float *row, int label, int classes) {
     float score = row[label];
     bool correct = score == score; // not a NaN
@@ -152,17 +154,18 @@ idist_status idist_confusion_compute(const idist_confusion *confusion, uint64_t 
 //------------------------------------------------------------------------------
 // metrics that rank 0 computes from the rows of all ranks
 //
-//     gather       rank 0 learns how many rows of which size each rank has, and allocates
-//     agree        rank 0 has the memory, and rows have the same size on all ranks
+//     gather       rank 0 gets the number and size of each rank's rows, and allocates memory
+//     agree        that rank 0 has the memory, and that rows have the same size on all ranks
 //     gatherv      the rows
-//     agree        the program's function has succeeded on rank 0
+//     agree        that the program's function succeeded on rank 0
 //     broadcast    the value
 //------------------------------------------------------------------------------
 
-// What rank 0 gathers about the rows of each rank.
+// The words that rank 0 gathers from each rank.
 enum { IDIST__EPOCH_ROWS, IDIST__EPOCH_ROW_NBYTES, IDIST__EPOCH_WORDS };
 
-// Rank 0: checks the sizes of all ranks and allocates memory for all rows. counts: bytes by rank.
+// Checks the row sizes of all ranks and allocates memory for all rows. Sets counts[rank] to the
+// number of bytes from each rank, and *total to the number of rows. Called on rank 0.
 static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, size_t row_nbytes,
                                               size_t *counts, char **rows, uint64_t *total) {
     int rank;
@@ -192,7 +195,8 @@ static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, 
     return IDIST_OK;
 }
 
-// Collective: gathers the rows of all ranks on rank 0. own: the size of this rank's rows.
+// Gathers the rows of all ranks on rank 0. `own` has the number and size of this rank's rows.
+// Collective.
 static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t *own,
                                                uint64_t *sizes, size_t *counts, char **all,
                                                uint64_t *total, const idist_opts *opts) {
@@ -210,7 +214,7 @@ static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t 
     return idist_gatherv(rows, nbytes, *all, counts, NULL, IDIST_U8, 0, opts);
 }
 
-// Rank 0: calls the program's function.
+// Calls the program's function. Called on rank 0.
 IDIST__NOINLINE static idist_status idist__epoch_metric_call(idist_epoch_metric_fn fn,
                                                              const void *rows, uint64_t total,
                                                              void *arg, double *value) {

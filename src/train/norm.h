@@ -9,15 +9,16 @@
 #include "base/reduce.h"
 #include "train/agree.h"
 
-// The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
-// last bit may differ from that of sqrt.
+// Returns the square root of x by Newton's method, starting from half the exponent. The function
+// sqrt would need -lm. The last bit may differ from the result of sqrt.
 static double idist__norm_root(double x) {
     double root;
     uint64_t bits;
     int i;
 
     if (!(x > 0)) return 0;
-    if (x < 1e-290) return idist__norm_root(x * 1e280) * 1e-140; // no exponent to halve: subnormal
+    // A subnormal number has no exponent to halve, so scale it up.
+    if (x < 1e-290) return idist__norm_root(x * 1e280) * 1e-140;
 
     memcpy(&bits, &x, sizeof bits);
     bits = (bits >> 1) + ((uint64_t)1023 << 51);

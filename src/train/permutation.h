@@ -4,16 +4,16 @@
 //------------------------------------------------------------------------------
 // the Mersenne Twister
 //
-// By Matsumoto and Nishimura (1998), with 624 words of state. PyTorch seeds it with Knuth's
-// recurrence from 32 bits, Python with the authors' init_by_array (2002) from as many words as the
-// seed has.
+// The generator is by Matsumoto and Nishimura (1998) and has 624 words of state. PyTorch seeds it
+// from 32 bits with Knuth's recurrence. Python seeds it with the authors' init_by_array (2002),
+// from as many words as the seed has.
 //------------------------------------------------------------------------------
 
 #define IDIST__TWISTER_WORDS 624
 
 typedef struct idist__twister {
     uint32_t word[IDIST__TWISTER_WORDS];
-    int next; // word to be drawn; all are used up: IDIST__TWISTER_WORDS
+    int next; // index of the next word to draw; IDIST__TWISTER_WORDS if all are used
 } idist__twister;
 
 static void idist__twister_seed(idist__twister *twister, uint32_t seed) {
@@ -25,14 +25,14 @@ static void idist__twister_seed(idist__twister *twister, uint32_t seed) {
     twister->next = IDIST__TWISTER_WORDS;
 }
 
-// The index after i. Behind the last word comes word 1: word 0 takes the value of the last one.
+// Returns the index after i. After the last word, copies the last word to word 0 and returns 1.
 static uint32_t idist__twister_step(uint32_t *word, uint32_t i) {
     if (i + 1 < IDIST__TWISTER_WORDS) return i + 1;
     word[0] = word[IDIST__TWISTER_WORDS - 1];
     return 1;
 }
 
-// init_by_array with a key of one word, or of two when the seed needs them.
+// Seeds the generator as init_by_array does. The key has one word, or two if the seed needs them.
 static void idist__twister_seed_array(idist__twister *twister, uint64_t seed) {
     uint32_t key[2], key_words = seed >> 32 ? 2 : 1;
     uint32_t *word = twister->word, i = 1, j = 0, round;
@@ -59,7 +59,7 @@ static void idist__twister_seed_array(idist__twister *twister, uint64_t seed) {
     word[0] = 0x80000000u;
 }
 
-// Replaces all words by new ones.
+// Replaces all words with new ones.
 static void idist__twister_refill(idist__twister *twister) {
     uint32_t *word = twister->word;
     int i;
@@ -88,7 +88,7 @@ static uint32_t idist__twister_next(idist__twister *twister) {
 }
 
 //------------------------------------------------------------------------------
-// permutations that equal those of PyTorch and Python
+// the permutations of PyTorch and Python
 //------------------------------------------------------------------------------
 
 static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
@@ -97,11 +97,12 @@ static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
     indices[i] = kept;
 }
 
-// From so many indices on, the remainder of 32 bits would favour some of them visibly.
+// The number of indices from which PyTorch 2.6 draws 64 bits per index. With that many indices, the
+// remainder of a 32-bit number would visibly favor some of them.
 static const size_t IDIST__RANDOM_LARGE = UINT32_MAX / 20;
 
-// Fills `indices` as it goes ("inside-out"): each index takes the place of an earlier one, or of
-// itself, and that one moves to the end.
+// Makes a permutation by the "inside-out" shuffle, which fills `indices` as it goes. Each new index
+// goes to a random place, at most its own, and the index that was there moves to the end.
 static void idist__permutation_make_large(size_t *indices, size_t count, idist__twister *twister) {
     size_t i;
 
@@ -114,9 +115,9 @@ static void idist__permutation_make_large(size_t *indices, size_t count, idist__
     }
 }
 
-// torch.randperm on the CPU: swaps each element, from the first on, with one that is not settled
-// yet. PyTorch 2.6 and later have the other method for `large` indices and more; that is
-// IDIST__RANDOM_LARGE except in tests.
+// Makes the permutation of torch.randperm on the CPU. Swaps each element, from the first on, with a
+// random element that is not final yet. For `large` and more indices, uses the inside-out shuffle,
+// as PyTorch does since version 2.6. `large` is IDIST__RANDOM_LARGE except in tests.
 static void idist__permutation_make(size_t *indices, size_t count, uint64_t seed, size_t large) {
     idist__twister twister;
     size_t i;
@@ -134,7 +135,8 @@ static void idist__permutation_make(size_t *indices, size_t count, uint64_t seed
         idist__permutation_swap(indices, i, i + idist__twister_next(&twister) % (count - i));
 }
 
-// Python's random.randrange(limit): by rejection, from as few bits as the limit has.
+// Returns a random number below `limit`, as Python's random.randrange(limit) does. Draws as many
+// bits as the limit has, and draws again until the number is below the limit.
 static size_t idist__permutation_below(idist__twister *twister, size_t limit) {
     size_t number;
     int bits = 0;
@@ -146,7 +148,8 @@ static size_t idist__permutation_below(idist__twister *twister, size_t limit) {
     return number;
 }
 
-// Python's random.shuffle: swaps each element, from the last on, with one that is not settled yet.
+// Makes the permutation of Python's random.shuffle. Swaps each element, from the last on, with a
+// random element that is not final yet.
 static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t seed) {
     idist__twister twister;
     size_t i;

@@ -1,15 +1,16 @@
 // train/sampler.h: which sample goes to which rank
 //
-// Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
-// left, starting with its rank. Three ranks, 10 samples, without drop_last:
+// Each rank computes the order of the whole epoch. From the part of the order that is still to be
+// processed, each of n ranks takes every n-th index, starting with its rank. For 3 ranks and 10
+// samples, without drop_last:
 //
 //     order      7 2 9 4 0 5 8 1 3 6 | 7 2     padded with the beginning
 //     rank 0     7     4     8     6
 //     rank 1       2     0     1       7
 //     rank 2         9     5     3       2
 //
-// After idist_sampler_reshard the first `processed` indices of the order are skipped, and the
-// remainder is dealt out among the present ranks, padded with its own beginning.
+// idist_sampler_reshard skips the first `processed` indices of the order. It deals out the rest
+// among the current ranks, and pads the rest with its own beginning.
 #pragma once
 
 #include "base/fail.h"
@@ -17,36 +18,39 @@
 #include "train/permutation.h"
 #include "train/agree.h"
 
-// The indices, including the padding, must fit into memory.
+// The largest data set, in samples. Its indices, including the padding, must fit in memory.
 static const size_t IDIST__SAMPLES_MAX = SIZE_MAX / 64;
 
-// Python's shuffle draws more than 32 bits for more; idist__permutation_below does not.
+// The largest list for idist_partition. For longer lists, Python's shuffle draws more than 32 bits
+// at a time, which idist__permutation_below does not.
 static const size_t IDIST__PARTITION_MAX =
     (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
 
 struct idist_sampler {
-    idist_sampler_desc desc; // with num_replicas and rank resolved
-    bool fixed_replicas;     // the caller gave num_replicas
+    idist_sampler_desc desc; // with num_replicas and rank filled in
+    bool fixed_replicas;     // the caller set num_replicas
     uint64_t epoch;
-    size_t *indices;     // that were dealt out to this rank
-    size_t count;        // of the indices
+    size_t *indices;     // dealt out to this rank
+    size_t count;        // number of indices
     size_t position;     // of the next index
-    bool ended;          // the last pass over the indices was complete; position is 0
+    bool ended;          // the last pass reached the end of the indices; position is 0
     bool resumed;        // the last call was idist_sampler_set_state
-    size_t recorded;     // indices done, by idist_sampler_record
-    size_t processed;    // samples that all ranks had done when the indices were dealt out
-    uint64_t deal_count; // incremented whenever indices are dealt out; the loader compares it
+    size_t recorded;     // indices counted as done; see idist_sampler_record
+    size_t processed;    // samples that all ranks together had done when the indices were dealt out
+    uint64_t deal_count; // incremented when indices are dealt out; the loader compares it
 };
 
-// Calls order_fn. False: it has thrown an exception, and idist_last_error says so.
+// Calls order_fn. Returns false if order_fn throws an exception; idist_last_error then has the
+// text.
 IDIST__NOINLINE static bool idist__sampler_call_order(const idist_sampler_desc *desc,
                                                       size_t *indices, uint64_t epoch, int run) {
     IDIST__TRY(desc->order_fn(indices, desc->length, epoch, run, desc->arg));
     return !idist__callback_threw("sampler", "order_fn");
 }
 
-// The order of an epoch, padded to `total` indices with those that follow the first `processed`.
-// NULL: *status says why. The caller frees it.
+// Returns the order of an epoch, which the caller frees. Pads the order to `total` indices with the
+// indices that follow the first `processed`, or with further runs of order_fn. On failure returns
+// NULL and sets *status.
 static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epoch,
                                     size_t processed, size_t total, idist_status *status) {
     size_t length = desc->length, runs = (total + length - 1) / length, run, i;
@@ -79,16 +83,17 @@ static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epo
     return order;
 }
 
-// Returns how many samples each rank gets of those that are left after `processed`.
+// Returns the number of samples that each rank gets when `processed` samples of the epoch are done.
 static size_t idist__sampler_share(const idist_sampler_desc *desc, size_t replicas,
                                    size_t processed) {
     size_t left = desc->length - processed;
     return desc->drop_last ? left / replicas : (left + replicas - 1) / replicas;
 }
 
-// Returns how many samples of an epoch are done when, after `processed`, each rank has done
-// `position` of its share. After the whole share nothing is left, also of what does not divide
-// evenly; and some samples may have been dealt out twice.
+// Returns the number of samples that are done: `processed` samples before the shares were dealt
+// out, and `position` samples of each rank's share. A complete share completes the epoch, including
+// a remainder that does not divide evenly. The result is at most the length, because some samples
+// may have been dealt out twice.
 static size_t idist__sampler_done(const idist_sampler_desc *desc, size_t replicas, size_t processed,
                                   size_t position) {
     size_t done = processed + position * replicas;
@@ -99,7 +104,8 @@ static size_t idist__sampler_done(const idist_sampler_desc *desc, size_t replica
     return done < desc->length ? done : desc->length;
 }
 
-// Deals out what is left of an epoch after `processed` samples. On failure nothing has changed.
+// Deals out the samples that are left of an epoch after the first `processed`. Changes nothing on
+// failure.
 static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_sampler_desc *desc,
                                         uint64_t epoch, size_t processed) {
     size_t replicas = (size_t)desc->num_replicas, i;
@@ -134,7 +140,7 @@ static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_samp
     return IDIST_OK;
 }
 
-// Fills in num_replicas and rank from the group, and checks the rest.
+// Fills in num_replicas and rank from the group unless they are set, and checks the desc.
 static idist_status idist__sampler_resolve(idist_sampler_desc *desc) {
     if (!desc->num_replicas && desc->rank)
         return idist__fail(IDIST_ERR_ARG, "sampler_create: rank is %d, but num_replicas is not set",
@@ -300,7 +306,7 @@ idist_status idist_sampler_record(idist_sampler *sampler, size_t count) {
 
 idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opts) {
     enum { IDIST__ROOT_EPOCH, IDIST__ROOT_PROCESSED, IDIST__ROOT_LENGTH, IDIST__ROOT_WORDS };
-    uint64_t root[IDIST__ROOT_WORDS] = {0, 0, 0}; // what rank 0 has
+    uint64_t root[IDIST__ROOT_WORDS] = {0, 0, 0}; // values of rank 0
     idist_sampler_desc desc;
     idist_opts own_opts;
     idist_status status = idist__agree_enter("sampler_reshard", opts, &own_opts);
@@ -335,8 +341,9 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
     return idist__agree(status, &own_opts);
 }
 
-// Rounds the product to a double and then truncates it, as Python does: the x87 unit of i386 would
-// truncate a product of 64 binary digits.
+// Returns the number of samples in a part. Rounds the product to a double and then truncates it, as
+// Python does. Without the volatile variable, the x87 unit of i386 would truncate a product of 64
+// binary digits.
 static size_t idist__sampler_part(double fraction, size_t length) {
     volatile double part = fraction * (double)length;
     return (size_t)part;
@@ -385,7 +392,7 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
 
     for (i = 0; i < which; i++) begin += idist__sampler_part(fractions[i], length);
     *count = idist__sampler_part(fractions[which], length);
-    if (begin > length) begin = length; // fractions whose sum is slightly above 1
+    if (begin > length) begin = length; // the sum of the fractions may be slightly above 1
     if (*count > length - begin) *count = length - begin;
     memcpy(indices, all + begin, *count * sizeof *indices);
     free(all);

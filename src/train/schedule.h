@@ -1,7 +1,7 @@
 // train/schedule.h: values that follow the step, such as the learning rate
 //
-// log, exp and sin would need -lm. The series here are summed until their next term is below the
-// last bit of a double.
+// The functions log, exp and sin would need -lm. The series here are so long that their next term
+// would be below the last bit of a double.
 #pragma once
 
 #include "base/fail.h"
@@ -11,7 +11,8 @@
 static const double idist__schedule_ln_2 = 0.69314718055994530942;
 static const double idist__schedule_half_pi = 1.57079632679489661923;
 
-// Writes x as m * 2^e with m near 1, and ln(m) as 2 * artanh((m - 1) / (m + 1)). x > 0.
+// Returns the natural logarithm of x, which is positive. Writes x as m * 2^e with m near 1, and
+// ln(m) as 2 * artanh((m - 1) / (m + 1)).
 static double idist__schedule_log(double x) {
     double z, sum = 0;
     int k, exponent = 0;
@@ -25,7 +26,8 @@ static double idist__schedule_log(double x) {
     return exponent * idist__schedule_ln_2 + 2 * z * sum;
 }
 
-// Taylor's series for what is left of x after halving or doubling the result.
+// Returns e^x. Writes x as a multiple of ln 2 plus a rest, sums Taylor's series for the rest, and
+// then doubles or halves the sum.
 static double idist__schedule_exp(double x) {
     double sum = 1;
     int k, doublings;
@@ -43,20 +45,22 @@ static double idist__schedule_exp(double x) {
     return sum;
 }
 
-// value * x^exponent; x >= 0. The power alone may be too large or too small for a double.
+// Returns value * x^exponent for x >= 0, even if x^exponent alone is too large or too small for a
+// double.
 static double idist__schedule_scaled(double value, double x, double exponent) {
     double size = value < 0 ? -value : value, scaled;
 
     if (value == 0 || exponent == 0) return value;
     if (exponent == 1 || x == 0) return value * x;
     scaled = idist__schedule_exp(idist__schedule_log(size) + exponent * idist__schedule_log(x));
-    if (x <= 1 && scaled > size) scaled = size; // by rounding; it may be infinite
+    if (x <= 1 && scaled > size) scaled = size; // rounded up, perhaps to infinity
 
     return value < 0 ? -scaled : scaled;
 }
 
-// From `to` at left = 0 to `from` at left = 1 along half a cosine, exact at both ends. The square
-// of the sine is (1 - cos(pi * left)) / 2, but keeps all its digits near 0.
+// Returns the value at `left` on half a cosine: `to` at left = 0 and `from` at left = 1, exact at
+// both ends. Computes (1 - cos(pi * left)) / 2 as the square of a sine, which keeps all its digits
+// near 0.
 static double idist__schedule_cosine(double from, double to, double left) {
     double x = left * idist__schedule_half_pi, sine = 1;
     int k;
@@ -69,7 +73,8 @@ static double idist__schedule_cosine(double from, double to, double left) {
     return to + (from - to) * sine * sine;
 }
 
-// torch's phases end one step before rise * steps and `steps`.
+// Returns the value of a one-cycle schedule. Its phases end one step before rise * steps and one
+// step before `steps`, as in torch.
 static double idist__schedule_one_cycle(const idist_schedule *schedule, uint64_t step) {
     double rise = schedule->rise != 0 ? schedule->rise : 0.3;
     double top = rise * (double)schedule->steps - 1, last = (double)schedule->steps - 1;
@@ -81,7 +86,7 @@ static double idist__schedule_one_cycle(const idist_schedule *schedule, uint64_t
     return idist__schedule_cosine(schedule->peak, schedule->end, (last - at) / (last - top));
 }
 
-// The value without a warm-up.
+// Returns the value at a step, counted from the end of the warm-up.
 static double idist__schedule_main(const idist_schedule *schedule, uint64_t step) {
     uint64_t steps = schedule->steps, done, rest;
     double range = schedule->begin - schedule->end;
@@ -107,14 +112,16 @@ static double idist__schedule_main(const idist_schedule *schedule, uint64_t step
     }
 }
 
-// Rounds x to a double first: the x87 unit of i386 also holds larger numbers.
+// Returns true if x is finite. Rounds x to a double first, because the x87 unit of i386 also holds
+// larger numbers.
 static bool idist__schedule_is_finite(double x) {
     volatile double rounded = x;
     return rounded - rounded == 0;
 }
 
-// Whether the values that a schedule goes between are finite, and their differences too. One with
-// infinity or NaN is not finite either.
+// Returns true if the values between which a schedule moves are finite, and their differences too.
+// A difference with infinity or NaN is not finite, so `end`, `peak` and `warmup` need no check of
+// their own.
 static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_end) {
     double begin = schedule->begin, end = schedule->end, peak = schedule->peak;
 
@@ -125,7 +132,7 @@ static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_
         return false;
     if (!schedule->warmup_steps) return true;
 
-    // A short rise is over before the first step, whose value then is not `begin`.
+    // If the rise is short, it is over before the first step, whose value is then not `begin`.
     return idist__schedule_is_finite(idist__schedule_main(schedule, 0) - schedule->warmup);
 }
 

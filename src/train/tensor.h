@@ -1,4 +1,4 @@
-// train/tensor.h: tensors, shapes and options that must be equal on all ranks
+// train/tensor.h: broadcasts tensors, and compares shapes and options between ranks
 #pragma once
 
 #include "base/fail.h"
@@ -9,18 +9,18 @@
 // shapes and options that must be equal on all ranks
 //------------------------------------------------------------------------------
 
-// In place of a dtype when an option is compared; its value is then in count.
+// Values of `dtype` in a shape that stands for an option. The value of the option is in `count`.
 enum { IDIST__SHAPE_INTEGER = -1, IDIST__SHAPE_REAL = -2 };
 
 // The shape of a tensor, or the value of an option.
 typedef struct idist__shape {
     const char *what; // "parameter", or the name of the option
-    int index;        // of the tensor; -1: an option
-    int64_t count;    // elements, or an integer, or the bits of a double
+    int index;        // of the tensor, or -1 for an option
+    int64_t count;    // elements; for an option, its integer or the bits of its double
     int64_t dtype;
 } idist__shape;
 
-// What is broadcast of a shape.
+// The words that are broadcast for each shape.
 enum { IDIST__SHAPE_COUNT, IDIST__SHAPE_DTYPE, IDIST__SHAPE_WORDS };
 
 static idist__shape idist__shape_of_option(const char *what, int64_t value) {
@@ -46,7 +46,7 @@ static void idist__shape_of_tensors(idist__shape *shapes, const char *what,
     }
 }
 
-// "F32 x 1024" of a tensor, or the value of an option.
+// Prints a shape in the form "F32 x 1024", or the value of an option.
 static void idist__shape_print(char *text, size_t capacity, int64_t count, int64_t dtype) {
     char number[IDIST__NUMBER_NBYTES];
     double real;
@@ -73,7 +73,8 @@ static idist_status idist__shape_mismatch(const char *name, const idist__shape *
                        shape->what, index, here, there, root);
 }
 
-// Collective: whether all ranks have the root's shapes[first .. end-1]. words: room for all shapes.
+// Checks that all ranks have the root's shapes[first .. end-1]. `words` has space for all shapes.
+// Collective.
 static idist_status idist__shape_compare(const char *name, const idist__shape *shapes, int first,
                                          int end, int64_t *words, int root,
                                          const idist_opts *opts) {
@@ -100,9 +101,10 @@ static idist_status idist__shape_compare(const char *name, const idist__shape *s
     return idist__agree(status, opts);
 }
 
-// Collective: succeeds on all ranks or on none, and fails if `mine` is not IDIST_OK on some rank;
-// shapes may be NULL there. The first option_count shapes, as many on all ranks, say how many
-// others there are, and so are compared before these.
+// Checks that all ranks have the root's shapes. Succeeds on all ranks or on none, and fails if
+// `mine` is not IDIST_OK on some rank. On that rank shapes may be NULL. The first option_count
+// shapes are compared first, because they include the number of the other shapes; option_count is
+// the same on all ranks. Collective.
 static idist_status idist__shape_agree(const char *name, const idist__shape *shapes,
                                        int option_count, int count, idist_status mine, int root,
                                        const idist_opts *opts) {
@@ -127,7 +129,7 @@ static idist_status idist__shape_agree(const char *name, const idist__shape *sha
 // arrays copied from one rank to all
 //------------------------------------------------------------------------------
 
-// Local. data_too: every tensor with elements must have its memory.
+// Checks a list of tensors. If data_too is set, every tensor with elements must have memory. Local.
 static idist_status idist__tensor_check(const char *name, const char *what,
                                         const idist_tensor *tensors, int n, bool data_too) {
     int i;
@@ -155,7 +157,7 @@ static idist_status idist__tensor_check(const char *name, const char *what,
 #define IDIST__TENSORS_AT_ONCE 64
 
 // Adds a broadcast per tensor to the group of calls that idist_group_begin has started, and ends
-// it.
+// the group.
 static idist_status idist__tensor_broadcast_group(const idist_tensor *tensors, int n, int root,
                                                   const idist_opts *opts) {
     int i;
@@ -168,7 +170,8 @@ static idist_status idist__tensor_broadcast_group(const idist_tensor *tensors, i
     return status == IDIST_OK ? end_status : status;
 }
 
-// Collective: broadcasts all tensors, many at once, so that small ones do not wait for one another.
+// Broadcasts all tensors, many at once, so that small tensors do not wait for one another.
+// Collective.
 static idist_status idist__tensor_broadcast(const idist_tensor *tensors, int n, int root,
                                             const idist_opts *opts) {
     int i, count;
@@ -186,7 +189,8 @@ static idist_status idist__tensor_broadcast(const idist_tensor *tensors, int n, 
     return IDIST_OK;
 }
 
-// The options and the shapes that must be equal on all ranks. NULL: no memory.
+// Returns the options and shapes that must be equal on all ranks, or NULL if there is no memory.
+// The caller frees them.
 static idist__shape *idist__tensor_shapes(const char *what, const char *number,
                                           const idist_tensor *tensors, int n, size_t options_nbytes,
                                           int *option_count) {
@@ -202,7 +206,7 @@ static idist__shape *idist__tensor_shapes(const char *what, const char *number,
     return shapes;
 }
 
-// Collective: the two public functions below.
+// Compares and broadcasts tensors and options, for the two public functions below. Collective.
 static idist_status idist__tensor_share(const char *name, const char *what,
                                         const idist_tensor *tensors, int n, void *options,
                                         size_t options_nbytes, int root, const idist_opts *opts) {

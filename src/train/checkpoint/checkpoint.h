@@ -7,9 +7,9 @@
 //------------------------------------------------------------------------------
 // the checksum of a checkpoint
 //
-// Four lanes, each a chain of x = rotate((x ^ word) * odd), which a processor computes side by
-// side. Every step is invertible: two inputs that differ in one lane only, for example in a single
-// word, never have the same checksum.
+// The checksum has four lanes, each a chain of x = rotate((x ^ word) * odd). A processor computes
+// the lanes side by side. Every step is invertible: two inputs that differ in one lane only, for
+// example in a single word, never have the same checksum.
 //------------------------------------------------------------------------------
 
 typedef struct idist__checksum {
@@ -27,7 +27,7 @@ static idist__checksum idist__checksum_begin(void) {
     return sum;
 }
 
-// A last block that is not full counts as if it were filled up with zeros.
+// Adds bytes to a checksum. A last block that is not full counts as if it were padded with zeros.
 static void idist__checksum_add(idist__checksum *sum, const void *data, size_t nbytes) {
     const char *from = (const char *)data;
 
@@ -64,19 +64,19 @@ static uint64_t idist__checksum_end(const idist__checksum *sum) {
 //------------------------------------------------------------------------------
 // the format of a checkpoint file
 //
-// Numbers have 64 bits, in the byte order of the machine. Each part except the last is padded with
+// Numbers have 64 bits and the byte order of the machine. Each part except the last is padded with
 // zeros to a multiple of 32 bytes:
 //
 //     header      "idistckp" | version | tensors n | step | score | bytes of info |
 //                 bytes of the file | checksum of these seven words
-//     table       n times: count | dtype
+//     table       for each of n tensors: count | dtype
 //     info
 //     tensor 0, tensor 1, ...
 //     checksum of everything before it
 //
-// A program that loads a file has allocated its tensors before and so knows every size: no
-// allocation and no offset depends on what a file says. Later versions keep the first two words,
-// and the checksum of the first seven in the eighth.
+// A program allocates its tensors before it loads a file, so it knows every size. No allocation and
+// no offset depends on what a file says. Later versions of the format keep the first two words, and
+// the checksum of the first seven words in the eighth word.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHECKPOINT_VERSION 1
@@ -88,19 +88,19 @@ static const char idist__checkpoint_magic[8] = {'i', 'd', 'i', 's', 't', 'c', 'k
 enum {
     IDIST__HEADER_MAGIC,
     IDIST__HEADER_VERSION,
-    IDIST__HEADER_TENSORS, // how many
+    IDIST__HEADER_TENSORS, // number of tensors
     IDIST__HEADER_STEP,
     IDIST__HEADER_SCORE, // the bits of a double
-    IDIST__HEADER_INFO,  // bytes
-    IDIST__HEADER_FILE,  // bytes
+    IDIST__HEADER_INFO,  // bytes of info
+    IDIST__HEADER_FILE,  // bytes of the file
     IDIST__HEADER_CHECKSUM,
     IDIST__HEADER_WORDS
 };
 
-// The words of a table, per tensor.
+// The words of a table entry. There is one entry per tensor.
 enum { IDIST__TABLE_COUNT, IDIST__TABLE_DTYPE, IDIST__TABLE_WORDS };
 
-// The parts of a file; tensor i is part IDIST__PART_TENSORS + i.
+// The parts of a file. Tensor i is part IDIST__PART_TENSORS + i.
 enum { IDIST__PART_HEADER, IDIST__PART_TABLE, IDIST__PART_INFO, IDIST__PART_TENSORS };
 
 // A checkpoint in memory.
@@ -109,7 +109,7 @@ typedef struct idist__checkpoint {
     uint64_t *table;
     const void *info;
     const idist_tensor *tensors;
-    int part_count; // without the checksum at the end
+    int part_count; // not counting the checksum at the end
 } idist__checkpoint;
 
 static uint64_t idist__checkpoint_header_checksum(const uint64_t *header) {
@@ -123,7 +123,7 @@ static size_t idist__checkpoint_table_nbytes(uint64_t tensors) {
     return (size_t)tensors * IDIST__TABLE_WORDS * sizeof(uint64_t);
 }
 
-// A part without its padding.
+// Returns the data of a part, and sets *nbytes to the size without padding.
 static const void *idist__checkpoint_part(const idist__checkpoint *checkpoint, int part,
                                           size_t *nbytes) {
     const idist_tensor *tensor;
@@ -145,12 +145,12 @@ static const void *idist__checkpoint_part(const idist__checkpoint *checkpoint, i
     return tensor->data;
 }
 
-// A part's size including its padding.
+// Returns the size of a part with its padding.
 static size_t idist__checkpoint_padded(size_t nbytes) {
     return (nbytes + IDIST__CHECKSUM_BLOCK - 1) / IDIST__CHECKSUM_BLOCK * IDIST__CHECKSUM_BLOCK;
 }
 
-// The checksum at the end of the file, computed from the parts in memory.
+// Computes the checksum at the end of the file from the parts in memory.
 static uint64_t idist__checkpoint_sum(const idist__checkpoint *checkpoint) {
     idist__checksum sum = idist__checksum_begin();
     int part;
@@ -181,7 +181,8 @@ static idist_status idist__checkpoint_check_tensor(const char *name, int i,
     return IDIST_OK;
 }
 
-// Describes the arguments of a call. The caller frees checkpoint->table, also after a failure.
+// Checks the arguments of a call and fills in the checkpoint. The caller frees checkpoint->table,
+// even after a failure.
 static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *checkpoint,
                                            const idist_tensor *tensors, int n, const void *info,
                                            size_t info_nbytes) {
@@ -230,7 +231,7 @@ static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *
     return IDIST_OK;
 }
 
-// file: within the folder, or "".
+// Fails with the text of an errno. `file` is a name within the folder, or "" for the folder itself.
 static idist_status idist__checkpoint_fail(const char *name, const char *folder, const char *file,
                                            int error) {
     char what[700];
@@ -239,9 +240,10 @@ static idist_status idist__checkpoint_fail(const char *name, const char *folder,
     return idist__fail_errno(what, idist__os_file_no_space(error) ? ENOSPC : error);
 }
 
-enum { IDIST__CHECKPOINT_ENDS = -1 }; // in the place of an errno, none of which is negative
+enum { IDIST__CHECKPOINT_ENDS = -1 }; // returned instead of an errno; an errno is never negative
 
-// Reads nbytes from position `at`. 0, an errno, or IDIST__CHECKPOINT_ENDS: the file ends before.
+// Reads nbytes from position `at`. Returns 0, an errno, or IDIST__CHECKPOINT_ENDS if the file ends
+// too early.
 static int idist__checkpoint_read(idist__os_file file, uint64_t at, void *data, size_t nbytes) {
     if (idist__os_file_read_at(file, data, nbytes, at)) return 0;
     return errno ? errno : IDIST__CHECKPOINT_ENDS;

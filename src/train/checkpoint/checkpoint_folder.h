@@ -13,24 +13,24 @@
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/flaw.h"
 
-// A file that has the name of a checkpoint.
+// A file with the name of a checkpoint.
 typedef struct idist__folder_entry {
-    uint64_t step; // those of the header
+    uint64_t step; // step and score are from the header
     double score;
-    idist__flaw flaw; // after its header was read, and perhaps all of it
+    idist__flaw flaw; // found in the header, or in the whole file if `verified`
     int error;        // the errno of IDIST__FLAW_UNREADABLE
-    bool verified;    // all of it was read
+    bool verified;    // the whole file was read
     idist__os_file_version version;
     char name[256];
 } idist__folder_entry;
 
-// All such files of a folder. The caller frees entries.
+// The files of a folder with names of checkpoints. The caller frees `entries`.
 typedef struct idist__folder_list {
     idist__folder_entry *entries;
     int count, capacity;
 } idist__folder_list;
 
-// Whether a name has the form PREFIX_STEP_score=SCORE.idist.
+// Returns true if a name has the form PREFIX_STEP_score=SCORE.idist.
 static bool idist__folder_is_checkpoint(const char *name, const char *prefix) {
     size_t prefix_length = strlen(prefix), length = strlen(name);
     const char *step = name + prefix_length + 1;
@@ -43,7 +43,8 @@ static bool idist__folder_is_checkpoint(const char *name, const char *prefix) {
            strcmp(name + length - 6, ".idist") == 0;
 }
 
-// Whether a name has the form .NAME.tmp: what a crash leaves behind.
+// Returns true if a name has the form .NAME.tmp, where NAME is the name of a checkpoint. A crash
+// may leave such a file behind.
 static bool idist__folder_is_temporary(const char *name, const char *prefix) {
     char inner[256];
     size_t length = strlen(name);
@@ -66,12 +67,12 @@ static bool idist__folder_is_later(const idist__folder_entry *a, const idist__fo
                                    bool low_is_best) {
     if (a->step != b->step) return a->step > b->step;
     if (a->version.modified_ns != b->version.modified_ns)
-        return a->version.modified_ns > b->version.modified_ns; // the newer one replaces the other
+        return a->version.modified_ns > b->version.modified_ns; // the newer file replaces the other
     return idist__folder_is_better(a, b, low_is_best);
 }
 
-// Reads the header of a file, and if `all` is set the rest as well. Returns false if there is no
-// file any more, or if the name is a link that leads nowhere.
+// Reads the header of a file, or the whole file if `all` is set. Returns false if the file no
+// longer exists, or if the name is a dangling link.
 static bool idist__folder_read_entry(idist__os_folder folder, idist__folder_entry *entry,
                                      bool all) {
     uint64_t header[IDIST__HEADER_WORDS], sum;
@@ -83,7 +84,7 @@ static bool idist__folder_read_entry(idist__os_folder folder, idist__folder_entr
     entry->error = error;
     entry->verified = all;
     if (error == ENOENT) return false;
-    if (error == ELOOP || error == ENXIO) entry->flaw = IDIST__FLAW_IRREGULAR; // a circle, a socket
+    if (error == ELOOP || error == ENXIO) entry->flaw = IDIST__FLAW_IRREGULAR; // link loop, socket
     if (error) return true;
 
     idist__os_file_version_of(file, &entry->version);
@@ -96,7 +97,8 @@ static bool idist__folder_read_entry(idist__os_folder folder, idist__folder_entr
     return true;
 }
 
-// Makes sure that a file that looks valid is valid. Reads all of it unless it was seen before.
+// Checks that a file with a valid header is valid as a whole. Reads all of the file unless this
+// version of it was seen before.
 static void idist__folder_verify(idist__os_folder folder, idist__folder_entry *entry) {
     if (entry->flaw || entry->verified) return;
 
@@ -107,7 +109,7 @@ static void idist__folder_verify(idist__os_folder folder, idist__folder_entry *e
     if (entry->flaw != IDIST__FLAW_UNREADABLE) idist__seen_add(&entry->version, entry->flaw);
 }
 
-// Adds a file. Returns false if there is no memory.
+// Adds a file to the list. Returns false if there is no memory.
 static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder, const char *name) {
     idist__folder_entry *entry;
 
@@ -127,8 +129,8 @@ static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder,
     return true;
 }
 
-// Lists the checkpoints of an open folder. tidy: also removes what crashes have left behind. A
-// failure must not be mistaken for an empty folder, in which any score is the best.
+// Lists the checkpoints of an open folder. If `tidy` is set, also removes temporary files left by
+// crashes. Fails if the folder cannot be read, because in an empty folder any score is the best.
 static idist_status idist__folder_list_all(const char *path, const char *prefix,
                                            idist__os_folder folder, bool tidy,
                                            idist__folder_list *list) {
@@ -157,8 +159,8 @@ static idist_status idist__folder_list_all(const char *path, const char *prefix,
     return IDIST_OK;
 }
 
-// Returns true if a file belongs in the folder: fewer than `keep` files of other steps are better,
-// or fewer than `keep_latest` are later.
+// Returns true if a file must be kept: fewer than `keep` valid files of other steps are better, or
+// fewer than `keep_latest` are later.
 static bool idist__folder_keeps(const idist_checkpoint_desc *desc, const idist__folder_list *list,
                                 const idist__folder_entry *entry) {
     int i, keep = desc->keep ? desc->keep : 1, better_count = 0, later_count = 0;
@@ -176,7 +178,7 @@ static bool idist__folder_keeps(const idist_checkpoint_desc *desc, const idist__
     return better_count < keep || later_count < desc->keep_latest;
 }
 
-// Opens the folder of a desc. The caller closes *folder, also after a failure.
+// Opens the folder of a desc. The caller closes *folder, even after a failure.
 static idist_status idist__folder_open(const char *name, const idist_checkpoint_desc *desc,
                                        bool create, const char **prefix, idist__os_folder *folder) {
     int error = 0;
@@ -198,8 +200,8 @@ static idist_status idist__folder_open(const char *name, const idist_checkpoint_
     return idist__checkpoint_fail(name, desc->folder, "", error);
 }
 
-// Returns the best valid file, or the one with the latest step; of several with that step, which a
-// crash may leave, the newest. NULL: there is none.
+// Returns the best valid file, or the latest one if `latest` is set. A crash may leave several
+// files of a step; the newest of them is the latest. Returns NULL if no file is valid.
 static idist__folder_entry *idist__folder_pick(const idist__folder_list *list, bool low_is_best,
                                                bool latest) {
     idist__folder_entry *picked = NULL;
@@ -217,8 +219,8 @@ static idist__folder_entry *idist__folder_pick(const idist__folder_list *list, b
     return picked;
 }
 
-// Fails if a file cannot be read. It may be the one that is looked for, and a training must not
-// begin anew because of that.
+// Fails if a file cannot be read. That file may be the right one, and a training must not start
+// over because the file was skipped.
 static idist_status idist__folder_check_readable(const idist_checkpoint_desc *desc,
                                                  const idist__folder_list *list) {
     int i;
@@ -234,7 +236,7 @@ static idist_status idist__folder_check_readable(const idist_checkpoint_desc *de
     return IDIST_OK;
 }
 
-// Warns of the files that are not valid.
+// Warns about the files that are not valid.
 static void idist__folder_warn(const idist_checkpoint_desc *desc, const idist__folder_list *list,
                                const idist__log *log) {
     int i;
@@ -269,7 +271,7 @@ static idist_status idist__folder_fail(const idist_checkpoint_desc *desc, const 
                        prefix, desc->folder, names);
 }
 
-// Rank 0: writes the path of the best or latest file.
+// Finds the best or latest file and writes its path. Called on rank 0.
 static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool latest, char *path,
                                        size_t capacity, const idist__log *log) {
     idist__folder_list list = {NULL, 0, 0};

@@ -1,4 +1,4 @@
-// train/checkpoint/flaw.h: what can be wrong with a checkpoint file, and which files are known
+// train/checkpoint/flaw.h: the flaws of checkpoint files, and the files verified so far
 //
 // Functions: idist__flaw_*, idist__seen_*, idist__sync_*.
 #pragma once
@@ -9,10 +9,11 @@
 #include "train/checkpoint/checkpoint.h"
 
 //------------------------------------------------------------------------------
-// what is wrong with a checkpoint file
+// the flaws of a checkpoint file
 //------------------------------------------------------------------------------
 
-// Name, status of idist_checkpoint_load, and what a text says of the file.
+// The flaws, each with its name, the status that idist_checkpoint_load returns, and the words for
+// it in error texts.
 #define IDIST__FLAW_MAP(X)                                                             \
     X(NONE, OK, "is valid")                                                            \
     X(UNREADABLE, ERR_SYSTEM, "cannot be read")                                        \
@@ -53,7 +54,7 @@ static idist_status idist__flaw_status(idist__flaw flaw) {
     return statuses[flaw];
 }
 
-// Returns the flaw of a header whose magic is right and whose file has this size.
+// Returns the flaw of a header whose magic is right. `nbytes` is the size of the file.
 static idist__flaw idist__flaw_of_header(const uint64_t *header, uint64_t nbytes) {
     uint64_t version = header[IDIST__HEADER_VERSION], double_bits = header[IDIST__HEADER_SCORE];
     bool sound = header[IDIST__HEADER_CHECKSUM] == idist__checkpoint_header_checksum(header);
@@ -70,7 +71,8 @@ static idist__flaw idist__flaw_of_header(const uint64_t *header, uint64_t nbytes
     return IDIST__FLAW_NONE;
 }
 
-// Reads the header of a file that may be anything. *error is the errno of IDIST__FLAW_UNREADABLE.
+// Reads and checks the header of a file, which may be any file. If the result is
+// IDIST__FLAW_UNREADABLE, *error is its errno.
 static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header, int *error) {
     int64_t nbytes = idist__os_file_size(file);
     size_t magic_nbytes = sizeof idist__checkpoint_magic, header_nbytes, some;
@@ -94,8 +96,9 @@ static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header
     return idist__flaw_of_header(header, (uint64_t)nbytes);
 }
 
-// Reads the whole of a file whose header is valid. The checksum over the file must be its last
-// word, *sum. *error is the errno of IDIST__FLAW_UNREADABLE.
+// Reads a whole file whose header is valid. Sets *sum to the last word of the file, which must be
+// the checksum over everything before it. If the result is IDIST__FLAW_UNREADABLE, *error is its
+// errno.
 static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *header, uint64_t *sum,
                                         int *error) {
     char *piece = (char *)malloc(IDIST__CHECKPOINT_PIECE);
@@ -124,22 +127,22 @@ static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *hea
 //------------------------------------------------------------------------------
 // files that this process has verified or written
 //
-// idist_checkpoint_save must know which files are valid before it lets them push others out. It
-// reads a file for that only once, as long as the file does not change.
+// idist_checkpoint_save must know which files are valid before it removes other files in favor of
+// them. It reads each file only once for this, as long as the file does not change.
 //------------------------------------------------------------------------------
 
-enum { IDIST__SEEN_FILES = 1024 }; // the oldest one makes room
+enum { IDIST__SEEN_FILES = 1024 }; // a new entry replaces the oldest one
 
 typedef struct idist__seen_file {
     idist__os_file_version version;
     idist__flaw flaw;
 } idist__seen_file;
 
-static idist__os_mutex idist__seen_lock = IDIST__OS_MUTEX_INIT; // over what follows
+static idist__os_mutex idist__seen_lock = IDIST__OS_MUTEX_INIT; // protects the variables below
 static idist__seen_file idist__seen_files[IDIST__SEEN_FILES];
-static unsigned idist__seen_count; // so far
+static unsigned idist__seen_count; // number of files added so far
 
-// Returns true if a version of a file was seen, and gives its flaw.
+// Returns true if this version of a file was seen before, and sets *flaw to its flaw.
 static bool idist__seen_find(const idist__os_file_version *version, idist__flaw *flaw) {
     bool found = false;
     unsigned i;
@@ -171,15 +174,17 @@ static void idist__seen_add(const idist__os_file_version *version, idist__flaw f
 //------------------------------------------------------------------------------
 // file systems that do not sync
 //
-// A sync can fail because the file system cannot do it: then all that is missing is a promise, and
-// a training need not stop. Or the disk says that something was lost (EIO, ENOSPC, EDQUOT).
+// A sync can fail because the file system does not support it. Then only a guarantee is missing,
+// and the training need not stop. A sync can also fail because the disk lost something (EIO,
+// ENOSPC, EDQUOT).
 //------------------------------------------------------------------------------
 
-static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // over what follows
+static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // protects the variable below
 static bool idist__sync_has_warned;
 
-// Returns 0 for the error of a sync that was refused, and warns the first time in this process.
-// Returns any other error. The caller holds no lock, because a logger may call idist.
+// Decides whether the error of a sync matters. If the file system refuses to sync, returns 0, and
+// warns the first time in this process. Returns any other error unchanged. The caller holds no
+// lock, because a logger may call idist.
 static int idist__sync_judge(int error, const char *name, const char *folder,
                              const idist__log *log) {
     bool warns;

@@ -2,9 +2,10 @@
 //
 //     idist__load_open      rank 0: opens the file, verifies the checksum of the whole file, and
 //                           compares header and table with the tensors; writes nothing
-//     idist__load_compare   all: the header, and whether every rank passed the same tensors
-//     idist__load_copy      all: rank 0 reads a part into its memory and broadcasts it; at the end
-//                           each rank verifies the checksum over its memory
+//     idist__load_compare   all ranks: get the header from rank 0, and check that every rank passed
+//                           the same tensors
+//     idist__load_copy      all ranks: rank 0 reads each part into its memory and broadcasts it; at
+//                           the end each rank verifies the checksum over its memory
 #pragma once
 
 #include "os/file.h"
@@ -14,11 +15,11 @@
 #include "train/checkpoint/flaw.h"
 
 static idist_status idist__load_fail(const char *path, int error) {
-    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // it was longer when it was opened
+    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // the file was longer when it was opened
     return idist__checkpoint_fail("checkpoint_load", path, "", error);
 }
 
-// Whether entry i of a file's table describes tensor i.
+// Checks that entry i of a file's table describes tensor i.
 static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint, int i,
                                             idist__os_file file, const char *path) {
     const idist_tensor *tensor = &checkpoint->tensors[i];
@@ -32,7 +33,7 @@ static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint,
         return IDIST_OK;
 
     dtype = entry[IDIST__TABLE_DTYPE];
-    if (dtype > IDIST_DTYPE_COUNT) dtype = IDIST_DTYPE_COUNT; // has the name of an invalid one
+    if (dtype > IDIST_DTYPE_COUNT) dtype = IDIST_DTYPE_COUNT; // printed as an invalid dtype
 
     return idist__fail(IDIST_ERR_ARG,
                        "checkpoint_load: %s: tensor %d is %s x %llu there, and %s x %zu here", path,
@@ -41,8 +42,8 @@ static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint,
                        idist_dtype_name(tensor->dtype), tensor->count);
 }
 
-// Checks that a valid file has the tensors of this call. Takes over its header, with step and
-// score.
+// Checks that a valid file has the tensors of this call. Copies its header, which has the step and
+// the score.
 static idist_status idist__load_match(idist__checkpoint *checkpoint, const uint64_t *header,
                                       idist__os_file file, const char *path) {
     int i, n = checkpoint->part_count - IDIST__PART_TENSORS;
@@ -77,8 +78,8 @@ static idist_status idist__load_fail_flaw(const char *path, idist__flaw flaw) {
                        is_corrupt ? "; idist_checkpoint_find finds the valid files" : "");
 }
 
-// Checks that the padding is zero. If it were not, the checksum over the file could be right, but
-// the one over the memory of a rank would be wrong.
+// Checks that the padding is zero. Otherwise the checksum over the file could be right while the
+// checksum over the memory of a rank is wrong.
 static idist_status idist__load_check_padding(const idist__checkpoint *checkpoint,
                                               idist__os_file file, const char *path) {
     char padding[IDIST__CHECKSUM_BLOCK];
@@ -101,7 +102,8 @@ static idist_status idist__load_check_padding(const idist__checkpoint *checkpoin
     return IDIST_OK;
 }
 
-// Rank 0: opens the file and checks all of it. The caller closes *file, also after a failure.
+// Opens the file and checks all of it. The caller closes *file, even after a failure. Called on
+// rank 0.
 static idist_status idist__load_open(idist__checkpoint *checkpoint, const char *path,
                                      idist__os_file *file, uint64_t *sum) {
     uint64_t header[IDIST__HEADER_WORDS];
@@ -127,8 +129,8 @@ static idist_status idist__load_open(idist__checkpoint *checkpoint, const char *
     return idist__load_check_padding(checkpoint, *file, path);
 }
 
-// Gets the header from rank 0, and compares the tensors with those of rank 0: broadcasts with
-// different counts would break the group.
+// Gets the header from rank 0, and checks that this rank has the same tensors as rank 0. Broadcasts
+// with different counts would break the group. Collective.
 static idist_status idist__load_compare(idist__checkpoint *checkpoint, uint64_t *sum,
                                         const idist_opts *opts) {
     enum { IDIST__ROOT_SUM = IDIST__HEADER_WORDS, IDIST__ROOT_TABLE_SUM, IDIST__ROOT_WORDS };
@@ -156,8 +158,8 @@ static idist_status idist__load_compare(idist__checkpoint *checkpoint, uint64_t 
     return idist__agree(status, opts);
 }
 
-// Reads part by part on rank 0 and broadcasts each to all ranks. If rank 0 cannot read, it goes on
-// broadcasting, so that the others do not hang.
+// Reads each part on rank 0 and broadcasts it to all ranks. If rank 0 cannot read a part, it still
+// makes the remaining broadcasts, so that the other ranks do not hang. Collective.
 static idist_status idist__load_copy(idist__checkpoint *checkpoint, void *info, idist__os_file file,
                                      const char *path, uint64_t sum, const idist_opts *opts) {
     uint64_t at = idist__checkpoint_padded(sizeof checkpoint->header);

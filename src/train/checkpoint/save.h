@@ -1,9 +1,12 @@
-// train/checkpoint/save.h: writes a checkpoint atomically and removes those not kept
+// train/checkpoint/save.h: writes a checkpoint atomically and removes files that are not kept
 //
-// All of it happens on rank 0, while the others wait for its status: list the folder and remove
-// what crashes have left; verify the files that are there; decide whether the new file is wanted;
-// write a temporary file, sync it, rename it and sync the folder; list the folder again and remove
-// all but the best and the latest valid files.
+// Rank 0 does all the work, and the other ranks wait for its status. Rank 0 takes these steps:
+//
+//     1. list the folder and remove temporary files left by crashes
+//     2. verify the files in the folder
+//     3. decide whether the new file is wanted
+//     4. write a temporary file, sync it, rename it, and sync the folder
+//     5. list the folder again and remove all valid files but the best and the latest
 #pragma once
 
 #include "os/file.h"
@@ -17,7 +20,7 @@
 #include "train/checkpoint/flaw.h"
 #include "train/checkpoint/checkpoint_folder.h"
 
-// 0 or an errno.
+// Writes all parts of a checkpoint and its checksum. Returns 0 or an errno.
 static int idist__save_write_parts(const idist__checkpoint *checkpoint, idist__os_file file) {
     static const char zeros[IDIST__CHECKSUM_BLOCK] = {0};
     uint64_t at = 0, sum = idist__checkpoint_sum(checkpoint);
@@ -37,7 +40,7 @@ static int idist__save_write_parts(const idist__checkpoint *checkpoint, idist__o
     return idist__os_file_write_at(file, &sum, sizeof sum, at) ? 0 : errno;
 }
 
-// Notes that a file which was just written is valid.
+// Records that a file that was just written is valid.
 static void idist__save_remember(idist__os_folder folder, const char *name) {
     idist__os_file_version version;
     idist__os_file file;
@@ -48,7 +51,7 @@ static void idist__save_remember(idist__os_folder folder, const char *name) {
     idist__seen_add(&version, IDIST__FLAW_NONE);
 }
 
-// Writes a file. Its name appears only when all bytes are on the disk. 0 or an errno.
+// Writes a file. Its name appears only when all its bytes are on the disk. Returns 0 or an errno.
 static int idist__save_write(const idist__checkpoint *checkpoint, const idist_checkpoint_desc *desc,
                              idist__os_folder folder, const char *temporary, const char *name,
                              const idist__log *log) {
@@ -73,8 +76,8 @@ static int idist__save_write(const idist__checkpoint *checkpoint, const idist_ch
     return idist__sync_judge(error, "checkpoint_save", desc->folder, log);
 }
 
-// Returns the file because of which a new one is not wanted: the best of the better files of other
-// steps, preferably one of a later step. NULL: the new file is wanted.
+// Returns the file that makes a new file unwanted. This is the best of the better files of other
+// steps, preferably a file of a later step. Returns NULL if the new file is wanted.
 static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
                                                           const idist__folder_list *list,
                                                           const idist__folder_entry *entry) {
@@ -110,8 +113,8 @@ static void idist__save_log_better(const idist_checkpoint_desc *desc,
                      later ? " and has a later step: files of an earlier run count as well" : "");
 }
 
-// Verifies the files of a list, unless none of them can push another one out. Warns of a damaged
-// file when it is seen for the first time.
+// Verifies the files of a list, unless all files are kept. Warns about a damaged file the first
+// time it is seen.
 static void idist__save_verify(const idist_checkpoint_desc *desc, idist__os_folder folder,
                                idist__folder_list *list, const idist__log *log) {
     bool keeps_all = desc->keep < 0 || desc->keep_latest < 0;
@@ -140,7 +143,8 @@ static idist_status idist__save_remove(const idist_checkpoint_desc *desc, idist_
     return idist__checkpoint_fail("checkpoint_save: cannot remove", desc->folder, name, error);
 }
 
-// Removes from the folder and from the list what a new file replaces: other files of its step.
+// Removes the files that the saved file replaces, from the folder and from the list. These are the
+// other valid files of its step.
 static idist_status idist__save_remove_replaced(const idist_checkpoint_desc *desc,
                                                 idist__os_folder folder, idist__folder_list *list,
                                                 const idist__folder_entry *saved) {
@@ -161,7 +165,8 @@ static idist_status idist__save_remove_replaced(const idist_checkpoint_desc *des
     return status;
 }
 
-// Removes what the new file replaces, and all but the best and the latest files.
+// Removes the files that the saved file replaces, and all other valid files but the best and the
+// latest.
 static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, const char *prefix,
                                             idist__os_folder folder,
                                             const idist__folder_entry *saved,
@@ -185,7 +190,7 @@ static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, c
     return status;
 }
 
-// Saves to an open folder.
+// Saves a checkpoint to an open folder.
 static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
                                           idist__os_folder folder, const char *prefix,
                                           const idist__checkpoint *checkpoint,
@@ -211,7 +216,7 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
     return idist__save_remove_rest(desc, prefix, folder, entry, log);
 }
 
-// Rank 0: completes the header and saves to the folder of the desc.
+// Completes the header and saves the checkpoint to the folder of the desc. Called on rank 0.
 static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint64_t step,
                                         double score, idist__checkpoint *checkpoint,
                                         const idist__log *log) {

@@ -9,26 +9,27 @@
 //------------------------------------------------------------------------------
 // a bucket that is sent with fewer bits
 //
-// A compression is a communication hook like one of the program's. Its arg is the idist__reduction
-// of the ddp. With 16-bit compression, the state of a bucket is the memory for its 16-bit floats.
+// A compression is a communication hook, like a hook of the program. Its arg is the
+// idist__reduction of the ddp. With 16-bit compression, the state of a bucket is the memory for its
+// 16-bit floats.
 //------------------------------------------------------------------------------
 
-// How the buckets of an iteration are reduced.
+// The settings with which the built-in hooks reduce buckets.
 typedef struct idist__reduction {
     idist__memory memory;
     int group_size;
-    idist_dtype wire;             // of 16-bit compression: F16 or BF16
-    idist_op op;                  // of the call, ...
-    double postscale;             // ... and the factor for its result
+    idist_dtype wire;             // dtype sent by 16-bit compression: F16 or BF16
+    idist_op op;                  // op of the all_reduce
+    double postscale;             // factor for the result of the all_reduce
     idist_powersgd_desc powersgd; // with defaults filled in
 } idist__reduction;
 
-// Allocates the state of a bucket.
+// Allocates the state of a bucket: memory for its 16-bit floats.
 static idist_status idist__compress_alloc(const idist__reduction *reduction, idist_bucket *b) {
     return idist__tensor_memory_alloc(&reduction->memory, &b->state, (b->count + 1) * 2);
 }
 
-// free_fn of the hooks.
+// Frees the state of a bucket. This is the free_fn of the hooks for 16-bit compression.
 static void idist__compress_free(void *data, void *arg) {
     idist__tensor_memory_free(&((const idist__reduction *)arg)->memory, data);
 }
@@ -36,7 +37,8 @@ static void idist__compress_free(void *data, void *arg) {
 //------------------------------------------------------------------------------
 // buckets sent as 16-bit floats
 //
-// The bucket is rounded to 16 bits, reduced (in float, rounded once more) and widened.
+// The bucket is rounded to 16 bits, reduced and widened. The reduction adds in float and rounds
+// once more.
 //------------------------------------------------------------------------------
 
 enum { IDIST__HALF_PIECE = 256 }; // elements converted at once

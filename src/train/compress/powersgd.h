@@ -1,28 +1,31 @@
 // train/compress/powersgd.h: buckets sent as products of two thin matrices
 //
-// After Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook: one step of the
-// power iteration for the largest singular vectors of the mean of M over the ranks.
+// The algorithm is from Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook.
+// It makes one step of the power iteration for the largest singular vectors of the mean of M over
+// the ranks.
 //
-//     M  += error                             rows x cols, this rank's
+//     M  += error                             rows x cols, of this rank
 //     P   = M * Q                             rows x rank
-//     all_reduce of P                         and of what is not compressed, in the same call
-//     P   = P with orthonormal columns        the same on all ranks, since P is
+//     all_reduce of P                         together with the gradients that are not compressed
+//     P   = P with orthonormal columns        equal on all ranks, because P is
 //     Q   = transpose(M) * P                  cols x rank
-//     all_reduce of Q, divided by the ranks
+//     all_reduce of Q                         then divided by the number of ranks
 //     result = P * transpose(Q)
 //     error  = M - result
 //
-// The errors of the ranks are those of the mean and, in addition, what distinguishes a rank's
-// gradient from the mean; the second parts add up to zero. A gradient of 1e20 on one rank leaves
-// 5e19 on that rank and -5e19 on another, and whatever is added to these is lost in rounding. So
-// every rank also sends the size of its P: if the sum is much smaller, and on some rank M is much
-// larger than the gradient, all ranks begin again with M = gradient (idist__powersgd_recover).
+// A rank's error has two parts: the error of the mean, and the difference between the rank's
+// gradient and the mean. The second parts of all ranks add up to zero. For example, a gradient of
+// 1e20 on one of two ranks leaves 5e19 on that rank and -5e19 on the other. Gradients that are
+// added to such errors are lost in rounding. So every rank also sends the size of its P. All ranks
+// begin again with M = gradient if the sum of the Ps is much smaller than the sum of their sizes,
+// and if M is much larger than the gradient on some rank (idist__powersgd_recover).
 //
-// Q is the start of the next iteration. Floats sent per matrix: (rows + cols) * rank times
-// 2 (n-1)/n. The first all_reduce runs during the backward pass, the second one in idist_ddp_wait.
+// The next iteration starts with Q. The two all_reduces send (rows + cols) * rank floats per
+// matrix, times 2 (n-1)/n. The first all_reduce runs during the backward pass, the second one in
+// idist_ddp_wait.
 //
-// P and Q are stored by columns. All that ranks must have in common, they compute from what the
-// all_reduce gave to all, or draw from the same generator.
+// P and Q are stored by columns. Values that must be equal on all ranks are computed from the
+// results of an all_reduce, or drawn from generators with the same seed.
 #pragma once
 
 #include "base/fail.h"
@@ -40,24 +43,24 @@
 enum { IDIST__POWERSGD_RANK_MAX = 4 };
 
 typedef struct idist__powersgd_matrix {
-    size_t first; // of its elements, in the bucket
-    size_t count; // elements in the bucket; what is missing to rows * cols counts as zeros
+    size_t first; // index of its first element in the bucket
+    size_t count; // elements in the bucket; the rest of rows * cols are zeros
     size_t rows, cols;
     int rank;
-    float *p, *q; // in the memory of the state
+    float *p, *q; // in the p and q of the state
 } idist__powersgd_matrix;
 
 typedef struct idist__powersgd_state {
     idist__powersgd_matrix *matrices; // in the order of the bucket
     int matrix_count;
-    float *error; // per gradient of the bucket; between start and finish it is M
-    float *p;     // of all matrices, the gradients that are not compressed, and the sizes
-    float *sizes; // by matrix: the largest element of P, in p; summed over the ranks
-    float *q;     // of all matrices
+    float *error; // per element of the bucket; between start and finish this is M
+    float *p;     // P of all matrices, then the gradients that are not compressed, then sizes
+    float *sizes; // in p, by matrix: largest absolute value in P, later summed over the ranks
+    float *q;     // Q of all matrices
     size_t p_count, q_count, plain_count;
     uint64_t iteration;
     uint64_t recovery_count;
-    bool warm; // q is a start already
+    bool warm; // the next iteration starts with q; otherwise it draws a new q
     idist__twister twister;
 } idist__powersgd_state;
 
@@ -88,7 +91,7 @@ static idist_status idist__powersgd_check(const idist_powersgd_desc *desc) {
     return IDIST_OK;
 }
 
-// A checksum over what must be equal on all ranks.
+// Returns a checksum over the options that must be equal on all ranks.
 static int64_t idist__powersgd_digest(const idist_powersgd_desc *desc, int n) {
     idist_powersgd_desc resolved = idist__powersgd_resolve(desc);
     idist__checksum sum = idist__checksum_begin();
@@ -113,7 +116,7 @@ static int64_t idist__powersgd_digest(const idist_powersgd_desc *desc, int n) {
     return (int64_t)idist__checksum_end(&sum);
 }
 
-// free_fn of the hook.
+// Frees the state of a bucket. This is the free_fn of the hook.
 static void idist__powersgd_free(void *data, void *arg) {
     idist__powersgd_state *state = (idist__powersgd_state *)data;
 
@@ -125,7 +128,8 @@ static void idist__powersgd_free(void *data, void *arg) {
     free(state);
 }
 
-// Adds a matrix to those of a bucket, if it is worth it.
+// Adds a matrix to the state of a bucket, unless min_compression_rate says that compressing it
+// saves too little.
 static void idist__powersgd_add(idist__powersgd_state *state, const idist_powersgd_desc *desc,
                                 size_t first, size_t count, size_t rows, size_t cols) {
     idist__powersgd_matrix *matrix = &state->matrices[state->matrix_count];
@@ -168,7 +172,8 @@ static void idist__powersgd_add_all(idist__powersgd_state *state, const idist_po
     }
 }
 
-// If this fails half-way, the bucket has a state nevertheless, and idist__powersgd_free frees it.
+// Allocates the state of a bucket. After a failure the bucket may have an incomplete state, which
+// idist__powersgd_free frees.
 static idist_status idist__powersgd_alloc(const idist__reduction *reduction, idist_bucket *b) {
     idist__powersgd_state *state = (idist__powersgd_state *)calloc(1, sizeof *state);
     size_t gradients = (size_t)b->gradient_count, floats;
@@ -206,7 +211,7 @@ static idist_status idist__powersgd_alloc(const idist__reduction *reduction, idi
     return IDIST_OK;
 }
 
-// Eight sums at once, which a compiler may keep in a vector.
+// Returns the dot product of a and b. Keeps eight sums, which a compiler may hold in a vector.
 IDIST__VECTORIZE static float idist__powersgd_dot(const float *a, const float *b, size_t count) {
     float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest = 0;
     size_t i;
@@ -220,7 +225,7 @@ IDIST__VECTORIZE static float idist__powersgd_dot(const float *a, const float *b
            ((sums[4] + sums[5]) + (sums[6] + sums[7])) + rest;
 }
 
-// to += factor * from
+// Computes to += factor * from.
 IDIST__VECTORIZE static void idist__powersgd_add_scaled(float *to, const float *from, size_t count,
                                                         float factor) {
     size_t i;
@@ -228,7 +233,8 @@ IDIST__VECTORIZE static void idist__powersgd_add_scaled(float *to, const float *
     for (i = 0; i < count; i++) to[i] += factor * from[i];
 }
 
-// A sum of twelve uniform numbers is nearly normal; orthogonal columns need no more.
+// Draws a column. Each number is a sum of twelve uniform numbers, which is nearly normal.
+// Orthogonal columns need nothing better.
 static void idist__powersgd_draw(idist__twister *twister, float *column, size_t count) {
     size_t i;
 
@@ -249,9 +255,9 @@ static double idist__powersgd_norm(const float *column, size_t count) {
     return idist__norm_root(squares);
 }
 
-// Subtracts from column k what it has in common with those before it, and normalizes it. Twice:
-// what rounding leaves of the first subtraction is not small if little else is left. False: the
-// column has nothing of its own but rounding errors.
+// Makes column k orthogonal to the columns before it, and normalizes it. Subtracts the projections
+// twice, because the rounding errors of the first pass are not small if little of the column is
+// left. Returns false if nothing but rounding errors is left.
 static bool idist__powersgd_separate(float *columns, size_t count, int k, double epsilon) {
     float *column = columns + (size_t)k * count;
     double before = idist__powersgd_norm(column, count), norm, inverse;
@@ -272,8 +278,9 @@ static bool idist__powersgd_separate(float *columns, size_t count, int k, double
     return true;
 }
 
-// Modified Gram-Schmidt. A column without a direction of its own is drawn by the generator or, if
-// that is NULL, becomes zero.
+// Orthogonalizes columns by modified Gram-Schmidt. If a column has no direction of its own, draws
+// it anew from the generator. If `twister` is NULL or the new column has none either, sets the
+// column to zero.
 static void idist__powersgd_orthogonalize(float *columns, size_t count, int rank, double epsilon,
                                           idist__twister *twister) {
     int k;
@@ -288,7 +295,8 @@ static void idist__powersgd_orthogonalize(float *columns, size_t count, int rank
     }
 }
 
-// The elements of row i that are in the bucket: returns how many, and where they begin.
+// Returns the number of elements of row i that are in the bucket, and sets *first to the index of
+// the first one.
 static size_t idist__powersgd_row(const idist__powersgd_matrix *matrix, size_t i, size_t *first) {
     size_t before = i * matrix->cols;
 
@@ -298,7 +306,7 @@ static size_t idist__powersgd_row(const idist__powersgd_matrix *matrix, size_t i
     return matrix->count - before < matrix->cols ? matrix->count - before : matrix->cols;
 }
 
-// P = M * Q
+// Computes P = M * Q.
 static void idist__powersgd_project(const idist__powersgd_matrix *matrix, const float *m) {
     size_t i, first;
     int k;
@@ -312,7 +320,7 @@ static void idist__powersgd_project(const idist__powersgd_matrix *matrix, const 
     }
 }
 
-// Q = transpose(M) * P
+// Computes Q = transpose(M) * P.
 static void idist__powersgd_project_back(const idist__powersgd_matrix *matrix, const float *m) {
     size_t i, first;
     int k;
@@ -337,7 +345,7 @@ static bool idist__powersgd_is_finite(const float *x, size_t count) {
     return sum == 0;
 }
 
-// Returns the largest absolute value of numbers that are not NaN.
+// Returns the largest absolute value in x, ignoring NaN.
 IDIST__VECTORIZE static float idist__powersgd_size(const float *x, size_t count) {
     float largest = 0;
     size_t i;
@@ -351,7 +359,7 @@ IDIST__VECTORIZE static float idist__powersgd_size(const float *x, size_t count)
     return largest;
 }
 
-// Returns the largest absolute value of gradients of a bucket, from `first` on.
+// Returns the largest absolute value of `count` elements of a bucket, from `first` on.
 static float idist__powersgd_size_of_gradient(const idist_bucket *b, size_t first, size_t count) {
     const double *doubles = (const double *)b->data + first;
     double largest = 0;
@@ -368,7 +376,7 @@ static float idist__powersgd_size_of_gradient(const idist_bucket *b, size_t firs
     return (float)largest;
 }
 
-// Adds gradients of a bucket, from `first` on.
+// Adds `count` elements of a bucket, from `first` on, to `to`.
 IDIST__VECTORIZE static void idist__powersgd_get(const idist_bucket *b, size_t first, float *to,
                                                  size_t count) {
     const float *floats = (const float *)b->data + first;
@@ -395,8 +403,9 @@ IDIST__VECTORIZE static void idist__powersgd_set(const idist_bucket *b, size_t f
 
 enum { IDIST__POWERSGD_PIECE = 256 }; // elements of a row computed at once
 
-// The result, and what it takes from M. If Q is not finite, all results of the matrix are NaN, and
-// neither errors nor Q outlive that.
+// Computes product = P * transpose(Q), writes factor * product to the bucket, and subtracts product
+// from M. If Q is not finite, all results of the matrix are NaN, and Q and the errors of the matrix
+// become zero.
 static void idist__powersgd_expand(const idist_bucket *b, const idist__powersgd_matrix *matrix,
                                    float *m, float factor) {
     size_t i, j, first, count, q_count = matrix->cols * (size_t)matrix->rank;
@@ -426,7 +435,8 @@ static void idist__powersgd_expand(const idist_bucket *b, const idist__powersgd_
     if (!finite) memset(matrix->q, 0, q_count * sizeof *matrix->q);
 }
 
-// Copies the gradients that are not compressed behind the Ps or, scaled, back from there.
+// Copies the gradients that are not compressed to the place behind the Ps or, if `back` is set,
+// scales them and copies them back.
 static void idist__powersgd_copy_plain(const idist_bucket *b, const idist__powersgd_state *state,
                                        bool back) {
     float *plain = state->p + state->p_count;
@@ -476,7 +486,8 @@ static idist_status idist__powersgd_start(idist_bucket *b, void *arg) {
                             IDIST_F32, IDIST_SUM, &b->opts);
 }
 
-// Warns on the first rank of the group, more seldom each time.
+// Warns on the first rank of the group, and only if the count is a power of 2, so that warnings
+// become rare.
 static void idist__powersgd_warn(const idist_bucket *b, const idist__powersgd_matrix *matrix,
                                  uint64_t count) {
     idist__log without_world;
@@ -493,8 +504,9 @@ static void idist__powersgd_warn(const idist_bucket *b, const idist__powersgd_ma
         b->index, b->gradients[i], (unsigned long long)count);
 }
 
-// Collective. If the errors of some rank make the sum of a matrix worthless, drops them on all
-// ranks and computes P again. The decisions are the same on all ranks, because they come from sums.
+// Computes P again without errors if the errors of some rank have made the sum of P worthless. All
+// ranks then drop the errors of the matrix. All ranks make the same decisions, because they decide
+// from sums. Collective.
 static idist_status idist__powersgd_recover(const idist_bucket *b,
                                             const idist__reduction *reduction,
                                             idist__powersgd_state *state, int k) {
@@ -506,7 +518,8 @@ static idist_status idist__powersgd_recover(const idist_bucket *b,
     if (!idist__powersgd_is_finite(matrix->p, p_count)) return IDIST_OK;
     if (!(idist__powersgd_size(matrix->p, p_count) < state->sizes[k] / 65536)) return IDIST_OK;
 
-    // The gradients may cancel out just as well. Then errors are no larger than gradients.
+    // The sum may also be small because the gradients cancel out. Then the errors are no larger
+    // than the gradients.
     own = idist__powersgd_size_of_gradient(b, matrix->first, matrix->count);
     own = idist__powersgd_size(m, matrix->count) / 4096 > own ? 1.0f : 0.0f;
     status = idist_all_reduce(&own, &sum, 1, IDIST_F32, IDIST_SUM, &b->opts);

@@ -1,6 +1,6 @@
-// train/compress/tensor_memory.h: the same operations on host and device memory
+// train/compress/tensor_memory.h: operations on host or device memory
 //
-// On the device they are enqueued on opts.stream, by gpu/ipc/own.h.
+// On the device, gpu/ipc/own.h enqueues the operations on opts.stream.
 #pragma once
 
 #include "base/fail.h"
@@ -21,7 +21,7 @@ typedef struct idist__memory {
     idist_opts opts; // group and stream
 } idist__memory;
 
-// from NULL: zeros.
+// Copies nbytes, or writes zeros if `from` is NULL.
 static idist_status idist__tensor_memory_copy(const idist__memory *memory, void *to,
                                               const void *from, size_t nbytes) {
     if (!nbytes || to == from) return IDIST_OK;
@@ -43,7 +43,8 @@ static idist_status idist__tensor_memory_scale(const idist__memory *memory, void
     return IDIST_OK;
 }
 
-// Whether data is on the device.
+// Sets *on_device to true if data is in device memory. Without idist_nccl.h, always sets it to
+// false.
 static idist_status idist__tensor_memory_on_device(const idist__memory *memory, const void *data,
                                                    bool *on_device) {
     *on_device = false;
@@ -56,7 +57,7 @@ static idist_status idist__tensor_memory_on_device(const idist__memory *memory, 
     return IDIST_OK;
 }
 
-// Zeroed. To be freed with idist__tensor_memory_free.
+// Allocates zeroed memory, which the caller frees with idist__tensor_memory_free.
 static idist_status idist__tensor_memory_alloc(const idist__memory *memory, void **data,
                                                size_t nbytes) {
     if (memory->on_device) return IDIST__OWN(idist__own_alloc("ddp", &memory->opts, data, nbytes));

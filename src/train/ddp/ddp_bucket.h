@@ -1,4 +1,4 @@
-// train/ddp/ddp_bucket.h: buckets: which gradients go together, and when they may start
+// train/ddp/ddp_bucket.h: which gradients share a bucket, where buckets lie, and calls of hooks
 //
 // Functions: idist__ddp_bucket_*, idist__ddp_hook_*.
 #pragma once
@@ -12,10 +12,10 @@
 // which gradients share a bucket, and where it lies
 //------------------------------------------------------------------------------
 
-// Assigns gradients to buckets in this order, or from the last to the first (NULL): bucket_of[i] is
-// that of gradient i. Each dtype has one open bucket, which is closed by the gradient that reaches
-// the limit. Buckets are numbered in the order in which they are opened. Returns how many there
-// are.
+// Assigns gradients to buckets in the given order, or from the last to the first if `order` is
+// NULL. Sets bucket_of[i] to the bucket of gradient i. Each dtype has one open bucket. The gradient
+// that reaches the limit closes the bucket. Buckets are numbered in the order in which they are
+// opened. Returns the number of buckets.
 static int idist__ddp_bucket_assign(const idist_ddp *d, const int32_t *order, int *bucket_of) {
     size_t limit = d->desc.bucket_nbytes, nbytes[IDIST_DTYPE_COUNT], limits[IDIST_DTYPE_COUNT];
     int open[IDIST_DTYPE_COUNT], i, k, count = 0;
@@ -44,20 +44,22 @@ static int idist__ddp_bucket_assign(const idist_ddp *d, const int32_t *order, in
     return count;
 }
 
-// Whether a gradient can be reduced where it is. Compression and the kernels need it aligned.
+// Returns true if a gradient can be reduced where it is. Compression and kernels need an aligned
+// gradient.
 static bool idist__ddp_bucket_can_view(const idist_ddp *d, const idist_tensor *gradient) {
     if (!gradient->data) return false;
     if (!d->desc.compression && !d->desc.on_device) return true;
     return (uintptr_t)gradient->data % idist_dtype_size(gradient->dtype) == 0;
 }
 
-// Whether buckets may go in pieces; see train/ddp/ddp_piece.h. The same on all ranks.
+// Returns true if buckets may go in pieces (train/ddp/ddp_piece.h). The result is the same on all
+// ranks.
 static bool idist__ddp_bucket_may_split(const idist_ddp *d) {
     return !d->desc.hook && !d->desc.compression && !d->desc.find_unused && !d->desc.on_device;
 }
 
-// Finds the buckets whose gradients are contiguous in the program's memory; exposed.data is where
-// they begin.
+// Finds the buckets whose gradients are contiguous in the program's memory, and the buckets whose
+// gradients are scattered. Sets exposed.data to the memory of the first gradient.
 static void idist__ddp_bucket_find_views(idist_ddp *d) {
     int b, i;
 
@@ -84,8 +86,8 @@ static void idist__ddp_bucket_find_views(idist_ddp *d) {
         d->buckets[b].scattered = !d->buckets[b].view && d->buckets[b].end;
 }
 
-// Whether a bucket needs a part of bucket_memory. If it is scattered, only for gradients for which
-// the program has no memory.
+// Returns true if a bucket needs a part of bucket_memory. A scattered bucket needs memory only for
+// gradients for which the program has none.
 static bool idist__ddp_bucket_needs_memory(const idist_ddp *d, const idist__ddp_bucket *bucket) {
     int k;
 
@@ -100,8 +102,8 @@ static bool idist__ddp_bucket_needs_memory(const idist_ddp *d, const idist__ddp_
     return false;
 }
 
-// Sets where each gradient lies in its bucket: in the program's memory, or in bucket_memory once it
-// is allocated. Returns the size of that memory.
+// Sets the place of each gradient in its bucket: in the program's memory, or in bucket_memory once
+// bucket_memory is allocated. Returns the size that bucket_memory needs.
 static size_t idist__ddp_bucket_place(idist_ddp *d) {
     size_t total = 0;
     int b, i;
@@ -115,7 +117,7 @@ static size_t idist__ddp_bucket_place(idist_ddp *d) {
 
         if (idist__ddp_bucket_needs_memory(d, bucket)) {
             if (d->bucket_memory) bucket->exposed.data = (char *)d->bucket_memory + total;
-            total += (idist__ddp_model_nbytes(bucket) + 63) / 64 * 64; // cache lines
+            total += (idist__ddp_model_nbytes(bucket) + 63) / 64 * 64; // whole cache lines
         }
 
         bucket->end = (char *)bucket->exposed.data;
@@ -157,7 +159,7 @@ static void idist__ddp_bucket_list(idist_ddp *d) {
     }
 }
 
-// Makes these buckets, without memory: bucket_of[i] is that of gradient i.
+// Makes bucket_count buckets, without memory. bucket_of[i] is the bucket of gradient i.
 static void idist__ddp_bucket_group(idist_ddp *d, const int *bucket_of, int bucket_count) {
     int b, i;
 
@@ -180,7 +182,7 @@ static void idist__ddp_bucket_group(idist_ddp *d, const int *bucket_of, int buck
     idist__ddp_bucket_list(d);
 }
 
-// Allocates what is kept per bucket or gradient: enough for any grouping.
+// Allocates the arrays that are kept per bucket or gradient, large enough for any grouping.
 static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
     size_t n = (size_t)d->desc.n + 1;
 
@@ -198,9 +200,9 @@ static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
     return idist__ddp_no_memory();
 }
 
-// Allocates the slots: as many as there can be pieces in flight. Buckets that are contiguous here
-// may go in pieces as well, because they are scattered on another rank; such a piece counts, but
-// needs no memory. Sets in_pieces to the buckets that are scattered here.
+// Allocates one slot for each piece that can be in flight. A bucket that is contiguous on this rank
+// may also go in pieces, because it is scattered on another rank. Its pieces take slots, but need
+// no memory. Sets in_pieces for the buckets that are scattered on this rank.
 static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     size_t count = 0;
     bool any = false;
@@ -252,8 +254,9 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
     return idist__ddp_bucket_alloc_slots(d);
 }
 
-// Whether gradients may change their buckets: only if some are copied anyway, since otherwise
-// nothing would stay in place. The same on all ranks.
+// Returns true if gradients may move to other buckets. They may if some bucket goes in pieces.
+// Otherwise gradients that are reduced in place would have to be copied. The result is the same on
+// all ranks.
 static bool idist__ddp_bucket_may_regroup(const idist_ddp *d) {
     int b;
 
@@ -263,7 +266,7 @@ static bool idist__ddp_bucket_may_regroup(const idist_ddp *d) {
     return false;
 }
 
-// Collective: a bucket that is scattered on one rank goes in pieces on all.
+// Sets in_pieces on all ranks for the buckets that are scattered on any rank. Collective.
 static idist_status idist__ddp_bucket_agree(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
 
@@ -272,8 +275,8 @@ static idist_status idist__ddp_bucket_agree(idist_ddp *d) {
                             IDIST_MAX, &opts);
 }
 
-// Collective, between iterations: forms buckets from gradients in the order of arrival, unless
-// these are the buckets that there are. Gradients stay where they are.
+// Forms buckets from gradients in the order of arrival, unless the buckets would stay the same.
+// Gradients stay where they are. Called between iterations. Collective.
 static idist_status idist__ddp_bucket_regroup(idist_ddp *d) {
     int i, count = idist__ddp_bucket_assign(d, d->arrival_order, d->bucket_of);
     bool changes = false;
@@ -293,8 +296,8 @@ static idist_status idist__ddp_bucket_regroup(idist_ddp *d) {
 //------------------------------------------------------------------------------
 // calling the communication hook
 //
-// A hook computes with gradients, in the floating-point mode that is the same on all ranks. A hook
-// of the program may throw an exception, where the implementation is C++.
+// A hook computes with gradients, so it runs in a floating-point mode that is the same on all
+// ranks. A hook of the program may throw an exception if the implementation is compiled as C++.
 //------------------------------------------------------------------------------
 
 typedef enum idist__ddp_stage { IDIST__DDP_START, IDIST__DDP_FINISH } idist__ddp_stage;
@@ -319,7 +322,8 @@ IDIST__NOINLINE static idist_status idist__ddp_hook_finish(const idist_ddp *d,
     return idist__callback_threw("ddp", "the hook's finish") ? IDIST_ERR_CALLBACK : status;
 }
 
-// An exception is dropped: the state is gone either way.
+// Frees a state of the hook. Drops an exception that free_fn throws, because the state is gone in
+// any case.
 IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state) {
     IDIST__TRY(d->hook.free_fn(state, d->hook.arg));
     idist__me.thrown[0] = 0;

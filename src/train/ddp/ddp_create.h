@@ -1,12 +1,12 @@
-// train/ddp/ddp_create.h: from a desc to a ddp, and its end
+// train/ddp/ddp_create.h: creates a ddp from a desc, and frees it
 //
-//     idist__ddp_create_copy         the lists of the caller
-//     idist__ddp_create_check        what can be wrong with them
-//     idist__ddp_bucket_form         the buckets
-//     idist__ddp_create_set_hook     the hook, and what a compression needs per bucket
-//     idist__ddp_create_agree        collective: the same arguments on all ranks, and no failure
-//     idist__ddp_bucket_agree        collective: which buckets are scattered
-//     idist__ddp_create_broadcast    collective: parameters and buffers of rank 0
+//     idist__ddp_create_copy         copies the lists of the caller
+//     idist__ddp_create_check        checks the lists and the desc
+//     idist__ddp_bucket_form         forms the buckets
+//     idist__ddp_create_set_hook     chooses the hook, and allocates the state of a compression
+//     idist__ddp_create_agree        collective: compares arguments, and fails if any rank failed
+//     idist__ddp_bucket_agree        collective: agrees on the buckets that go in pieces
+//     idist__ddp_create_broadcast    collective: copies parameters and buffers of rank 0 to all
 #pragma once
 
 #include "base/fail.h"
@@ -25,11 +25,11 @@
 #include "train/ddp/ddp_model.h"
 #include "train/ddp/ddp_bucket.h"
 
-// The built-in reduction as a hook.
+// Starts the built-in reduction of a bucket. This is the `start` of the hook without compression.
 static idist_status idist__ddp_create_start(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
 
-    if (reduction->group_size == 1) return IDIST_OK; // nothing would change
+    if (reduction->group_size == 1) return IDIST_OK; // the sum over one rank is the bucket itself
     return idist_all_reduce(b->data, b->data, b->count, b->dtype, reduction->op, &b->opts);
 }
 
@@ -40,7 +40,8 @@ static idist_status idist__ddp_create_finish(idist_bucket *b, void *arg) {
                                       reduction->postscale);
 }
 
-// By idist_compression. No functions: there is no such compression.
+// The hooks on the host, indexed by idist_compression. An entry without functions is no
+// compression.
 static const idist_ddp_hook idist__ddp_host_hooks[] = {
     {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
     {idist__half_start, idist__half_finish, idist__compress_free, NULL},
@@ -63,7 +64,7 @@ static bool idist__ddp_create_has_factors(const idist_ddp_desc *desc) {
     return desc->divide_by_active;
 }
 
-// Local: allocates what a compression needs.
+// Allocates the state that a compression needs for each bucket. Local.
 static idist_status idist__ddp_create_compression(idist_ddp *d) {
     idist_status status = IDIST_OK;
     int b;
@@ -79,7 +80,7 @@ static idist_status idist__ddp_create_compression(idist_ddp *d) {
     return status;
 }
 
-// Local: chooses the hook and allocates its state.
+// Chooses the hook and allocates the state of a compression. Local.
 static idist_status idist__ddp_create_set_hook(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     idist_status status = IDIST_OK;
@@ -186,7 +187,7 @@ static idist_status idist__ddp_create_check_powersgd(const idist_ddp_desc *desc)
     return status;
 }
 
-// Orders pointers to gradients by the memory of these.
+// Compares two pointers to gradients by the addresses of the gradients' memory, for qsort.
 static int idist__ddp_create_compare(const void *a, const void *b) {
     uintptr_t x = (uintptr_t)(*(const idist_tensor *const *)a)->data;
     uintptr_t y = (uintptr_t)(*(const idist_tensor *const *)b)->data;
@@ -194,7 +195,8 @@ static int idist__ddp_create_compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Gradients that share memory, as those of tied weights do, would be added up more than once.
+// Checks that gradients do not overlap in memory. Overlapping gradients, as of tied weights, would
+// be summed more than once.
 static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
     const idist_tensor **sorted;
     size_t count = 0, k;
@@ -224,8 +226,9 @@ static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
     return status;
 }
 
-// Without on_device the host reads and writes gradients that are scattered. Whether memory is on
-// the device is only known if idist_nccl.h was included before this header.
+// Checks that no gradient is in device memory unless on_device is set. Without on_device, the host
+// reads and writes scattered gradients. The check works only if idist_nccl.h was included before
+// this header.
 static idist_status idist__ddp_create_check_device(const idist_ddp *d) {
     int i;
 
@@ -245,7 +248,7 @@ static idist_status idist__ddp_create_check_device(const idist_ddp *d) {
     return IDIST_OK;
 }
 
-// What can be wrong with a desc. Local.
+// Checks the desc and its lists. Local.
 static idist_status idist__ddp_create_check(const idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     size_t total = 0;
@@ -277,7 +280,8 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
     return status == IDIST_OK ? idist__ddp_create_check_device(d) : status;
 }
 
-// Copies the lists of the caller, and allocates what is kept per entry. They are not checked yet.
+// Copies the lists of the caller, which are not checked yet. Allocates the arrays that are kept per
+// entry.
 static idist_status idist__ddp_create_copy(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     size_t n = desc->n > 0 ? (size_t)desc->n : 0, i;
@@ -305,7 +309,7 @@ static idist_status idist__ddp_create_copy(idist_ddp *d) {
     return IDIST_OK;
 }
 
-// Chooses the size of pieces, the same on all ranks.
+// Chooses the number and size of pieces in flight, the same on all ranks.
 static void idist__ddp_create_set_pieces(idist_ddp *d) {
     const idist_group *group = d->desc.group;
     const idist__world *world = group ? group->w : idist__world_default();
@@ -316,7 +320,7 @@ static void idist__ddp_create_set_pieces(idist_ddp *d) {
     d->piece_nbytes = one_host ? IDIST__DDP_PIECE_NEAR_NBYTES : IDIST__DDP_PIECE_NBYTES;
 }
 
-// The options that must be equal on all ranks.
+// Number of options that must be equal on all ranks.
 enum { IDIST__DDP_OPTIONS = 13 };
 
 static void idist__ddp_create_options(const idist_ddp_desc *desc, idist__shape *shapes) {
@@ -342,7 +346,7 @@ static void idist__ddp_create_options(const idist_ddp_desc *desc, idist__shape *
     shapes[i] = idist__shape_of_option("hook", desc->hook != NULL);
 }
 
-// Collective: whether all ranks have the same arguments, and none has failed before.
+// Checks that all ranks have the same arguments, and that no rank has failed before. Collective.
 static idist_status idist__ddp_create_agree(const idist_ddp *d, idist_status mine) {
     int n = d->desc.n, buffer_count = d->desc.n_buffers, count = 0;
     idist_opts opts = idist__ddp_opts(d, false);
@@ -369,7 +373,7 @@ static idist_status idist__ddp_create_agree(const idist_ddp *d, idist_status min
     return status;
 }
 
-// Collective: copies parameters and buffers of rank 0 to all.
+// Copies the parameters and buffers of rank 0 to all ranks. Collective.
 static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
     idist_status status = IDIST_OK;
@@ -383,7 +387,7 @@ static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
     return idist__agree(status, &opts);
 }
 
-// Whether nothing of a bucket is copied on this rank.
+// Returns true if this rank copies no gradient of a bucket.
 static bool idist__ddp_create_in_place(const idist_ddp *d, const idist__ddp_bucket *bucket) {
     int k;
 
@@ -398,7 +402,7 @@ static bool idist__ddp_create_in_place(const idist_ddp *d, const idist__ddp_buck
     return true;
 }
 
-// What was made, as Ignite's auto_model says it: once, by the first rank of the group.
+// Logs what was created, as Ignite's auto_model does. Only the first rank of the group logs.
 static void idist__ddp_create_log(const idist_ddp *d) {
     static const char *const encodings[] = {"as they are", "as F16", "as BF16", NULL,
                                             "by PowerSGD"};

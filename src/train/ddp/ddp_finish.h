@@ -1,7 +1,8 @@
 // train/ddp/ddp_finish.h: the end of an iteration
 //
-// What idist_ddp_wait does: gradients that are not ready become zeros or count as ready; the
-// remaining buckets are launched; each result is finished and copied back.
+// idist_ddp_wait ends an iteration in three steps. First, gradients that are not ready become zeros
+// or count as ready. Then the remaining buckets are launched. Last, each result is finished and
+// copied back.
 #pragma once
 
 #include "os/clock.h"
@@ -10,8 +11,8 @@
 #include "train/ddp/ddp_bucket.h"
 #include "train/ddp/ddp_launch.h"
 
-// Sets d->used to the gradients that this rank has, and allocates memory for copies of the others
-// where zeros will overwrite them in the program's memory.
+// Sets d->used for the gradients that this rank has. Allocates memory for copies of the other
+// gradients, if zeros will overwrite them in the program's memory.
 static idist_status idist__ddp_finish_alloc_saved(idist_ddp *d) {
     const idist__memory *memory = &d->reduction.memory;
     size_t nbytes = 0;
@@ -33,7 +34,8 @@ static idist_status idist__ddp_finish_alloc_saved(idist_ddp *d) {
     return status;
 }
 
-// find_unused: overwrites the gradients that this rank does not have with zeros.
+// Overwrites the gradients that this rank does not have with zeros. Saves the gradients that are
+// overwritten in the program's memory. Called with find_unused.
 static idist_status idist__ddp_finish_fill(idist_ddp *d) {
     const idist__memory *memory = &d->reduction.memory;
     idist_status status = idist__ddp_finish_alloc_saved(d);
@@ -60,7 +62,8 @@ static idist_status idist__ddp_finish_fill(idist_ddp *d) {
     return status;
 }
 
-// Copies the results to the program's gradients. A gradient that no rank had gets its old contents.
+// Copies the results to the program's gradients. Restores the old contents of a gradient that no
+// rank had.
 static idist_status idist__ddp_finish_scatter(idist_ddp *d) {
     const idist__memory *memory = &d->reduction.memory;
     const char *saved = (const char *)d->saved_grads;
@@ -86,7 +89,7 @@ static idist_status idist__ddp_finish_scatter(idist_ddp *d) {
     return status;
 }
 
-// For the timeline: a bucket from its launch to its result.
+// Adds a bucket to the timeline, from its launch to its result.
 static void idist__ddp_finish_trace(const idist__ddp_bucket *bucket) {
     char name[32], args[96];
 
@@ -97,7 +100,7 @@ static void idist__ddp_finish_trace(const idist__ddp_bucket *bucket) {
     idist_trace_span(name, "bucket", bucket->launched_ns, idist__os_clock_now_ns(), args);
 }
 
-// Waits for the launched buckets and finishes them. After a failure it only waits.
+// Waits for the launched buckets and finishes them. After a failure, only waits for them.
 static idist_status idist__ddp_finish_buckets(idist_ddp *d) {
     idist_status settled = idist__ddp_launch_settle(d);
     idist_status status = d->status != IDIST_OK ? d->status : settled;
@@ -135,8 +138,8 @@ static void idist__ddp_finish_reset(idist_ddp *d) {
     d->begun = false;
 }
 
-// Handles gradients that are not ready. They count as ready; with find_unused they contribute zero,
-// unless they were ready in a pass with no_sync.
+// Handles the gradients that are not ready: they count as ready. With find_unused, they contribute
+// zero instead, unless they were ready in a pass with no_sync.
 static idist_status idist__ddp_finish_gather(idist_ddp *d) {
     idist_status status = d->status;
     int i;
@@ -170,9 +173,9 @@ static void idist__ddp_finish_reorder(idist_ddp *d) {
     }
 }
 
-// Collective: sets arrival_order, on all ranks, to the order in which gradients became ready on the
-// first rank with data. Those that became ready in idist_ddp_wait come last, from the last one to
-// the first.
+// Sets arrival_order on all ranks to the order in which gradients became ready on the first rank
+// with data. Gradients that became ready in idist_ddp_wait come last, from the last one to the
+// first. Collective.
 static idist_status idist__ddp_finish_learn(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
     int i, count = d->ready_count;
@@ -186,8 +189,9 @@ static idist_status idist__ddp_finish_learn(idist_ddp *d) {
     return idist_broadcast(d->arrival_order, (size_t)d->desc.n, IDIST_I32, d->first_active, &opts);
 }
 
-// Collective: after the first iteration, buckets follow the order of arrival. A hook relies on
-// bucket 0 being the first, and with find_unused an iteration is no example for the next.
+// Makes buckets follow the order of arrival after the first iteration. With a hook, nothing
+// changes, because the hook relies on bucket 0 being launched first. With find_unused, nothing
+// changes, because the next iteration may use other parameters. Collective.
 static idist_status idist__ddp_finish_follow(idist_ddp *d) {
     idist_status status;
 
@@ -218,7 +222,7 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
         idist__ddp_fail(d, status);
     }
 
-    status = idist__ddp_finish_buckets(d); // after a failure too: requests must be waited for
+    status = idist__ddp_finish_buckets(d); // even after a failure: it waits for requests
     if (status == IDIST_OK && !d->joining)
         status = idist__ddp_fail(d, idist__ddp_finish_scatter(d));
     if (status == IDIST_OK) status = idist__ddp_fail(d, idist__ddp_finish_follow(d));

@@ -10,7 +10,7 @@
 #include "train/ddp/ddp_bucket.h"
 #include "train/ddp/ddp_piece.h"
 
-// Collective: which ranks have data, and what follows from that.
+// Finds out which ranks have data, and sets the factors that depend on their number. Collective.
 static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
     uint8_t mine = !d->joining;
@@ -32,7 +32,7 @@ static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
     return IDIST_OK;
 }
 
-// Makes the calls with which an iteration begins.
+// Makes the first calls of an iteration.
 static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
     int group_size = idist_group_size(d->desc.group);
@@ -54,7 +54,7 @@ static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
     return idist__ddp_fail(d, status);
 }
 
-// Begins an iteration, unless it has begun.
+// Begins an iteration unless it has begun already.
 static idist_status idist__ddp_launch_begin(idist_ddp *d) {
     if (idist__together_now.depth)
         return idist__fail(IDIST_ERR_STATE,
@@ -63,7 +63,7 @@ static idist_status idist__ddp_launch_begin(idist_ddp *d) {
     return d->status != IDIST_OK ? idist__fail(d->status, "%s", d->error) : IDIST_OK;
 }
 
-// Waits for the requests of all launched buckets.
+// Finishes all pieces in flight, and waits for the requests of all launched buckets.
 static idist_status idist__ddp_launch_settle(idist_ddp *d) {
     idist_status status = idist__ddp_piece_settle(d), request_status;
     int b;
@@ -80,8 +80,8 @@ static idist_status idist__ddp_launch_settle(idist_ddp *d) {
     return status;
 }
 
-// Calls start or finish of the hook. The program's may fail without setting a text; the text of an
-// earlier failure must not be reported for it.
+// Calls the hook's start or finish. A hook of the program may fail without setting a text. So this
+// function first clears the text of any earlier failure.
 static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage stage,
                                                 idist__ddp_bucket *bucket) {
     idist_status status;
@@ -96,7 +96,7 @@ static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage s
                        idist_status_string(status));
 }
 
-// Launches one bucket.
+// Launches one bucket as a whole.
 static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bucket,
                                              bool blocking) {
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
@@ -113,9 +113,9 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     return idist__ddp_launch_call_hook(d, IDIST__DDP_START, bucket);
 }
 
-// Launches the buckets that are full. The last bucket is left to idist_ddp_wait (ending), since
-// nothing is computed while it is in flight. There the rank has nothing else to do, so the built-in
-// reduction makes blocking calls.
+// Launches the buckets that are full. Leaves the last bucket to idist_ddp_wait, which sets
+// `ending`, because nothing is computed while the last bucket is in flight. In idist_ddp_wait the
+// rank has nothing else to do, so the built-in reduction makes blocking calls.
 static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
     bool blocking = ending && !d->desc.hook && !d->desc.on_device;
     int limit = ending ? d->bucket_count : d->bucket_count - 1;

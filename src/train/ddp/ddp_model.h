@@ -3,7 +3,7 @@
 // Functions: idist__ddp_*.
 //
 // The backward pass computes gradients from the last parameter to the first. Buckets are formed in
-// that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
+// that order. A bucket whose gradients are all ready is launched while the gradients of earlier
 // layers are still being computed (Li et al., PyTorch Distributed, 2020):
 //
 //     parameters     0    1    2    3    4    5        in the order of the forward pass
@@ -12,36 +12,48 @@
 //     in flight                         |======== 0 ========|
 //                                  |============ 1 ============|
 //
-// The order in which gradients become ready on a rank does not matter: a bucket is launched when it
-// is full and the one before it has been launched, so all ranks make the same calls in the same
-// order. If the backward pass uses parameters in another order than they are listed in, buckets are
-// full late, and all others wait for them; so after the first iteration buckets are formed anew, in
-// the order in which gradients became ready on one rank (idist__ddp_finish_follow). Gradients stay
-// where they are, and a bucket whose gradients have come apart by this goes in pieces. Where no
-// bucket goes in pieces, this would make copies of what is reduced in place; the state of a
-// compression belongs to a bucket; and on the device there are no pieces. There buckets stay, and
-// are only launched in another order. In each iteration the calls are:
+// The order in which gradients become ready on a rank does not matter. A bucket is launched when it
+// is full and the bucket before it has been launched. So all ranks make the same calls in the same
+// order.
 //
-//     uneven        all_gather of "I have data", 1 byte; then all know whose buffers count, and by
-//                   how many to divide
+// The backward pass may use parameters in an order other than the listed one. Then buckets become
+// full late, and all later buckets wait for them. So after the first iteration, buckets are formed
+// anew in the order in which gradients became ready on one rank (idist__ddp_finish_follow).
+// Gradients stay where they are. A bucket whose gradients are no longer contiguous goes in pieces.
+//
+// In these cases, buckets keep their gradients and are only launched in another order:
+//
+//     no pieces      forming buckets anew would copy gradients that are reduced in place
+//     compression    its state belongs to a bucket
+//     on_device      there are no pieces in device memory
+//
+// Each iteration makes these calls:
+//
+//     uneven        all_gather of "I have data", 1 byte; tells all ranks whose buffers to copy and
+//                   by how many ranks to divide
 //     buffers       broadcast of each
-//     buckets       in that order: what the hook's `start` does; without a hook an all_reduce in
+//     buckets       in launch order: what the hook's `start` does; without a hook an all_reduce in
 //                   place, or one per piece
 //     find_unused   all_reduce of "I have a gradient", 1 byte per parameter
-//     buckets       in that order: what the hook's `finish` does
-//     order         the first time only, without a hook and find_unused: broadcast of a number
+//     buckets       in launch order: what the hook's `finish` does
+//     order         only once, and not with a hook or find_unused: broadcast of a number
 //                   per gradient; if buckets change, all_reduce of "my gradients lie apart", 1
 //                   byte per bucket
 //
-// A rank in idist_ddp_join makes these calls with zeros until all ranks say that they have no data.
+// A rank in idist_ddp_join makes these calls with zeros until no rank has data.
 //
-// The path of a gradient: idist_ddp_ready -> idist__ddp_launch_gather (copied into its bucket) ->
-// idist__ddp_launch_full (the bucket is launched) -> idist_ddp_wait -> idist__ddp_finish_buckets
-// (the hook's finish) -> idist__ddp_finish_scatter (copied back).
+// A gradient passes through these functions:
 //
-// A bucket holds its gradients one after the other, lower parameters first. If they lie like that
-// in the program's memory, this memory is the bucket (a view), and nothing is copied. Others have
-// memory of their own, or none if they go in pieces (train/ddp/ddp_piece.h).
+//     idist_ddp_ready              the program says that the gradient is complete
+//     idist__ddp_launch_gather     copies the gradient into its bucket
+//     idist__ddp_launch_full       launches the bucket when it is full
+//     idist_ddp_wait               the program ends the backward pass
+//     idist__ddp_finish_buckets    calls the hook's finish
+//     idist__ddp_finish_scatter    copies the result back
+//
+// A bucket holds its gradients one after the other, lower parameters first. If gradients lie in
+// this way in the program's memory, this memory is the bucket (a view), and nothing is copied.
+// Other buckets have memory of their own, or none if they go in pieces (train/ddp/ddp_piece.h).
 #pragma once
 
 #include "base/fail.h"
@@ -50,42 +62,45 @@
 #include "train/agree.h"
 #include "train/compress/compress.h"
 
-#define IDIST__DDP_FIRST_NBYTES ((size_t)1 << 20)   // limit of the bucket that is launched first
-#define IDIST__DDP_BUCKET_NBYTES ((size_t)25 << 20) // and of the others
+#define IDIST__DDP_FIRST_NBYTES ((size_t)1 << 20)   // limit of the first bucket of a dtype
+#define IDIST__DDP_BUCKET_NBYTES ((size_t)25 << 20) // limit of the other buckets
 
 typedef struct idist__ddp_param {
-    void *gradient; // in the bucket: where the program has it, or a copy
+    void *gradient; // its place in the bucket: in the program's memory, or a copy
     int bucket;
-    uint64_t ready_iteration;   // the last one in which it was ready
-    uint64_t no_sync_iteration; // the one that follows a pass with no_sync in which it was ready
+    uint64_t ready_iteration;   // the last iteration in which it was ready
+    uint64_t no_sync_iteration; // the iteration after a pass with no_sync in which it was ready
 } idist__ddp_param;
 
 typedef struct idist__ddp_bucket {
-    idist_bucket exposed; // what a hook gets
+    idist_bucket exposed; // the part that a hook gets
     int ready_count;
-    bool view;      // lies in the program's memory
-    bool scattered; // its gradients lie apart, so that it goes in pieces; see train/ddp/ddp_piece.h
+    bool view;           // lies in the program's memory
+    bool scattered;      // its gradients lie apart, so it goes in pieces (train/ddp/ddp_piece.h)
     int64_t launched_ns; // for the timeline
-    char *end;           // of the gradients placed so far
+    char *end;           // end of the gradients placed so far
     idist_request request;
 } idist__ddp_bucket;
 
-// A piece of more gradients than this is copied, since that is cheaper than many small parts.
+// Largest number of parts of a piece. A piece of more gradients is copied, which is cheaper than
+// many small parts.
 enum { IDIST__DDP_PARTS = 128 };
 
-// A part of a bucket that is reduced by a call of its own.
+// A part of a bucket that is reduced by its own call.
 typedef struct idist__ddp_piece {
-    idist_bucket exposed; // what the built-in reduction gets
+    idist_bucket exposed; // the part that the built-in reduction gets
     const idist__ddp_bucket *bucket;
-    size_t first;  // its first element in the bucket, ...
-    int gradient;  // ... and the position in bucket_gradients of the gradient which that is of
+    size_t first;  // index of its first element in the bucket
+    int gradient;  // index of the gradient with that element, in the bucket's exposed.gradients
     bool in_place; // not in a slot
-    idist__part parts[IDIST__DDP_PARTS]; // of gradients, if it is reduced where these are
+    // The gradients of the piece, if they are reduced where they are.
+    idist__part parts[IDIST__DDP_PARTS];
     idist_request request;
 } idist__ddp_piece;
 
-// Pieces in flight, and the limit of each. Inside a host all slots together fit into the cache of
-// one core; between hosts there is as much in flight as a network needs.
+// Largest number of pieces in flight, and largest size of a piece, on one host (NEAR) and between
+// hosts. Within a host, all slots together fit into the cache of one core. Between hosts, the
+// pieces in flight keep a network busy.
 enum { IDIST__DDP_SLOTS_NEAR = 4, IDIST__DDP_SLOTS = 8 };
 #define IDIST__DDP_PIECE_NEAR_NBYTES ((size_t)256 << 10)
 #define IDIST__DDP_PIECE_NBYTES ((size_t)512 << 10)
@@ -96,49 +111,52 @@ struct idist_ddp {
     int group_size;
     idist_tensor *params, *grads, *buffers;
     idist__ddp_param *param_states;
-    idist__ddp_bucket *buckets; // room for one per gradient
+    idist__ddp_bucket *buckets; // space for one per gradient
     int bucket_count;
     int *bucket_of;             // by gradient: its bucket in the next grouping
-    int *bucket_gradients;      // by bucket: indices of its gradients, ...
-    size_t *bucket_displs;      // ... and where they begin
-    void *bucket_memory;        // of buckets that are not views
+    int *bucket_gradients;      // by bucket: indices of its gradients
+    size_t *bucket_displs;      // by bucket: where its gradients begin, in elements
+    void *bucket_memory;        // memory of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
     bool learnt;                // the order of arrival is known
-    bool pieces_overlap;        // pieces in flight end sooner than one after the other
+    bool pieces_overlap;        // several pieces in flight end sooner than one after the other
     int32_t *launch_order;      // buckets, in the order in which they are launched
     int32_t *arrival_order;     // gradients, in the order in which they became ready
     uint8_t *in_pieces;         // by bucket: scattered on some rank
-    char *slot_memory;          // of pieces in flight, ...
-    size_t slot_count;          // ... for so many
+    char *slot_memory;          // memory of pieces in flight
+    size_t slot_count;          // slots in slot_memory
     size_t slot_limit;          // pieces that may be in flight
-    size_t piece_nbytes;        // limit of a piece
+    size_t piece_nbytes;        // largest size of a piece
     idist__reduction reduction; // how the built-in hooks reduce
-    double scale;               // result = scale * sum of what the ranks contribute
+    double scale;               // result = scale * (sum over the ranks)
 
-    // uneven: who had data in the last iteration that had any
-    uint8_t *has_data; // by rank
+    // The ranks with data, for uneven. first_active and last_active are of the last iteration in
+    // which some rank had data.
+    uint8_t *has_data; // by rank: true if it has data
     int active_count;  // ranks with data
     int first_active, last_active;
 
-    // find_unused
-    uint8_t *used;          // by parameter: this rank had a gradient; later: any rank had one
-    void *saved_grads;      // copies of gradients that zeros have overwritten, contiguous
-    size_t saved_nbytes;    // size of that memory, which is kept
-    bool filled_with_zeros; // in this iteration
+    // For find_unused.
+    uint8_t *used;          // by parameter: this rank had a gradient; later, any rank had one
+    void *saved_grads;      // contiguous copies of gradients that zeros have overwritten
+    size_t saved_nbytes;    // size of saved_grads, which is kept between iterations
+    bool filled_with_zeros; // missing gradients were set to zeros in this iteration
 
-    // The iteration.
+    // The state of the current iteration.
     uint64_t iteration; // from 1 on
-    int ready_count;    // gradients, which are the first ones of arrival_order
-    int launched_count; // buckets
-    int next_gradient;  // of the bucket that is being launched in pieces, as in idist__ddp_piece
+    int ready_count;    // gradients that are ready, the first ones of arrival_order
+    int launched_count; // launched buckets
+    // Where the next piece begins in the bucket that is being launched: `gradient` and `first` of
+    // its idist__ddp_piece.
+    int next_gradient;
     size_t next_first;
     size_t started_pieces, finished_pieces;
     idist__ddp_piece slots[IDIST__DDP_SLOTS];
-    bool begun; // its first calls have been made
+    bool begun; // the first calls of the iteration have been made
     bool no_sync;
     bool joining;        // this rank is in idist_ddp_join
     idist_status status; // of the first failure in this iteration
-    char error[512];     // and its text
+    char error[512];     // text of the first failure
 };
 
 static idist_opts idist__ddp_opts(const idist_ddp *d, bool on_device) {
@@ -164,7 +182,7 @@ static idist_status idist__ddp_no_memory(void) {
     return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory");
 }
 
-// The bucket that is launched at a position.
+// Returns the bucket that is launched at a position.
 static idist__ddp_bucket *idist__ddp_model_bucket(const idist_ddp *d, int position) {
     return &d->buckets[d->launch_order[position]];
 }
@@ -177,7 +195,8 @@ static bool idist__ddp_is_ready(const idist_ddp *d, int i) {
     return d->param_states[i].ready_iteration == d->iteration;
 }
 
-// Fails the iteration, and with it every further call in it. Returns the status.
+// Fails the iteration unless the status is IDIST_OK. All further calls in the iteration then fail
+// too. Returns the status of the first failure.
 static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     if (status == IDIST_OK) return IDIST_OK;
     if (d->status != IDIST_OK) return idist__fail(d->status, "%s", d->error);
@@ -188,13 +207,13 @@ static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     return status;
 }
 
-// Whether the world is still there. A ddp of one rank makes no call that would notice.
+// Checks that the world still exists. A ddp of one rank makes no call that would notice its end.
 static idist_status idist__ddp_check_group(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false), unused;
     return idist__agree_enter("ddp", &opts, &unused);
 }
 
-// Sets the factors by which the sum becomes the result. They depend on the ranks with data.
+// Sets the factors that turn the sum into the result. They depend on the number of ranks with data.
 static void idist__ddp_set_scale(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     double postscale = desc->postscale != 0 ? desc->postscale : 1, divisor = d->group_size;

@@ -1,24 +1,29 @@
 // train/ddp/ddp_piece.h: buckets whose gradients are scattered in memory
 //
 // A copy of a whole bucket has left the caches before it is reduced, and again before it is copied
-// back: three passes through memory instead of one. So the bucket is sent in pieces. Where the
-// group shares memory, a piece is reduced where its gradients lie, unless these are very small.
-// Otherwise pieces go through a few slots that stay in the cache; a piece is copied into its slot
-// when it is launched:
+// back. This makes three passes through memory instead of one. So the bucket is sent in pieces.
+// Where the group shares memory, a piece is reduced where its gradients lie, unless these gradients
+// are very small. Otherwise pieces go through a few slots that stay in the cache. A piece is copied
+// into its slot when it is launched:
 //
 //     gradients    [    0    ]     [1]  [2]    [     3     ]
 //     pieces       [  a  |  b        |  c        |    d    ]
 //     slots        [ a ][ b ][ c ]     d is launched when a has been reduced and copied back
 //
-// idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait the rest: between hosts
-// several at a time, inside a host one after the other, since collectives in shared memory do not
-// overlap and requests would only cost time. A bucket that is scattered on one rank goes in pieces
-// on all, because all make the same calls. A piece that is contiguous on a rank, because it lies in
-// a single gradient for example, needs no slot there: it is reduced where it is.
+// idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait launches the rest.
+// Between hosts, idist_ddp_wait keeps several pieces in flight. Within a host it launches one after
+// the other: collectives in shared memory do not overlap, and requests would only cost time.
 //
-// Whole buckets are copied with a hook, which must see them; with compression, whose state is that
-// of a bucket; with find_unused, where only the end of the iteration tells whether a gradient
-// changes; and on the device.
+// A bucket that is scattered on one rank goes in pieces on all ranks, because all ranks make the
+// same calls. A piece may be contiguous on a rank, for example because it lies in a single
+// gradient. The rank then reduces the piece where it is, without a slot.
+//
+// Buckets are copied as a whole in these cases:
+//
+//     hook           it must see whole buckets
+//     compression    its state belongs to a whole bucket
+//     find_unused    only the end of the iteration tells whether a gradient changes
+//     on_device      there are no pieces in device memory
 #pragma once
 
 #include "calls/collective.h"
@@ -26,7 +31,8 @@
 #include "train/ddp/ddp_model.h"
 #include "train/ddp/ddp_bucket.h"
 
-// Copies the gradients of a piece to its slot, or back. A rank without data gives zeros.
+// Copies the gradients of a piece to its slot, or from its slot if `back` is set. A rank without
+// data writes zeros to the slot.
 static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *piece, bool back) {
     const idist_bucket *exposed = &piece->bucket->exposed;
     size_t first = piece->first, end = first + piece->exposed.count;
@@ -54,8 +60,8 @@ static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *pi
     }
 }
 
-// Where the elements of a piece are, if they are contiguous in the program's memory; otherwise
-// NULL. A rank without data needs memory for its zeros.
+// Returns the address of a piece if its elements are contiguous in memory, otherwise NULL. Also
+// returns NULL for a scattered bucket on a rank without data, which needs memory for its zeros.
 static void *idist__ddp_piece_find(const idist_ddp *d, const idist__ddp_piece *piece) {
     const idist_bucket *bucket = &piece->bucket->exposed;
     size_t size = idist_dtype_size(bucket->dtype), skipped, count;
@@ -83,7 +89,7 @@ static void *idist__ddp_piece_find(const idist_ddp *d, const idist__ddp_piece *p
     return data;
 }
 
-// Where the gradients of a piece lie. The number of parts; 0: too many.
+// Lists the parts of gradients in a piece. Returns the number of parts, or 0 if there are too many.
 static int idist__ddp_piece_list(const idist_ddp *d, idist__ddp_piece *piece) {
     const idist_bucket *bucket = &piece->bucket->exposed;
     size_t size = idist_dtype_size(bucket->dtype), total = 0;
@@ -105,7 +111,7 @@ static int idist__ddp_piece_list(const idist_ddp *d, idist__ddp_piece *piece) {
     return n;
 }
 
-// Reduces a piece where its gradients are, if that can be done.
+// Starts to reduce a piece where its gradients are, if possible, and then sets piece->in_place.
 static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_piece *piece) {
     const idist_bucket *exposed = &piece->exposed;
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
@@ -119,8 +125,8 @@ static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_
                                               &exposed->opts, &piece->in_place);
 }
 
-// Launches the next piece of a bucket. alone: none is in flight, and none can be launched before
-// this one has ended, unless pieces overlap.
+// Launches the next piece of a bucket. If `alone` is set, no piece is in flight. The next piece is
+// then launched after this one has ended, unless pieces overlap.
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
                                            bool alone) {
     const idist_bucket *all = &bucket->exposed;
@@ -184,8 +190,8 @@ static idist_status idist__ddp_piece_settle(idist_ddp *d) {
     return status;
 }
 
-// Launches the rest of a bucket, as far as slots are or become free. ending: waits until they do,
-// and launches pieces that do not overlap one at a time, without a request.
+// Launches the remaining pieces of a bucket while slots are free. If `ending` is set, waits for
+// slots to become free, and launches pieces that do not overlap one at a time, without a request.
 static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucket *bucket,
                                             bool ending) {
     idist_status status = IDIST_OK;

@@ -1,4 +1,4 @@
-// train/ddp/ddp_step.h: the public functions of a step, and uneven inputs
+// train/ddp/ddp_step.h: the public functions of an iteration, and uneven inputs
 //
 // Functions: idist__ddp_step_*, idist__ddp_join_*.
 #pragma once
@@ -17,8 +17,8 @@
 // the public functions of an iteration
 //------------------------------------------------------------------------------
 
-// Whether an iteration has begun that idist_ddp_wait must end. A forward pass alone, for
-// validation, need not be ended.
+// Returns true if an iteration has begun that idist_ddp_wait must end. Without `uneven`, a forward
+// pass alone, for example for validation, needs no idist_ddp_wait.
 static bool idist__ddp_step_is_open(const idist_ddp *d) {
     return d->begun && (d->desc.uneven || d->ready_count);
 }
@@ -72,7 +72,7 @@ idist_status idist_ddp_wait(idist_ddp *d) {
     status = idist__ddp_launch_begin(d);
     if (status != IDIST_OK && (!d->begun || idist__together_now.depth)) return status;
 
-    // An iteration that has failed is ended as well.
+    // End the iteration even if it has failed.
     idist__tracer_begin("wait", "ddp_wait", NULL, NULL);
 
     return idist__tracer_end(idist__ddp_finish(d));
@@ -110,7 +110,7 @@ idist_status idist_auto_optim(idist_ddp *d, idist_task_fn step, void *arg) {
 // ranks that have run out of data
 //------------------------------------------------------------------------------
 
-// Takes part in an iteration of the others, with zeros.
+// Takes part in an iteration of the other ranks, with zeros.
 static idist_status idist__ddp_join_iteration(idist_ddp *d) {
     idist_status status = IDIST_OK, finish_status;
     int b;
@@ -125,7 +125,7 @@ static idist_status idist__ddp_join_iteration(idist_ddp *d) {
     return status == IDIST_OK ? finish_status : status;
 }
 
-// Takes part in the iterations of the others until no rank has data.
+// Takes part in the iterations of the other ranks until no rank has data.
 static idist_status idist__ddp_join_others(idist_ddp *d) {
     idist_status status;
 

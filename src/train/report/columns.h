@@ -1,9 +1,9 @@
-// train/report/columns.h: the columns of a terminal that a text takes
+// train/report/columns.h: how many columns of a terminal a text takes
 //
-// The function wcwidth depends on the locale, which a program need not have set. The tables below
+// The function wcwidth depends on the locale, which a program may not have set. The tables below
 // are from Unicode 14 (general category and East_Asian_Width, UAX #11). They err on the side of
-// more columns: marks of rare scripts count as one, and blocks of emoji and ideographs count as
-// wide throughout. A line may then end early, but it does not wrap.
+// more columns. Marks of rare scripts count as one column, and whole blocks of emoji and ideographs
+// count as wide. A line may then end early, but it does not wrap.
 #pragma once
 
 #include "base/text.h"
@@ -62,9 +62,9 @@ static const idist__columns_range idist__columns_two[] = {
 typedef struct idist__columns_line {
     char text[1024];
     size_t nbytes, columns;
-    size_t limit; // columns
+    size_t limit; // in columns
     bool cut;     // something did not fit
-    bool colored; // must end with the default color
+    bool colored; // the line must end with the default color
 } idist__columns_line;
 
 static bool idist__columns_has(const idist__columns_range *ranges, size_t n, uint32_t code) {
@@ -80,8 +80,8 @@ static bool idist__columns_has(const idist__columns_range *ranges, size_t n, uin
     return low < n && code >= ranges[low].first;
 }
 
-// Returns how many columns a character takes that is no control character. The selector U+FE0F
-// counts as one, since some terminals widen the character before it.
+// Returns the number of columns that a character takes. The character is not a control character.
+// The selector U+FE0F counts as one column, because some terminals widen the character before it.
 static size_t idist__columns_of(uint32_t code) {
     const size_t none_count = sizeof idist__columns_none / sizeof *idist__columns_none;
     const size_t two_count = sizeof idist__columns_two / sizeof *idist__columns_two;
@@ -92,8 +92,8 @@ static size_t idist__columns_of(uint32_t code) {
     return idist__columns_has(idist__columns_two, two_count, code) ? 2 : 1;
 }
 
-// Returns the end of an escape sequence (ECMA-48) that begins with ESC. *is_color: the sequence
-// sets a color or another rendition, and is complete.
+// Returns the end of an escape sequence (ECMA-48) that begins with ESC. Sets *is_color to true if
+// the sequence is complete and sets a color or another rendition.
 static const char *idist__columns_skip(const char *text, bool *is_color) {
     const char *at = text + 1, *parameters;
 
@@ -117,7 +117,8 @@ static const char *idist__columns_skip(const char *text, bool *is_color) {
     return *at >= '0' && *at <= '~' ? at + 1 : at;
 }
 
-// Adds bytes that take so many columns, if they fit. Nothing is added after what did not fit.
+// Adds bytes that take `columns` columns, if they fit. Once something did not fit, adds nothing
+// more.
 static void idist__columns_put(idist__columns_line *line, const char *bytes, size_t nbytes,
                                size_t columns) {
     if (line->columns + columns > line->limit || line->nbytes + nbytes >= sizeof line->text)
@@ -135,8 +136,8 @@ static void idist__columns_begin(idist__columns_line *line, size_t limit) {
     line->limit = limit;
 }
 
-// Adds a text, with spaces in place of control characters and question marks in place of bytes that
-// are not UTF-8. Keeps escape sequences for colors, and leaves out others.
+// Adds a text. Replaces control characters with spaces, and bytes that are not UTF-8 with question
+// marks. Keeps escape sequences for colors, and drops other escape sequences.
 static void idist__columns_add(idist__columns_line *line, const char *text) {
     while (*text && !line->cut) {
         uint32_t code;

@@ -1,14 +1,14 @@
-// train/report/event.h: a scalar as TensorBoard reads it
+// train/report/event.h: scalars in the format that TensorBoard reads
 //
-// An events file is a TFRecord file: a sequence of
+// An events file is a TFRecord file, which is a sequence of these records:
 //
-//     bytes of the data    8 bytes
-//     masked CRC-32C of these 8 bytes
+//     size of the data     8 bytes
+//     masked CRC-32C       4 bytes, over the size
 //     data                 an Event in the format of protocol buffers
-//     masked CRC-32C of the data
+//     masked CRC-32C       4 bytes, over the data
 //
-// with the lowest byte of a number first. In the first record the Event says which version the file
-// has. The fields in use, each a varint of number and type with its content after it:
+// Numbers have the lowest byte first. The Event in the first record has the version of the file. A
+// field is a varint with its number and type, followed by its content. The fields in use are:
 //
 //     Event      1 wall_time (double)  2 step (varint)  3 file_version  5 summary (Summary)
 //     Summary    1 value (Value)
@@ -17,13 +17,13 @@
 // Sources: record_writer.cc, event.proto and summary.proto of TensorFlow; RFC 3720, appendix B.4.
 #pragma once
 
-#define IDIST__TAG_NBYTES 1000                        // at most, without the 0 at the end
-#define IDIST__EVENT_NBYTES (IDIST__TAG_NBYTES + 100) // of a record with such a tag
+#define IDIST__TAG_NBYTES 1000                        // largest tag, without the 0 at the end
+#define IDIST__EVENT_NBYTES (IDIST__TAG_NBYTES + 100) // largest record
 
-// The types of fields.
+// The types of fields ("wire types").
 enum { IDIST__EVENT_VARINT = 0, IDIST__EVENT_64 = 1, IDIST__EVENT_SIZED = 2, IDIST__EVENT_32 = 5 };
 
-// A message, or a record.
+// The bytes of a message or of a record.
 typedef struct idist__event {
     size_t nbytes;
     unsigned char bytes[IDIST__EVENT_NBYTES];
@@ -34,7 +34,7 @@ static void idist__event_bytes(idist__event *event, const void *bytes, size_t nb
     event->nbytes += nbytes;
 }
 
-// A number of nbytes bytes, the lowest first.
+// Appends a number of nbytes bytes, the lowest byte first.
 static void idist__event_number(idist__event *event, uint64_t number, int nbytes) {
     int i;
 
@@ -42,7 +42,8 @@ static void idist__event_number(idist__event *event, uint64_t number, int nbytes
         event->bytes[event->nbytes++] = (unsigned char)(number >> (8 * i) & 0xff);
 }
 
-// Seven bits per byte, the lowest first; the eighth says that there is another byte.
+// Appends a number with seven bits per byte, the lowest bits first. The eighth bit says that
+// another byte follows.
 static void idist__event_varint(idist__event *event, uint64_t number) {
     for (; number >= 0x80; number >>= 7)
         event->bytes[event->nbytes++] = (unsigned char)(number & 0x7f) | 0x80;
@@ -76,7 +77,7 @@ static void idist__event_float(idist__event *event, int field, double value) {
     idist__event_number(event, bits, 4);
 }
 
-// CRC-32C, bit by bit: a record is short.
+// Computes CRC-32C bit by bit, which is fast enough for short records.
 static uint32_t idist__event_crc(const unsigned char *bytes, size_t nbytes) {
     uint32_t crc = 0xffffffffu;
     size_t i;
@@ -90,7 +91,7 @@ static uint32_t idist__event_crc(const unsigned char *bytes, size_t nbytes) {
     return ~crc;
 }
 
-// Masked, because a checksum over data with checksums in it is a weak one.
+// Appends a masked CRC-32C, because a plain CRC over data that contains CRCs is a weak one.
 static void idist__event_masked_crc(idist__event *record, const unsigned char *bytes,
                                     size_t nbytes) {
     uint32_t crc = idist__event_crc(bytes, nbytes);
@@ -98,7 +99,7 @@ static void idist__event_masked_crc(idist__event *record, const unsigned char *b
     idist__event_number(record, (crc >> 15 | crc << 17) + 0xa282ead8u, 4);
 }
 
-// An Event as a record.
+// Makes a record from an Event.
 static void idist__event_frame(idist__event *record, const idist__event *event) {
     record->nbytes = 0;
     idist__event_number(record, event->nbytes, 8);
@@ -107,7 +108,7 @@ static void idist__event_frame(idist__event *record, const idist__event *event) 
     idist__event_masked_crc(record, event->bytes, event->nbytes);
 }
 
-// The first record of a file. wall_time in seconds since 1970.
+// Makes the first record of a file. wall_time is in seconds since 1970.
 static void idist__event_version(idist__event *record, double wall_time) {
     idist__event event;
 
@@ -117,7 +118,7 @@ static void idist__event_version(idist__event *record, double wall_time) {
     idist__event_frame(record, &event);
 }
 
-// The record of a value. A step of 0 is left out, as by every writer of this format.
+// Makes the record of a scalar. Leaves out a step of 0, as every writer of this format does.
 static void idist__event_scalar(idist__event *record, double wall_time, uint64_t step,
                                 const char *tag, double scalar) {
     idist__event event, summary, value;

@@ -10,9 +10,9 @@
 #include "train/report/train_log.h"
 #include "train/report/columns.h"
 
-#define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
+#define IDIST__BAR_NS (100 * IDIST__MS) // least time between two updates of a progress bar
 
-// "02:07" or "1:02:07".
+// Prints a duration, for example "02:07" or "1:02:07".
 static void idist__progress_bar_print_time(char *text, size_t capacity, int64_t ns) {
     int64_t seconds = ns / 1000000000;
     int h = (int)(seconds / 3600), m = (int)(seconds / 60 % 60), s = (int)(seconds % 60);
@@ -22,8 +22,9 @@ static void idist__progress_bar_print_time(char *text, size_t capacity, int64_t 
     else snprintf(text, capacity, "%02d:%02d", m, s);
 }
 
-// Writes one line that the terminal does not wrap: otherwise the next update would start in the
-// middle of it. The last column stays free, because some terminals wrap as soon as it is written.
+// Writes one line that the terminal does not wrap. After a wrap, the next update would start in the
+// middle of the line. The last column stays free, because some terminals wrap as soon as it is
+// written.
 static void idist__progress_bar_draw(const char *title, const char *numbers, const char *picture,
                                      const char *text, const char *times, const char *end) {
     const char *parts[5];
@@ -52,7 +53,7 @@ static void idist__progress_bar_print_remaining(char *text, size_t capacity, int
                                                 uint64_t done, uint64_t total) {
     double remaining_ns = done ? (double)elapsed_ns / (double)done * (double)(total - done) : -1;
 
-    if (remaining_ns > 9e18) remaining_ns = -1; // more than 64 bits can have
+    if (remaining_ns > 9e18) remaining_ns = -1; // does not fit in 64 bits
     idist__progress_bar_print_time(text, capacity, (int64_t)remaining_ns);
 }
 

@@ -23,9 +23,9 @@
 //------------------------------------------------------------------------------
 
 #define IDIST__CSV_HEADER "wall_time,step,tag,value\n"
-#define IDIST__CSV_NBYTES (2 * IDIST__TAG_NBYTES + 100) // of a line; a quote in a tag is two
+#define IDIST__CSV_NBYTES (2 * IDIST__TAG_NBYTES + 100) // longest line; a quote counts twice
 
-// Writes a tag, in quotes if it needs them. Returns the end of it.
+// Writes a tag, in quotes if it needs them. Returns the end of what it wrote.
 static char *idist__csv_tag(char *to, const char *tag) {
     bool quoted = tag[strcspn(tag, ",\"\r\n")] != 0;
 
@@ -40,7 +40,7 @@ static char *idist__csv_tag(char *to, const char *tag) {
     return to;
 }
 
-// Writes a line and returns how many bytes it has. wall_us: microseconds since 1970.
+// Writes a line and returns its number of bytes. wall_us is in microseconds since 1970.
 static size_t idist__csv_line(char line[IDIST__CSV_NBYTES], int64_t wall_us, uint64_t step,
                               const char *tag, double value) {
     char *at = line, number[IDIST__NUMBER_NBYTES];
@@ -54,8 +54,9 @@ static size_t idist__csv_line(char line[IDIST__CSV_NBYTES], int64_t wall_us, uin
     return (size_t)(at - line);
 }
 
-// Reads a file of nbytes bytes through a buffer. *end: where its last complete line ends, which is
-// not at a line feed within quotes. 0 or an errno, or IDIST__CHECKPOINT_ENDS.
+// Reads a file of nbytes bytes through a buffer, and sets *end to the end of its last complete
+// line. A line feed within quotes does not end a line. Returns 0, an errno, or
+// IDIST__CHECKPOINT_ENDS.
 static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffer, size_t capacity,
                                uint64_t *end) {
     uint64_t at, i;
@@ -81,10 +82,10 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 //------------------------------------------------------------------------------
 // scalars over the steps of a training, for TensorBoard and as CSV
 //
-// A value is written at once, with one pwrite per file. If that fails, the value stays in
-// `pending`, ahead of later ones, and the file is cut back to its last whole line or record. The
-// position is kept here and not by the system, since another attempt must begin where the first one
-// did.
+// A value is written at once, with one pwrite per file. If the write fails, the value stays in
+// `pending`, ahead of later values. The file is then cut back to its last whole line or record. The
+// summary keeps the position in the file itself, because another attempt must begin at the same
+// position.
 //------------------------------------------------------------------------------
 
 #define IDIST__SUMMARY_PENDING_NBYTES ((size_t)1 << 16)
@@ -92,23 +93,23 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 static const char idist__summary_csv_name[] = "scalars.csv";
 
 typedef struct idist__summary_file {
-    idist__os_file file; // IDIST__OS_NO_FILE: not wanted
+    idist__os_file file; // IDIST__OS_NO_FILE if not wanted
     char name[364];
-    uint64_t nbytes;      // of the file: where pending goes
-    size_t pending_count; // bytes
+    uint64_t nbytes;      // size of the file, where `pending` will be written
+    size_t pending_count; // bytes in `pending`
     char pending[IDIST__SUMMARY_PENDING_NBYTES];
 } idist__summary_file;
 
 struct idist_summary {
-    idist__os_mutex lock; // over what follows
-    bool writes;          // rank 0
+    idist__os_mutex lock; // protects the fields below
+    bool writes;          // this is rank 0
     idist__os_process process;
-    uint64_t refused; // values that at least one file will not get
+    uint64_t refused; // values missing from at least one file
     char *folder;
     idist__summary_file csv, events;
 };
 
-// Writes what is pending.
+// Writes the pending bytes of a file.
 static idist_status idist__summary_write(idist_summary *summary, idist__summary_file *file,
                                          const char *name) {
     int error;
@@ -122,13 +123,13 @@ static idist_status idist__summary_write(idist_summary *summary, idist__summary_
     }
 
     error = errno;
-    // If this fails as well, the next attempt overwrites what it has left.
+    // If this fails as well, the next attempt overwrites what the failed write has left.
     idist__os_file_resize(file->file, file->nbytes);
 
     return idist__checkpoint_fail(name, summary->folder, file->name, error);
 }
 
-// Adds bytes to what is pending. False: it is full.
+// Adds bytes to `pending`. Returns false if they do not fit.
 static bool idist__summary_append(idist__summary_file *file, const void *bytes, size_t nbytes) {
     if (nbytes > IDIST__SUMMARY_PENDING_NBYTES - file->pending_count) return false;
     memcpy(file->pending + file->pending_count, bytes, nbytes);
@@ -137,8 +138,8 @@ static bool idist__summary_append(idist__summary_file *file, const void *bytes, 
     return true;
 }
 
-// Adds a line or record to a file. When pending is full, a write may make room. *refused: it did
-// not.
+// Adds a line or record to a file. If `pending` is full, writes `pending` first. Sets *refused to
+// true if there is still no space.
 static idist_status idist__summary_put(idist_summary *summary, idist__summary_file *file,
                                        const void *bytes, size_t nbytes, bool *refused) {
     idist_status status;
@@ -155,7 +156,7 @@ static idist_status idist__summary_put(idist_summary *summary, idist__summary_fi
     return status;
 }
 
-// Creates a folder and its parents. 0, or the errno of the folder itself.
+// Creates a folder and its parents. Returns 0, or the errno for the folder itself.
 static int idist__summary_make_folder(char *path) {
     char *at;
 
@@ -169,8 +170,8 @@ static int idist__summary_make_folder(char *path) {
     return idist__os_folder_make(path);
 }
 
-// Checks what is in scalars.csv. Sets file->nbytes to the end of its last whole line: 0 if that is
-// in its header.
+// Checks the contents of scalars.csv. Sets file->nbytes to the end of the last whole line, or to 0
+// if the file ends within its header.
 static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nbytes) {
     static const char header[] = IDIST__CSV_HEADER;
     idist__summary_file *file = &summary->csv;
@@ -197,7 +198,7 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     return IDIST_OK;
 }
 
-// Removes what a crash has left of a last line, and begins a new file with its header.
+// Removes an incomplete last line that a crash has left, and writes the header of a new file.
 static idist_status idist__summary_mend_csv(idist_summary *summary, uint64_t nbytes) {
     static const char header[] = IDIST__CSV_HEADER;
     idist__summary_file *file = &summary->csv;
@@ -228,13 +229,14 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
     if (file->file == IDIST__OS_NO_FILE)
         return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
 
-    // A file system without locks is no reason to stop.
+    // Continue if the file system has no locks.
     if (!idist__os_file_try_lock(file->file, 0) && errno == EAGAIN)
         return idist__fail(IDIST_ERR_STATE,
                            "summary_create: another process or handle is writing %s; use a folder "
                            "per training run",
                            path);
-    nbytes = idist__os_file_size(file->file); // whoever had the lock may just have added to it
+    // The last holder of the lock may just have added to the file.
+    nbytes = idist__os_file_size(file->file);
     if (nbytes < 0 && errno)
         return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
     if (nbytes < 0)
@@ -246,8 +248,8 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
     return idist__summary_mend_csv(summary, (uint64_t)nbytes);
 }
 
-// Creates an events file. Two of the same process and second differ in the number at the end. The
-// folder need not be readable.
+// Creates an events file. The number at the end of its name distinguishes the files of one process
+// and second. The folder need not be readable.
 static idist_status idist__summary_open_events(idist_summary *summary) {
     idist__summary_file *file = &summary->events;
     int64_t now_us = idist__os_calendar_ns() / 1000;
@@ -298,7 +300,7 @@ static idist_status idist__summary_open(idist_summary *summary, const idist_summ
     return status;
 }
 
-// Closes a file. In a child made by fork the lock is that of its parent.
+// Closes a file. A child made by fork does not unlock it, because the lock belongs to the parent.
 static idist_status idist__summary_close(idist_summary *summary, idist__summary_file *file,
                                          bool is_owner) {
     if (file->file == IDIST__OS_NO_FILE) return IDIST_OK;
@@ -345,7 +347,8 @@ idist_status idist_summary_create(const idist_summary_desc *desc, idist_summary 
     return IDIST_OK;
 }
 
-// Whether a call can be made. Takes no lock: another thread may have held it during a fork.
+// Checks that a call can be made. Takes no lock, because another thread may have held the lock
+// during a fork.
 static idist_status idist__summary_enter(const char *name, const idist_summary *summary) {
     if (!summary) return idist__fail(IDIST_ERR_ARG, "%s: summary is NULL", name);
     if (!summary->writes) return IDIST_OK;
@@ -356,7 +359,7 @@ static idist_status idist__summary_enter(const char *name, const idist_summary *
     return IDIST_OK;
 }
 
-// Returns true if a text is UTF-8: TensorBoard reads no further in a file with another.
+// Returns true if a text is UTF-8. TensorBoard stops reading a file at a text that is not UTF-8.
 static bool idist__summary_is_utf8(const char *text) {
     uint32_t code;
     int nbytes;
@@ -399,8 +402,8 @@ idist_status idist_summary_add(idist_summary *summary, const char *tag, double v
     return events != IDIST_OK ? events : csv;
 }
 
-// Writes what is pending, and waits until all of a file is on the disk. A sync that is refused is
-// no failure, and *refusal gets its errno.
+// Writes the pending bytes, and waits until the whole file is on the disk. A sync that the file
+// system refuses is no failure; *refusal is then its errno.
 static idist_status idist__summary_sync(idist_summary *summary, idist__summary_file *file,
                                         const char *name, int *refusal) {
     idist_status status;

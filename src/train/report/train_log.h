@@ -11,7 +11,7 @@
 #include "core/world.h"
 #include "calls/get.h"
 
-// Removes a progress bar, so that a line can take its place. The lock is held.
+// Removes a progress bar, so that a line can take its place. Called with idist__log_lock held.
 static void idist__train_log_clear_bar(void) {
     fputs(idist__log_before, stderr);
     idist__log_before = "";
