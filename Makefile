@@ -57,13 +57,14 @@ WAITING_SCRIPTS := tests/device/faults.sh tests/device/ipc.sh tests/launch/hosts
     tests/launch/limited.sh tests/launch/torchrun.sh
 EXAMPLES := $(patsubst examples/%.c,build/%,\
     $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
+EXAMPLES += $(patsubst examples/apps/%/main.c,build/%,$(wildcard examples/apps/*/main.c))
 EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
 # The launcher, and the examples that tests run as built here. For the others see
 # tests/lib/examples.sh.
-TESTED_EXAMPLES := $(addprefix build/,01_hello 05_train_digits 20_cifar10 idistrun)
+TESTED_EXAMPLES := $(addprefix build/,01_hello digits cifar10 idistrun)
 FORMATTED := $(SOURCES) idist.hpp \
-    $(wildcard $(addprefix examples/,*.c *.cpp *.cu lib/*.h before/*.c) tools/idistrun/*.[ch]) \
+    $(wildcard $(addprefix examples/,*.c *.cpp *.cu lib/*.h before/*.c apps/*/*.[ch]) tools/idistrun/*.[ch]) \
     $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h packaging/conan/test_package/*.c*)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
@@ -74,8 +75,8 @@ PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(
 .PHONY: uninstall deps deps-nccl peers print-deps bench-peers bench-net tune model bench-mpi
 .PHONY: bench-train test-gpu bench-gpu clean help
 
-run: build/05_train_digits
-	build/05_train_digits
+run: build/digits
+	build/digits
 
 # The drop-ins are rewritten when a source has changed, and only those whose text is another one.
 drop-ins: $(DROP_INS)
@@ -96,6 +97,9 @@ doctor: build/idistrun
 build/%: examples/%.c $(wildcard examples/lib/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
+build/%: examples/apps/%/main.c $(wildcard examples/lib/*.h examples/apps/*/*.h) $(HEADERS)
+	@mkdir -p $(@D)
+	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
 build/%: examples/%.cpp $(wildcard examples/lib/*.h) $(HEADERS) idist.hpp
 	@mkdir -p $(@D)
 	c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
@@ -105,7 +109,7 @@ build/idistrun: tools/idistrun/idistrun.c $(wildcard tools/idistrun/*.h) $(HEADE
 	@mkdir -p $(@D)
 	cc -O2 $< -o $@
 
-$(BUILD)/tests/unit/cifar10: examples/lib/resnet.h
+$(BUILD)/tests/unit/cifar10: examples/apps/cifar10/resnet.h
 
 # Each test is one file, compiled with src/. Those that look inside hold the implementation
 # themselves, most of them without the optimizer, which would take longer than they; the others
@@ -253,9 +257,9 @@ plots: $(subst $(SPACE),\ ,$(CSV))
 	@gnuplot -c tools/plot_scalars.gnuplot "$(CSV)" "$(SVG)"
 	@echo "$(SVG)"
 
-build/plots/05/scalars.csv: build/05_train_digits
+build/plots/05/scalars.csv: build/digits
 	rm -rf $(@D)
-	build/05_train_digits --summary $(@D) || { rm -f $@; false; }
+	build/digits --summary $(@D) || { rm -f $@; false; }
 
 # On a machine with a GPU; elsewhere they skip. PART=1/3 runs the first third, in under ten minutes;
 # BACKENDS, RANKS, SIZES, ... choose otherwise: see the heads of the scripts.
@@ -440,7 +444,7 @@ help:
 	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
 	@echo "make plots      draw loss and accuracy of example 05 over its epochs, with gnuplot; or any"
 	@echo "                scalars.csv: CSV=path"
-	@echo "make bench-train  how 20_cifar10 scales, and what idist_ddp adds to bare all_reduces"
+	@echo "make bench-train  how cifar10 scales, and what idist_ddp adds to bare all_reduces"
 	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip."
 	@echo "                PART=1/5 ... PART=5/5: in parts of under ten minutes"
 	@echo "make bench-gpu  device memory on such a machine: time and bandwidth per device backend,"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bench_train.sh - how 20_cifar10 scales from one rank to several at a fixed batch per rank, what
+# bench_train.sh - how cifar10 scales from one rank to several at a fixed batch per rank, what
 # overlap hides, and what idist_ddp adds to all_reduces of the same bytes (make bench-train)
 #
 #     RANKS=2 ROUNDS=5 EPOCHS=3 BATCH=32 ARGS="--side 16" tests/bench/bench_train.sh
@@ -13,7 +13,7 @@ WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 export IDIST_BIND=core IDIST_LOG=error
 
-cc -O2 -DIDIST_IMPLEMENTATION examples/20_cifar10.c -o "$WORK/cifar10"
+cc -O2 -DIDIST_IMPLEMENTATION examples/apps/cifar10/main.c -o "$WORK/cifar10"
 cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o "$WORK/ddp_overhead"
 
 # way NAME RANKS OPTIONS...: images per second and the share of waiting of each epoch, to a file of
@@ -49,7 +49,7 @@ awk -v one="$(median "$WORK/one" 1)" -v overlap="$(median "$WORK/overlap" 1)" -v
     -v wait_overlap="$(median "$WORK/overlap" 2)" -v wait_plain="$(median "$WORK/plain" 2)" -v \
     n="$RANKS" -v batch="$BATCH" '
 BEGIN {
-    printf "20_cifar10, batch of %d per rank, medians\n\n", batch
+    printf "cifar10, batch of %d per rank, medians\n\n", batch
     print "| ranks | overlap | images/s | efficiency | in wait for gradients |"
     print "|---|---|---|---|---|"
     printf "| 1 | - | %.0f | 1 | - |\n", one

@@ -72,7 +72,7 @@ for header in idist_mpi.h idist_nccl.h idist_train.h idist.hpp; do
     ok $? "$header: is copied" || diag <"$WORK/log"
 done
 mkdir "$SINGLE/examples" # they include ../idist.h
-cp -r examples/*.[ch] examples/lib "$SINGLE/examples/"
+cp -r examples/*.[ch] examples/lib examples/apps "$SINGLE/examples/"
 ln -s "$ROOT/examples/data" "$SINGLE/examples/data"
 
 # All that compiles, beside each other.
@@ -91,12 +91,12 @@ later app 100 sh -c "cd '$SINGLE' && cc app.c -o app"
 later train 300 cc "${NOT_OPTIMIZED[@]}" -w -DIDIST_IMPLEMENTATION -x c \
     -c "$SINGLE/idist_train.h" -o "$WORK/train.o"
 names=
-for source in "$SINGLE"/examples/[0-9]*.c; do
-    name=$(basename "$source" .c)
+for source in "$SINGLE"/examples/[0-9]*.c "$SINGLE"/examples/apps/*/main.c; do
+    name=$(basename "${source%/main.c}" .c)
     [[ $name == *_mpi || $name == *_gpu_* ]] && continue
     names="$names $name"
     flags=-D_GNU_SOURCE # the others need no second copy of the implementation, and link with one
-    [ "$name" = 20_cifar10 ] && flags=-DIDIST_IMPLEMENTATION # has its <time.h>
+    [ "$name" = cifar10 ] && flags=-DIDIST_IMPLEMENTATION # has its <time.h>
     later "$name" 100 cc "${NOT_OPTIMIZED[@]}" $flags -Wall -Wextra -Werror \
         -c "$source" -o "$WORK/$name.o"
 done
@@ -130,7 +130,7 @@ link() { # NAME OBJECT: with the implementation that it does not have itself
 }
 for name in $names; do ok_later "$name" "$name: compiles" && link "$name" "$WORK/$name.o"; done
 ok_run 0 "01_hello runs" 60 "$WORK/01_hello" 3
-ok_run 0 "05_train_digits runs" 60 "$WORK/05_train_digits" --ranks 2 --epochs 1
+ok_run 0 "digits runs" 60 "$WORK/digits" --ranks 2 --epochs 1
 export IDIST_TEST_QUICK=1 IDIST_TEST_THIN=4 IDIST_LOG=error
 for name in $tests; do
     ok_later "test-$name" "dist/$name.c: compiles" && link "test-$name" "$WORK/test-$name.o" &&

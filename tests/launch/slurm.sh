@@ -51,20 +51,20 @@ for mpi in pmi2 pmix; do
         "rank 1: local 1 of 2, node 0"
 done
 trains "srun" 90 srun -N3 -n3
-# 20_cifar10 learns under srun what it learns with two ranks of its own.
-cifar=(build/20_cifar10 --side 16 --num-epochs 1 --num-workers 0 --output-path "$WORK/out")
-ok_run 0 "20_cifar10 builds" 120 make -s build/20_cifar10
-ok_run 0 "20_cifar10, two ranks spawned" 60 "${cifar[@]}" --nproc-per-node 2
+# cifar10 learns under srun what it learns with two ranks of its own.
+cifar=(build/cifar10 --side 16 --num-epochs 1 --num-workers 0 --output-path "$WORK/out")
+ok_run 0 "cifar10 builds" 120 make -s build/cifar10
+ok_run 0 "cifar10, two ranks spawned" 60 "${cifar[@]}" --nproc-per-node 2
 own=$(grep -o 'checksum of the weights [0-9a-f]*' "$WORK/log")
 rm -rf "$WORK/out"
-ok_run 0 "20_cifar10 under srun" 60 srun -N1 -n2 "${cifar[@]}"
+ok_run 0 "cifar10 under srun" 60 srun -N1 -n2 "${cifar[@]}"
 [ -n "$own" ] && [ "$(grep -o 'checksum of the weights [0-9a-f]*' "$WORK/log")" = "$own" ]
-ok $? "20_cifar10 under srun: the same weights" || tail -n 3 "$WORK/log" | diag
+ok $? "cifar10 under srun: the same weights" || tail -n 3 "$WORK/log" | diag
 # Over MPI, which srun starts by the protocol that each library speaks
 for with in mpich4:pmi2 openmpi4:pmix; do
     reason=$(mpi_missing ${with%:*})
     [ -z "$reason" ] || { skip "srun --mpi=${with#*:} over MPI" "$reason" && continue; }
-    mpi_cc ${with%:*} -O1 -DIDIST_IMPLEMENTATION -include idist_mpi.h examples/05_train_digits.c \
+    mpi_cc ${with%:*} -O1 -DIDIST_IMPLEMENTATION -include idist_mpi.h examples/apps/digits/main.c \
         -o "$WORK/train_mpi"
     TRAIN=$WORK/train_mpi trains "srun --mpi=${with#*:}, ${with%:*}" 60 srun --mpi=${with#*:} -N1 \
         -n2

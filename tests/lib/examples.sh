@@ -17,7 +17,7 @@ expected_output() {
 }
 
 # What make builds by the line in the head, for other tests too (TESTED_EXAMPLES in the Makefile).
-WHOLE="05_train_digits 20_cifar10"
+WHOLE="digits cifar10"
 
 # Builds it in $WORK, which has the headers and examples/, by exactly the line in its head. Where
 # that optimizes, it takes ten seconds, nearly all for an implementation that is the same in every

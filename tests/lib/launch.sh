@@ -6,9 +6,9 @@
 launch_build() {
     # shellcheck disable=SC2034 # used by those who source this
     WHO=$WORK/who TRAIN=$WORK/train
-    ok_run 0 "the programs build" 240 make -s build/tests/launch/who build/05_train_digits \
+    ok_run 0 "the programs build" 240 make -s build/tests/launch/who build/digits \
         build/idistrun || done_testing
-    cp build/tests/launch/who build/05_train_digits "$WORK" && mv "$WORK/05_train_digits" "$TRAIN"
+    cp build/tests/launch/who build/digits "$WORK" && mv "$WORK/digits" "$TRAIN"
     "$TRAIN" --epochs 1 --ranks 1 --seed 7 >"$WORK/alone" 2>&1
 }
 
@@ -44,9 +44,9 @@ says() { # NAME LINE...
 trains() { # NAME SECONDS COMMAND...
     local name=$1 seconds=$2
     shift 2
-    ok_run 0 "$name: 05_train_digits runs" "$seconds" "$@" "$TRAIN" --epochs 1 --seed 7 || return
+    ok_run 0 "$name: digits runs" "$seconds" "$@" "$TRAIN" --epochs 1 --seed 7 || return
     [ "$(grep -o 'accuracy.*%' "$WORK/log" | tail -n 1)" = \
         "$(grep -o 'accuracy.*%' "$WORK/alone" | tail -n 1)" ]
-    ok $? "$name: 05_train_digits reaches the accuracy of one rank" ||
+    ok $? "$name: digits reaches the accuracy of one rank" ||
         tail -n 5 "$WORK/log" "$WORK/alone" | diag
 }

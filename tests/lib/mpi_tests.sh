@@ -66,10 +66,10 @@ SMALL+=(-DIDIST_IMPLEMENTATION -DIDIST__MPI_COUNT=1000 -include idist_mpi.h -x c
 [ $whole = 0 ] || ahead "$OUT/idist_small.o" "${SMALL[@]}"
 objects=
 for test in $TESTS; do objects="$objects build/mpi/$test.o"; done
-ABI=$OUT/05_train_digits_abi
+ABI=$OUT/digits_abi
 if [ "$LIBRARY" = impi ] && [ -z "$(mpi_missing mpich5)" ]; then
     later abi 150 "$MPI_PEERS/mpich5/bin/mpicc_abi" -O1 -DIDIST_IMPLEMENTATION -include \
-        idist_mpi.h examples/05_train_digits.c -o "$ABI"
+        idist_mpi.h examples/apps/digits/main.c -o "$ABI"
 fi
 # shellcheck disable=SC2086 # a list
 [ -z "$objects" ] || make -s --no-print-directory -j2 $objects >/dev/null 2>&1 &
@@ -220,18 +220,18 @@ for example in 01_hello 02_collectives 03_send_recv 04_ring_allreduce 06_adopt_m
         { diag <"$WORK/diff"; tail -n 5 "$WORK/err" | diag; }
 done
 # Without the header it is the ring that mpirun starts.
-make -s --no-print-directory build/01_hello build/05_train_digits
+make -s --no-print-directory build/01_hello build/digits
 mpi_run_command "$LIBRARY" 3
 timeout -k 5 60 "${MPI_RUN[@]}" build/01_hello >"$WORK/out" 2>"$WORK/err" </dev/null &&
     [ "$(grep -c "of 3: local rank . of 3, node 0 of 1, .*backend ring" "$WORK/out")" = 3 ]
 ok $? "01_hello: without idist_mpi.h, the ring" || tail -n 5 "$WORK/out" "$WORK/err" | diag
 
 # The main job: the loss curve of one rank alone, built and started without MPI.
-compile "$OUT/05_train_digits" -D_GNU_SOURCE -include idist_mpi.h examples/05_train_digits.c \
+compile "$OUT/digits" -D_GNU_SOURCE -include idist_mpi.h examples/apps/digits/main.c \
     "$OUT/idist.o" -lpthread
-ok $? "05_train_digits: builds without a change" || { head -n 20 "$WORK/log" | diag; done_testing; }
+ok $? "digits: builds without a change" || { head -n 20 "$WORK/log" | diag; done_testing; }
 losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
-build/05_train_digits --ranks 1 --epochs 2 --seed 7 >"$WORK/out" 2>&1
+build/digits --ranks 1 --epochs 2 --seed 7 >"$WORK/out" 2>&1
 losses "$WORK/out" >"$WORK/reference"
 
 trains() { # NAME COMMAND...
@@ -247,23 +247,23 @@ trains() { # NAME COMMAND...
         tail -n 12 "$WORK/out" "$WORK/err" | diag
 }
 case $LIBRARY in
-mpich4) skip "05_train_digits" \
+mpich4) skip "digits" \
     "with more ranks than cores each of its 2000 collectives takes MPICH 4 milliseconds" ;;
 *)
     mpi_run_command "$LIBRARY" 3
-    trains "05_train_digits" "${MPI_RUN[@]}" "$OUT/05_train_digits" ;;
+    trains "digits" "${MPI_RUN[@]}" "$OUT/digits" ;;
 esac
 
 # One binary for the standard ABI of MPI 5.0: built by MPICH 5, it runs there, and under Intel MPI
 # by LD_LIBRARY_PATH alone.
 if [ "$LIBRARY" = impi ] && [ -z "$(mpi_missing mpich5)" ]; then
-    ok_later abi "ABI: 05_train_digits builds by mpicc_abi" || done_testing
+    ok_later abi "ABI: digits builds by mpicc_abi" || done_testing
     for library in mpich5 impi; do
         mpi_run_command $library 3
         ldd=$(LD_LIBRARY_PATH=$MPI_PEERS/$library/lib ldd "$ABI" | grep libmpi_abi)
         [[ $ldd == *"$MPI_PEERS/$library/lib"* ]]
         ok $? "ABI: the same binary finds the library of $library" || echo "$ldd" | diag
-        trains "ABI: 05_train_digits under $library" "${MPI_RUN[@]}" "$ABI"
+        trains "ABI: digits under $library" "${MPI_RUN[@]}" "$ABI"
     done
 fi
 done_testing

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# cifar10.sh - 20_cifar10: one rank and two, however started, end with equal weights; what was
+# cifar10.sh - examples/apps/cifar10: one rank and two, however started, end with equal weights; what was
 # stopped goes on bit for bit; batch norms over all ranks, accumulated and clipped gradients do what
 # they should; CIFAR-10's files are read, and what is no such file is refused
 # shellcheck source=tests/lib/tap.sh
@@ -10,8 +10,8 @@
 . tests/lib/mpi.sh
 
 ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
-build_example examples/20_cifar10.c 20_cifar10 || done_testing
-PROGRAM=$WORK/20_cifar10
+build_example examples/apps/cifar10/main.c cifar10 || done_testing
+PROGRAM=$WORK/cifar10
 OUT=$WORK/out
 DIGITS=$ROOT/examples/data/digits.csv
 export OMP_NUM_THREADS=1
@@ -293,7 +293,7 @@ done
 
 # ---- what the head says, in a third of the epochs ----
 ok_run 0 "8 epochs" 120 sh -c \
-    "cd '$WORK' && ./20_cifar10 --side 16 --nproc-per-node 2 --num_epochs 8"
+    "cd '$WORK' && ./cifar10 --side 16 --nproc-per-node 2 --num_epochs 8"
 percent=$(accuracy "$WORK/log")
 at_least "$percent" 0.95
 ok $? "8 epochs: an accuracy of 0.95 or more (${percent:-none})" || tail -n 5 "$WORK/log" | diag

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# digits.sh - the main job: 05_train_digits reaches its accuracy, and any number of ranks, however
+# digits.sh - examples/apps/digits reaches its accuracy, and any number of ranks, however
 # started, trains the same network: equal weights on all ranks, the same loss curve up to rounding.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
 EPOCHS=3
-PROGRAM=$WORK/05_train_digits
-ok_run 0 "builds with one line" 120 make -s build/05_train_digits || done_testing
-cp build/05_train_digits "$PROGRAM"
+PROGRAM=$WORK/digits
+ok_run 0 "builds with one line" 120 make -s build/digits || done_testing
+cp build/digits "$PROGRAM"
 
 losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
 accuracy() { sed -n 's/.*accuracy[^0-9]*\([0-9.]*\) *%.*/\1/p' "$1" | tail -n 1; }

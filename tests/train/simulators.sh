@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# simulators.sh - 24_simulators learns to balance, prints what its head promises, and any number of
+# simulators.sh - examples/apps/simulators learns to balance, prints what its head promises, and any number of
 # ranks, however started, learns the very same; a rank that dies is named by the others, and wrong
 # options are.
 # shellcheck source=tests/lib/tap.sh
@@ -7,10 +7,10 @@
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 
-SOURCE=examples/24_simulators.c
-PROGRAM=$WORK/24_simulators
+SOURCE=examples/apps/simulators/main.c
+PROGRAM=$WORK/simulators
 ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
-build_example $SOURCE 24_simulators || done_testing
+build_example $SOURCE simulators || done_testing
 
 # What was learned: the generations, and the weights.
 learned() { sed -n -e '/^generation/p' -e 's/^\(checksum 0x[0-9a-f]*\).*/\1/p' "$1"; }

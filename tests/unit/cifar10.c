@@ -1,6 +1,6 @@
-// cifar10.c - the network of examples/lib/resnet.h: the matrix product against a plain one, every
-// gradient against finite differences, gradients that are added up over parts of a batch
-#include "../../examples/lib/resnet.h"
+// cifar10.c - the network of examples/apps/cifar10/resnet.h: the matrix product against a plain
+// one, every gradient against finite differences, gradients that are added up over parts of a batch
+#include "../../examples/apps/cifar10/resnet.h"
 #include "tap.h"
 
 static float any(uint64_t *state) {

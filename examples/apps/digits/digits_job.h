@@ -1,8 +1,8 @@
-// digits_job.h - the job of a rank of 05_train_digits: its options, images and state
+// digits_job.h - the job of a rank: its options, images and state
 #ifndef EXAMPLES_DIGITS_JOB_H
 #define EXAMPLES_DIGITS_JOB_H
 
-#include "arguments.h"
+#include "../../lib/arguments.h"
 #include "convnet.h"
 
 enum { DEFAULT_EPOCHS = 30, DEFAULT_BATCH = 64 };
@@ -36,7 +36,7 @@ typedef struct job {
 
 static inline void job_usage(FILE *out) {
     fprintf(out,
-            "usage: 05_train_digits [options]\n"
+            "usage: digits [options]\n"
             "  --ranks N    processes to start; default: one per core, at least 2. Under a "
             "launcher: leave it out\n"
             "  --epochs N   times to go through the training images; default %d\n"

@@ -1,4 +1,4 @@
-// cifar10_checkpoint.h - what the training of 20_cifar10.c goes on from: saved by idist_checkpoint
+// cifar10_checkpoint.h - what the training of apps/cifar10 goes on from: saved by idist_checkpoint
 #ifndef CIFAR10_CHECKPOINT_H
 #define CIFAR10_CHECKPOINT_H
 #include "cifar10_report.h"

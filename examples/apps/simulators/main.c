@@ -1,13 +1,13 @@
-// 24_simulators.c - simulators on all ranks train one policy; ragged rollouts
+// apps/simulators - simulators on all ranks train one policy; ragged rollouts
 //
-// build:  cc -O2 -DIDIST_IMPLEMENTATION examples/24_simulators.c -o 24_simulators
-// run:    ./24_simulators                        starts 3 ranks
-//         ./24_simulators --ranks 1              alone; the checksum is the same
-//         ./24_simulators --slow 1               rank 1 has a slow simulator: see who waits
+// build:  cc -O2 -DIDIST_IMPLEMENTATION examples/apps/simulators/main.c -o simulators
+// run:    ./simulators                        starts 3 ranks
+//         ./simulators --ranks 1              alone; the checksum is the same
+//         ./simulators --slow 1               rank 1 has a slow simulator: see who waits
 //         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29524    # by hand; any free port
-//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./24_simulators & done; wait)
-//         torchrun --no_python --nproc_per_node 2 ./24_simulators
-//         mpirun -n 2 ./24_simulators
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./simulators & done; wait)
+//         torchrun --no_python --nproc_per_node 2 ./simulators
+//         mpirun -n 2 ./simulators
 //
 // expected output; dots depend on machine and compiler, and waiting is the time in collectives:
 //    100 simulators on 3 ranks, seed 1
@@ -35,11 +35,11 @@
 // There is no barrier: ranks wait in the collectives, and a dead rank ends these with an error that
 // names it. Each simulator has its own random numbers, and no sum depends on where a rank begins,
 // so the number of ranks changes nothing. Exit code: 0 if solved, 2 for bad options, 1 otherwise.
-#include "../idist.h"
+#include "../../../idist.h"
 
-#include "lib/check.h"
-#include "lib/simulators.h"
-#include "lib/simulators_options.h"
+#include "../../lib/check.h"
+#include "simulators.h"
+#include "simulators_options.h"
 
 // All ranks get all lengths, then all steps, in the order of the simulators.
 static int gather_steps(simulators *s) {
@@ -118,7 +118,7 @@ static int agree(const simulators *s) {
 
     if (compare_ranks(fnv1a(FNV_START, &s->options, sizeof s->options), &same)) return 1;
     if (!same) wrong = "the ranks were given different options";
-    if (wrong && s->rank == 0) fprintf(stderr, "24_simulators: %s\n", wrong);
+    if (wrong && s->rank == 0) fprintf(stderr, "simulators: %s\n", wrong);
     if (wrong) CHECK(idist_barrier(NULL)); // nobody leaves before that is said
     return wrong != NULL;
 }

@@ -1,8 +1,8 @@
-// 05_train_digits.c - data-parallel training: several processes train one network on real images
+// apps/digits - data-parallel training: several processes train one network on real images
 //
-// build:  cc -O2 -DIDIST_IMPLEMENTATION examples/05_train_digits.c -o 05_train_digits
-// run:    ./05_train_digits       starts one rank per core, at least 2; --help lists the options
-//         idistrun -n 2 --max-restarts 3 ./05_train_digits --checkpoint FILE  resumes after a crash
+// build:  cc -O2 -DIDIST_IMPLEMENTATION examples/apps/digits/main.c -o digits
+// run:    ./digits       starts one rank per core, at least 2; --help lists the options
+//         idistrun -n 2 --max-restarts 3 ./digits --checkpoint FILE  resumes after a crash
 //
 // expected output; dots and checksum depend on the machine; a terminal also gets a progress bar:
 //    data      examples/data/digits.csv: 1797 images, 1442 to train and 355 to test
@@ -27,12 +27,12 @@
 // Any number of ranks trains the same network, up to rounding; doubles keep the rounding below the
 // digits printed. Exit code: 0 if the weights are the same on all ranks and, with the default
 // epochs and batch, the accuracy is 97 % or more; 1 if something failed; 2 for bad options or data.
-#include "../idist_train.h"
+#include "../../../idist_train.h"
 
-#include "lib/check.h"
-#include "lib/digits_checkpoint.h"
-#include "lib/digits_curves.h"
-#include "lib/digits_print.h"
+#include "../../lib/check.h"
+#include "digits_checkpoint.h"
+#include "digits_curves.h"
+#include "digits_print.h"
 
 enum { DEADLINE_MS = 60000 };
 
@@ -145,6 +145,6 @@ int main(int argc, char **argv) {
     desc.report = &report;
     if (!launched && j.wanted_ranks != 1) desc.nproc_per_node = job_ranks(&j);
     if (idist_parallel_run(&desc, worker, &j) == IDIST_OK || j.exit_code) return j.exit_code;
-    fprintf(stderr, "05_train_digits: %s\n", idist_last_error());
+    fprintf(stderr, "digits: %s\n", idist_last_error());
     return report.exit_code == 2 ? 2 : 1;
 }

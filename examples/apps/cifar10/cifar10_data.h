@@ -1,9 +1,9 @@
-// cifar10_data.h - the images of 20_cifar10.c: CIFAR-10's binary files, or digits like those of
+// cifar10_data.h - the images of apps/cifar10: CIFAR-10's binary files, or digits like those of
 // examples/data/digits.csv; what a loader fetches of them, with augmentation. Nothing in here
 // communicates.
 #ifndef CIFAR10_DATA_H
 #define CIFAR10_DATA_H
-#include "digits.h"
+#include "../../lib/digits.h"
 #include "resnet.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
-// simulators_options.h - the options of 24_simulators
+// simulators_options.h - the command line
 #ifndef EXAMPLES_SIMULATORS_OPTIONS_H
 #define EXAMPLES_SIMULATORS_OPTIONS_H
 
-#include "arguments.h"
+#include "../../lib/arguments.h"
 #include "simulators.h"
 
 // Sets the defaults and reads the command line. Prints what is wrong.

@@ -1,4 +1,4 @@
-// digits_checkpoint.h - the file from which 05_train_digits continues
+// digits_checkpoint.h - the file from which the training continues
 #ifndef EXAMPLES_DIGITS_CHECKPOINT_H
 #define EXAMPLES_DIGITS_CHECKPOINT_H
 

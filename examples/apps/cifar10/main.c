@@ -1,11 +1,11 @@
-// 20_cifar10.c - a residual network learns CIFAR-10, or the digits in examples/data, on any number
+// apps/cifar10 - a residual network learns CIFAR-10, or the digits in examples/data, on any number
 // of ranks: nearly all of idist_train.h in one program
 //
-// build:  cc -O2 -DIDIST_IMPLEMENTATION examples/20_cifar10.c -o 20_cifar10
-// run:    ./20_cifar10 --side 16 --nproc-per-node 2    two ranks; the digits, without a download
-//         ./20_cifar10 --data cifar-10-batches-bin     one rank; --help says where to get CIFAR-10
-//         ./20_cifar10 --side 16 --nproc-per-node 2 --resume-from latest    continues
-//         torchrun --no_python --nproc_per_node 2 ./20_cifar10 --side 16    or mpirun, srun, ...
+// build:  cc -O2 -DIDIST_IMPLEMENTATION examples/apps/cifar10/main.c -o cifar10
+// run:    ./cifar10 --side 16 --nproc-per-node 2    two ranks; the digits, without a download
+//         ./cifar10 --data cifar-10-batches-bin     one rank; --help says where to get CIFAR-10
+//         ./cifar10 --side 16 --nproc-per-node 2 --resume-from latest    continues
+//         torchrun --no_python --nproc_per_node 2 ./cifar10 --side 16    or mpirun, srun, ...
 //
 // expected output of the first line, on stderr in about 15 s, in part; the last digits may differ:
 //    2026-01-30 19:26:12,180 CIFAR10-Training INFO: Train resnet8 on examples/data/digits.csv: ...
@@ -14,11 +14,11 @@
 //    ... INFO: Best accuracy 0.99..; checksum of the weights ................ on all 2 ranks
 //
 // The training is that of PyTorch-Ignite's CIFAR10 example and has its options; the defaults suit
-// processors. Data, options, reports and checkpoints are in lib/cifar10_..., which say what is
+// processors. Data, options, reports and checkpoints are in cifar10_*.h, which say what is
 // collective. Exit code: 0 if all ranks end with equal weights; 1: a failure; 2: bad options, data
 // or checkpoints. Also: -DUSE_BLAS with -lopenblas; mpicc -include idist_mpi.h for --backend mpi.
-#include "../idist_train.h"
-#include "lib/cifar10_trainer.h"
+#include "../../../idist_train.h"
+#include "cifar10_trainer.h"
 
 // The network calls these three in the middle of a pass.
 static idist_status send_gradient(int i, void *arg) {
@@ -145,6 +145,6 @@ int main(int argc, char **argv) {
     if (code != OPTIONS_GOOD) return code == OPTIONS_HELP ? 0 : 2;
     cfg.world.report = &report;
     if (idist_parallel_run(&cfg.world, worker, &t) == IDIST_OK || t.exit_code) return t.exit_code;
-    fprintf(stderr, "20_cifar10: %s\n", idist_last_error());
+    fprintf(stderr, "cifar10: %s\n", idist_last_error());
     return report.exit_code == 2 ? 2 : 1;
 }

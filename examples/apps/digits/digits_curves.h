@@ -1,4 +1,4 @@
-// digits_curves.h - loss and accuracy of each epoch of 05_train_digits, with --summary FOLDER
+// digits_curves.h - loss and accuracy of each epoch, with --summary FOLDER
 #ifndef EXAMPLES_DIGITS_CURVES_H
 #define EXAMPLES_DIGITS_CURVES_H
 

@@ -1,4 +1,4 @@
-// digits_train.h - the steps of 05_train_digits that need no other rank
+// digits_train.h - the steps of the training that need no other rank
 #ifndef EXAMPLES_DIGITS_TRAIN_H
 #define EXAMPLES_DIGITS_TRAIN_H
 

@@ -1,9 +1,9 @@
-// cifar10_report.h - what 20_cifar10.c says: errors, the progress of an epoch, checksums, the
+// cifar10_report.h - what apps/cifar10 says: errors, the progress of an epoch, checksums, the
 // configuration. Functions that say "collective" are called by all ranks.
 #ifndef CIFAR10_REPORT_H
 #define CIFAR10_REPORT_H
 #include "cifar10_options.h"
-#include "check.h"
+#include "../../lib/check.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

@@ -1,9 +1,9 @@
-// convnet.h - the network of 05_train_digits: two convolutions, a max pool, a dense layer, softmax
+// convnet.h - the network: two convolutions, a max pool, a dense layer, softmax
 #ifndef EXAMPLES_CONVNET_H
 #define EXAMPLES_CONVNET_H
 
-#include "digits.h"
-#include "numbers.h"
+#include "../../lib/digits.h"
+#include "../../lib/numbers.h"
 
 // Feature maps have CH channels and a border of zeros, so that a 3x3 window fits everywhere. W1 to
 // B3: where the parameters of each layer begin. Their gradients are in the same places of an array

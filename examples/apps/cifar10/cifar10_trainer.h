@@ -1,4 +1,4 @@
-// cifar10_trainer.h - what a rank of 20_cifar10.c holds; the passes through its network, the
+// cifar10_trainer.h - what a rank of apps/cifar10 holds; the passes through its network, the
 // schedule and the log of its training
 #ifndef CIFAR10_TRAINER_H
 #define CIFAR10_TRAINER_H

@@ -1,4 +1,4 @@
-// digits_print.h - what 05_train_digits prints
+// digits_print.h - what the program prints
 #ifndef EXAMPLES_DIGITS_PRINT_H
 #define EXAMPLES_DIGITS_PRINT_H
 

@@ -1,4 +1,4 @@
-// simulators.h - the simulators of 24_simulators on one rank: run them, learn from their episodes
+// simulators.h - the simulators of one rank: run them, learn from their episodes
 #ifndef EXAMPLES_SIMULATORS_H
 #define EXAMPLES_SIMULATORS_H
 

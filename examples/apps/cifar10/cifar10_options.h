@@ -1,4 +1,4 @@
-// cifar10_options.h - the options of 20_cifar10.c, named as in PyTorch-Ignite's CIFAR10 example,
+// cifar10_options.h - the options of apps/cifar10, named as in PyTorch-Ignite's CIFAR10 example,
 // and the learning rate that they ask for
 #ifndef CIFAR10_OPTIONS_H
 #define CIFAR10_OPTIONS_H
@@ -95,7 +95,7 @@ static int model_blocks(const char *model) {
 // As options_parse.
 static int parse_options(int argc, char **argv) {
     static const option_table table = {
-        "20_cifar10", OPTIONS, OPTION_COUNT,
+        "cifar10", OPTIONS, OPTION_COUNT,
         "Without --data: examples/data/digits.csv, which comes with idist. CIFAR-10's binary "
         "version:\n" CIFAR_ARCHIVE "Files with fewer records are read as well.\n"
         "Two hosts, with the same IDIST_SECRET: --nproc-per-node 2 --nnodes 2 --master-addr HOST0\n"

@@ -1,4 +1,4 @@
-// cifar10_validation.h - accuracy, loss and confusion matrix of 20_cifar10.c, over the images of
+// cifar10_validation.h - accuracy, loss and confusion matrix of apps/cifar10, over the images of
 // one rank
 #ifndef CIFAR10_VALIDATION_H
 #define CIFAR10_VALIDATION_H

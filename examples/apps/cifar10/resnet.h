@@ -1,4 +1,4 @@
-// resnet.h - the residual network of 20_cifar10.c, forward and backward, in floats
+// resnet.h - the residual network of apps/cifar10, forward and backward, in floats
 //
 // The net of He et al. (2015) for CIFAR-10, 6 n + 2 layers deep: a convolution, three stages of n
 // blocks with 16, 32 and 64 channels (or another width and twice that each time), the mean of each
@@ -18,7 +18,7 @@
 // allows; the processor decides.
 #ifndef RESNET_H
 #define RESNET_H
-#include "../../idist_train.h"
+#include "../../../idist_train.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -3,7 +3,7 @@
 #ifndef EXAMPLES_CARTPOLE_H
 #define EXAMPLES_CARTPOLE_H
 
-#include "numbers.h"
+#include "../../lib/numbers.h"
 
 #include <stdbool.h>
 #include <string.h>
