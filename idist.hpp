@@ -1,4 +1,4 @@
-/* idist.hpp - v0.2.0 - idist.h for C++: exceptions, spans, RAII - MIT licence
+/* idist.hpp - v0.2.0 - idist.h for C++: exceptions, spans, RAII - MIT license
 
 DO THIS
 
@@ -50,19 +50,19 @@ CONTENTS
 
 WHAT IT IS
 
-    Each function calls the one in idist.h with the same name behind idist_, and idist.h has its
-    contract: what happens across ranks, in-place rules, errors, threads. What this header adds:
+    Each function calls the function of idist.h whose name has idist_ in front. The contracts are in
+    idist.h: what happens across ranks, in-place rules, errors, threads. This header adds:
 
       errors     A failed call throws idist::error, with the status and the text of
                  idist_last_error().
       dtypes     The dtype follows from the elements. Types without one do not compile.
-      buffers    A buffer is whatever has data() and size(), such as std::vector, std::array,
-                 std::span and idist::span, or an array of C. idist::span(pointer, count) makes one.
+      buffers    A buffer is anything that has data() and size(), such as std::vector, std::array,
+                 std::span and idist::span, or a C array. idist::span(pointer, count) makes one.
       sizes      Buffers whose sizes do not fit together are an error of this rank alone, before
                  anything is sent: IDIST_ERR_ARG.
-      values     all_reduce(1.5, idist::sum) and the like return the result.
-      owners     world, group, request, plan, op, dtype, memory, workers are freed by their
-                 destructors. They cannot be copied, only moved.
+      values     all_reduce(1.5, idist::sum) and similar calls return the result.
+      owners     Destructors free world, group, request, plan, op, dtype, memory and workers. Owners
+                 cannot be copied, only moved.
 
     C and C++ mix freely: get() of an owner is the handle of idist.h, and options::get() is an
     idist_opts. Qualify the names: with `using namespace idist`, abort() and others would be
@@ -70,32 +70,32 @@ WHAT IT IS
 
 ERRORS AND DESTRUCTORS
 
-    No destructor throws: an error that it meets is lost, so call wait() and finalize() yourself.
-    What it waits for has the deadline of the call.
+    No destructor throws. An error in a destructor is lost, so call wait() and finalize() yourself.
+    A destructor waits for an operation until the deadline of the call.
 
-    An operation has to be complete when its request is destroyed, because the buffers may be gone
-    afterwards. Usually the destructor waits. When an exception unwinds the stack, the operation may
-    wait for ranks that wait for this one. So unless the operation is complete, the destructor calls
-    idist_abort for its group, which ends the calls of all ranks with IDIST_ERR_ABORTED. A world
-    that an exception destroys is aborted, too. So an exception on one rank is an error on all, and
-    no rank hangs.
+    An operation must be complete when its request is destroyed, because the buffers may be gone
+    afterwards. Usually the destructor waits. But if an exception unwinds the stack, the operation
+    may wait for ranks that wait for this one. So unless the operation is complete, the destructor
+    calls idist_abort for its group, which ends the calls of all ranks with IDIST_ERR_ABORTED. A
+    world that an exception destroys is aborted, too. Thus an exception on one rank is an error on
+    all ranks, and no rank hangs.
 
-    To keep the group, catch the exception while the request still exists, and wait for it.
+    To keep the group, catch the exception while the request still exists, and wait for the request.
 
-    Exceptions do not cross the functions of idist.h, which are C. This header catches what a
-    callable of yours throws and makes it an error. An exception in a reduction fails the call on
-    all ranks with IDIST_ERR_CALLBACK if the implementation of idist.h is compiled as C++. Compiled
-    as C, that exception ends the process by std::terminate.
+    Exceptions do not cross the functions of idist.h, which are C. This header catches what your
+    callables throw and turns it into an error. If the implementation of idist.h is compiled as C++,
+    an exception in a reduction fails the call on all ranks with IDIST_ERR_CALLBACK. If it is
+    compiled as C, that exception ends the process by std::terminate.
 
 COST
 
-    A call costs a few comparisons more than in C, and allocates nothing. Only these allocate, as
-    their results say: all that return or resize std::vector or std::string, workers, op with a
-state, group, plan and memory. wait_all and wait_any allocate from 65 requests on.
+    A call costs a few comparisons more than in C, and allocates nothing. Only these allocate:
+    whatever returns or resizes a std::vector or std::string, workers, op with a state, group, plan
+    and memory. From 65 requests on, wait_all and wait_any allocate, too.
 
 BUILD
 
-    C++11 or later; gcc, clang, nvcc. Exceptions have to be on; a program without them uses idist.h.
+    C++11 or later; gcc, clang, nvcc. Exceptions must be on; a program without them uses idist.h.
 */
 #ifndef IDIST_HPP
 #define IDIST_HPP
@@ -135,8 +135,8 @@ namespace idist {
 // [hpp:error]  exceptions
 //------------------------------------------------------------------------------
 
-// What a failed call throws. what() is idist_last_error(): operation, ranks, cause, and what to do
-// about it.
+// The exception that a failed call throws. what() is idist_last_error(): operation, ranks, cause,
+// and what to do about it.
 class error : public std::runtime_error {
   public:
     error(idist_status status, const std::string &text)
@@ -144,11 +144,11 @@ class error : public std::runtime_error {
 
     idist_status status() const noexcept { return status_; }
 
-    // "IDIST_ERR_TIMEOUT".
+    // Returns the name of the status, such as "IDIST_ERR_TIMEOUT".
     const char *name() const noexcept { return idist_status_name(status_); }
 
-    // True for the errors of a group, which all its ranks get, and after which it cannot be used
-    // again. (A receive that times out is the exception: its group goes on.)
+    // Returns true for the errors of a group, which all its ranks get, and after which the group
+    // cannot be used again. A receive that times out is the exception: its group remains usable.
     bool ends_group() const noexcept {
         return status_ == IDIST_ERR_PEER_LOST || status_ == IDIST_ERR_MISMATCH ||
                status_ == IDIST_ERR_TIMEOUT || status_ == IDIST_ERR_ABORTED;
@@ -158,8 +158,8 @@ class error : public std::runtime_error {
     idist_status status_;
 };
 
-// What spawn, parallel_run and workers throw when a worker failed; the report says which and how.
-// Where no worker has run, they throw error.
+// The exception that spawn, parallel_run and workers throw if a worker failed. The report says
+// which worker, and how it failed. If no worker has run, they throw error.
 class worker_error : public error {
   public:
     worker_error(idist_status status, const std::string &text, const idist_report &report)
@@ -171,7 +171,7 @@ class worker_error : public error {
     idist_report report_;
 };
 
-// Throws error unless the status is IDIST_OK. For calls of idist.h in a program in C++.
+// Throws error unless the status is IDIST_OK. For a C++ program that calls idist.h.
 inline void check(idist_status status) {
     if (status != IDIST_OK) throw error(status, idist_last_error());
 }
@@ -181,9 +181,9 @@ inline void check(idist_status status) {
 //------------------------------------------------------------------------------
 
 // Floating-point formats as bits, for programs whose compiler has no types for them. Collectives
-// compute in them; for conversions use a library of your own. (float16_t and bfloat16_t of C++23,
-// _Float16, and the types of cuda_fp16.h, cuda_bf16.h and cuda_fp8.h, if these are included before
-// this header, are elements as they are.)
+// compute in these formats; for conversions use a library of your own. Types that the compiler has
+// are elements as they are: float16_t and bfloat16_t of C++23, and _Float16. So are the types of
+// cuda_fp16.h, cuda_bf16.h and cuda_fp8.h, if these are included before this header.
 struct float16 {
     std::uint16_t bits;
 };
@@ -200,7 +200,7 @@ struct float8_e5m2 {
     std::uint8_t bits;
 };
 
-// The dtype of T. A program may specialise it: for a type that has the bits of a built-in dtype,
+// The dtype of T. A program may specialize it for a type that has the bits of a built-in dtype,
 //
 //     template <> struct idist::dtype_traits<my_half> : idist::dtype_is<IDIST_F16> {};
 //
@@ -211,7 +211,7 @@ struct float8_e5m2 {
 //     };
 template <class T> struct dtype_traits {};
 
-// A base class of such specialisations.
+// A base class of such specializations.
 template <idist_dtype D> struct dtype_is {
     static constexpr idist_dtype value() noexcept { return D; }
 };
@@ -230,7 +230,7 @@ struct integer_traits : dtype_is<integer_dtype(sizeof(T), std::is_signed<T>::val
 
 template <class...> struct make_void { typedef void type; };
 
-// Whether dtype_traits<T> has a value().
+// Is true if dtype_traits<T> has a value().
 template <class T, class = void> struct has_dtype : std::false_type {};
 template <class T>
 struct has_dtype<T, typename make_void<decltype(dtype_traits<T>::value())>::type> : std::true_type {
@@ -238,7 +238,7 @@ struct has_dtype<T, typename make_void<decltype(dtype_traits<T>::value())>::type
 
 } // namespace detail
 
-// bool is U8 and, as in IDIST_DTYPE, char is I8 on every machine.
+// The type bool is U8 and, as in IDIST_DTYPE, char is I8 on every machine.
 template <> struct dtype_traits<bool> : dtype_is<IDIST_U8> {};
 template <> struct dtype_traits<char> : dtype_is<IDIST_I8> {};
 template <> struct dtype_traits<signed char> : dtype_is<IDIST_I8> {};
@@ -291,7 +291,7 @@ template <> struct dtype_traits<::__nv_fp8_e4m3> : dtype_is<IDIST_F8E4M3> {};
 template <> struct dtype_traits<::__nv_fp8_e5m2> : dtype_is<IDIST_F8E5M2> {};
 #endif
 
-// The dtype of T, const and volatile aside; a constant expression for the built-in ones.
+// Returns the dtype of T without const and volatile; a constant expression for built-in dtypes.
 template <class T> constexpr idist_dtype dtype_of() {
     typedef typename std::remove_cv<T>::type element;
     static_assert(detail::has_dtype<element>::value,
@@ -313,7 +313,8 @@ template <class T, class U>
 struct same_elements : std::integral_constant<bool, std::is_convertible<U (*)[], T (*)[]>::value> {
 };
 
-// What data() of a container points to; no type for anything else, such as std::vector<bool>.
+// The type that data() of a container points to. There is none for anything else, such as
+// std::vector<bool>.
 template <class C, class = void> struct container_pointee {};
 template <class C>
 struct container_pointee<
@@ -325,14 +326,14 @@ struct container_pointee<
     typedef typename std::remove_pointer<decltype(std::declval<C &>().data())>::type type;
 };
 
-// The same, and the elements of an array.
+// The element type of a container or an array.
 template <class C> struct pointee : container_pointee<C> {};
 template <class T, std::size_t N> struct pointee<T[N]> { typedef T type; };
 
 } // namespace detail
 
 // A non-owning view of contiguous elements, like std::span of C++20. It is the same type in every
-// C++, so that files of a program may be compiled for different ones.
+// version of C++, so the files of a program may be compiled for different versions.
 template <class T> class span {
   public:
     typedef T element_type;
@@ -358,7 +359,7 @@ template <class T> class span {
     constexpr T *end() const noexcept { return data_ + size_; }
     constexpr T &operator[](std::size_t i) const { return data_[i]; }
 
-    // The part of count elements that begins at element `first`.
+    // Returns the part of count elements that begins at element `first`.
     constexpr span subspan(std::size_t first, std::size_t count) const {
         return span(data_ + first, count);
     }
@@ -368,14 +369,14 @@ template <class T> class span {
     std::size_t size_;
 };
 
-// span<T>(pointer, count), where C++ does not deduce the T of a class.
+// Returns span<T>(pointer, count). Needed where C++ does not deduce the T of a class.
 template <class T> constexpr span<T> make_span(T *data, std::size_t size) noexcept {
     return span<T>(data, size);
 }
 
 namespace detail {
 
-// Of a buffer B, which may be a reference: its elements, and a span of it. No types for a value.
+// Element type and span type of a buffer B, which may be a reference. A value has neither.
 template <class B, class = void> struct buffer : std::false_type {};
 template <class B>
 struct buffer<
@@ -394,12 +395,12 @@ using if_buffers = typename std::enable_if<buffer<A>::value && buffer<B>::value>
 template <class T>
 using if_value = typename std::enable_if<!buffer<T>::value && !std::is_pointer<T>::value>::type;
 
-// T, where only other arguments of a function deduce T.
+// T, in a place where the compiler must deduce T from other arguments only.
 template <class T> struct same { typedef T type; };
 template <class T> using identity = typename same<T>::type;
 
-// Whether a buffer that is passed as B dies with the call: a temporary that owns its elements. One
-// that can be copied byte by byte, as a span, does not own them.
+// Is true if a buffer passed as B dies with the call: B is a temporary that owns its elements. A
+// type that can be copied byte by byte, such as a span, does not own its elements.
 template <class B>
 struct is_temporary
     : std::integral_constant<
@@ -435,7 +436,7 @@ inline int exceptions() noexcept {
 #endif
 }
 
-// Tells the destructor of its owner whether an exception destroys it.
+// Converts to true in the destructor of its owner if an exception destroys the owner.
 class unwinding {
   public:
     unwinding() noexcept : before_(exceptions()) {}
@@ -451,21 +452,22 @@ inline int rank() noexcept { return idist_get_rank(); } // of the caller in the 
 inline int world_size() noexcept { return idist_get_world_size(); }
 inline int local_rank() noexcept { return idist_get_local_rank(); }
 
-// This process, or this thread, in a world: joins it when constructed, and leaves it when
-// destroyed. Groups, requests, plans and ops of the world are destroyed first: declare them after
-// it.
+// A world that this process, or this thread, joins in the constructor and leaves in the destructor.
+// Groups, requests, plans and ops of the world must be destroyed first, so declare them after the
+// world.
 //
-// The destructor waits until the other ranks leave as well. When an exception destroys it, it
-// aborts the world first, so that no rank waits. It keeps errors to itself; finalize() throws them.
+// The destructor waits until the other ranks leave as well. If an exception destroys the world, the
+// destructor aborts the world first, so that no rank waits. It reports no errors; finalize() throws
+// them.
 class world {
   public:
-    // Joins the default world: idist_initialize.
+    // Joins the default world by idist_initialize.
     explicit world(const idist_desc &desc = idist_desc()) : group_(nullptr), open_(false) {
         check(idist_initialize(&desc));
         open_ = true;
     }
 
-    // Joins a further, independent world: idist_open.
+    // Joins a further, independent world by idist_open.
     static world open(const idist_desc &desc) {
         world opened(nullptr);
 
@@ -496,7 +498,7 @@ class world {
     int size() const noexcept { return idist_group_size(group_); }
     void abort() const { check(idist_abort(group_)); }
 
-    // The group of all ranks; nullptr for the default world.
+    // Returns the group of all ranks, or nullptr for the default world.
     idist_group *get() const noexcept { return group_; }
 
   private:
@@ -516,9 +518,9 @@ class world {
 
 class any_group;
 
-// Some ranks of a world. A rank that is no member has the group, too, with a rank of -1. The
-// destructor does not wait for other ranks. If a request on the group is still pending, or the
-// world has ended, it does nothing: then the world frees the group, or has.
+// A group: some ranks of a world. A rank that is not a member has the group, too, with a rank of
+// -1. The destructor does not wait for other ranks. It does nothing if a request on the group is
+// pending or the world has ended. Then the world frees the group, or has freed it.
 class group {
   public:
     group() noexcept : group_(nullptr) {}
@@ -534,14 +536,15 @@ class group {
     int size() const noexcept { return group_ ? idist_group_size(group_) : 0; }
     bool is_member() const noexcept { return rank() >= 0; }
 
-    // The rank in `to` (nullptr: the default world) of rank `rank` of this group, or -1.
+    // Returns the rank in `to` (nullptr: the default world) of rank `rank` of this group, or -1.
     int translate(int rank, const idist_group *to) const noexcept {
         return idist_group_translate(group_, rank, to);
     }
 
     void abort() const { check(idist_abort(group_)); }
 
-    // After the loss of a rank: the live members. Collective over these.
+    // Creates a group of the live members after the loss of a rank. Collective over the live
+    // members.
     group shrink() const {
         group survivors;
 
@@ -549,18 +552,18 @@ class group {
         return survivors;
     }
 
-    // The bitwise AND of `flag` over all live members, also in a group that has failed.
+    // Returns the bitwise AND of `flag` over all live members, even in a group that has failed.
     int agree(int flag) const {
         check(idist_agree(group_, &flag));
         return flag;
     }
 
-    // nullptr: this object has no group, because it was moved from. (For calls that would be the
-    // default world, so options refuse such an object.)
+    // Returns the handle, or nullptr if this object has no group because it was moved from. In a
+    // call, nullptr would mean the default world, so options refuse such an object.
     idist_group *get() const noexcept { return group_; }
     explicit operator bool() const noexcept { return group_ != nullptr; }
 
-    // Gives up the handle, for idist_free_group.
+    // Releases the handle, for idist_free_group.
     idist_group *release() noexcept {
         idist_group *handle = group_;
 
@@ -607,7 +610,7 @@ IDIST_NODISCARD inline group new_group(span<const int> ranks) {
     return made;
 }
 
-// Creates a group of the listed ranks of parent, in this order; only these call it.
+// Creates a group of the listed ranks of parent, in this order. Only the listed ranks call it.
 IDIST_NODISCARD inline group new_group_by_members(any_group parent, span<const int> ranks,
                                                   int tag) {
     group made;
@@ -632,7 +635,7 @@ IDIST_NODISCARD inline group split(int color, int key = 0, any_group parent = an
 
 class request;
 
-// The last argument of every communication call. Each of these converts to it:
+// Options of a call, the last argument of every communication call. Each of these converts to it:
 //
 //     idist::barrier();                        the default world, blocking, the group's time-out
 //     idist::barrier(group);                   a group or a world
@@ -651,12 +654,12 @@ class options {
     options(std::chrono::duration<Rep, Period> time) noexcept : options() { // NOLINT: converts
         timeout(time);
     }
-    // A rank where the options belong: all_gather(x, y, 0) has no root.
+    // Rejects a rank where the options belong: all_gather(x, y, 0) has no root.
     options(int) = delete;
     options(bool) = delete;
 
-    // The deadline of the call. 0: that of the world; less: none. Parts of a millisecond count as
-    // a whole one.
+    // Sets the deadline of the call (0 means the deadline of the world, a negative time means
+    // none). A fraction of a millisecond counts as a whole one.
     template <class Rep, class Period>
     options &timeout(std::chrono::duration<Rep, Period> time) noexcept {
         typedef std::chrono::duration<double, std::milli> exact;
@@ -668,13 +671,13 @@ class options {
         return *this;
     }
 
-    // The call returns at once, and r completes it.
+    // Makes the call return at once; r completes the call.
     options &into(idist::request &r) noexcept {
         request_ = &r;
         return *this;
     }
 
-    // For device buffers, a cudaStream_t.
+    // Sets the stream for device buffers, a cudaStream_t.
     options &stream(void *cuda_stream) noexcept {
         c_.stream = cuda_stream;
         return *this;
@@ -683,7 +686,7 @@ class options {
     idist_group *group() const noexcept { return c_.group; }
     bool is_deferred() const noexcept { return request_ || c_.plan; }
 
-    // The options for a call of idist.h, which the request, if there is one, completes.
+    // Returns the options for a call of idist.h. If there is a request, it completes that call.
     idist_opts get() const;
 
   private:
@@ -693,12 +696,12 @@ class options {
     friend class plan;
 };
 
-// An operation in flight. The program leaves its buffers alone until wait() returns or throws, or
-// test() is true. They outlive the request: declare it after them.
+// An operation in flight. The program must not touch the buffers until wait() returns or throws, or
+// test() is true. The buffers must outlive the request, so declare the request after them.
 //
-// The destructor waits for the operation. When an exception destroys the request, and the operation
-// is not complete, it aborts the group of the call, see ERRORS AND DESTRUCTORS. Move assignment
-// does the same with what the request was for before.
+// The destructor waits for the operation. If an exception destroys the request before the operation
+// is complete, the destructor aborts the group of the call (see ERRORS AND DESTRUCTORS). Move
+// assignment treats the request's old operation in the same way.
 class request {
   public:
     request() noexcept : request_(), group_(nullptr) {}
@@ -715,10 +718,11 @@ class request {
     }
     ~request() { finish(); }
 
-    // Blocks until the operation is complete, and throws if it failed. Empty: returns at once.
+    // Blocks until the operation is complete, and throws if it failed. Returns at once if the
+    // request is empty.
     void wait() { check(idist_wait(&request_)); }
 
-    // True if the operation is complete. Does not block. Throws if it failed.
+    // Returns true if the operation is complete. Does not block. Throws if the operation failed.
     bool test() {
         bool done = false;
 
@@ -729,10 +733,10 @@ class request {
     // Returns false if there is nothing to wait for.
     bool is_pending() const noexcept { return request_.impl != nullptr; }
 
-    // Detaches the operation, whose buffers must stay: idist_request_free.
+    // Detaches the operation by idist_request_free. Its buffers must stay valid.
     void detach() { check(idist_request_free(&request_)); }
 
-    // For idist_wait_stream and other functions of idist.h.
+    // Returns the request for idist_wait_stream and other functions of idist.h.
     idist_request *get() noexcept { return &request_; }
 
   private:
@@ -767,7 +771,8 @@ inline idist_opts options::get() const {
 
 namespace detail {
 
-// For as many requests as a program usually has, without an allocation.
+// An array of pointers to requests. It does not allocate for as many requests as programs usually
+// have.
 class request_pointers {
   public:
     request_pointers(request *requests, std::size_t n) : pointers_(few_) {
@@ -789,14 +794,15 @@ class request_pointers {
 
 } // namespace detail
 
-// Waits for all of them, even after a failure, and throws the failure with the lowest index.
+// Waits for all requests, even after a failure, and throws the failure with the lowest index.
 inline void wait_all(span<request> requests) {
     const detail::request_pointers pointers(requests.data(), requests.size());
 
     check(idist_wait_all_of(pointers.get(), requests.size()));
 }
 
-// Waits until one of them is complete and returns its index; requests.size() if all are empty.
+// Waits until one of the requests is complete and returns its index, or requests.size() if all are
+// empty.
 inline std::size_t wait_any(span<request> requests) {
     const detail::request_pointers pointers(requests.data(), requests.size());
     std::size_t index = 0;
@@ -805,13 +811,14 @@ inline std::size_t wait_any(span<request> requests) {
     return index;
 }
 
-// A call that is prepared once and made often. The callable gets options and makes one call with
-// them, which is checked but not made:
+// A call that is prepared once and made many times. The callable gets options and makes one call
+// with them, which is checked but not made:
 //
 //     idist::plan step([&](const idist::options &o) { idist::all_reduce(x, idist::sum, o); },
-//     group); for (...) step.start();
+//                      group);
+//     for (...) step.start();
 //
-// The buffers outlive the plan. Calls with values and strings cannot be planned.
+// The buffers must outlive the plan. Calls with values and strings cannot be planned.
 class plan {
   public:
     template <class F> explicit plan(F &&call, options with = options()) : plan_(nullptr) {
@@ -838,7 +845,7 @@ class plan {
         if (plan_) idist_plan_free(&plan_);
     }
 
-    // Makes the call, and waits for it.
+    // Makes the call and waits for it.
     void start() const { check(idist_plan_start(plan_, nullptr)); }
 
     // Makes the call and returns at once; r completes it.
@@ -857,7 +864,8 @@ class plan {
 
 namespace detail {
 
-// How many calls of together this thread is in. Calls in them complete later.
+// Returns how many nested calls of together this thread is in. Communication calls in them complete
+// later.
 inline int &together_depth() noexcept {
     static thread_local int depth = 0;
     return depth;
@@ -865,9 +873,9 @@ inline int &together_depth() noexcept {
 
 } // namespace detail
 
-// Runs f, whose calls start at once and complete together when f returns: exchanges that would
-// deadlock one by one work. f makes no call that returns a value. If f throws, the calls that it
-// has made on `group` end, because the group is aborted; then the exception passes on.
+// Runs f, whose calls start at once and complete together when f returns. So exchanges that would
+// deadlock one by one work. f must not make a call that returns a value. If f throws, the group is
+// aborted, which ends the calls that f has made on `group`; then the exception passes on.
 template <class F> void together(F &&f, any_group group = any_group()) {
     check(idist_group_begin());
     detail::together_depth()++;
@@ -887,7 +895,8 @@ template <class F> void together(F &&f, any_group group = any_group()) {
 // [hpp:op]  reductions
 //------------------------------------------------------------------------------
 
-// How elements are combined; see idist_op. sum of bool is an error: use lor, or count in an int.
+// How elements are combined; see idist_op. The sum of bool is an error: use lor, or count in an
+// int.
 constexpr idist_op sum = IDIST_SUM;
 constexpr idist_op prod = IDIST_PROD;
 constexpr idist_op min = IDIST_MIN;
@@ -902,16 +911,17 @@ constexpr idist_op lxor = IDIST_LXOR;
 constexpr idist_op minloc = IDIST_MINLOC;
 constexpr idist_op maxloc = IDIST_MAXLOC;
 
-// A reduction of T by a callable, T f(const T &lower, const T &higher); `lower` is the operand of
-// the lower ranks. It has to be associative.
+// A reduction of T by a callable, T f(const T &lower, const T &higher). `lower` is the operand of
+// the lower ranks. The callable must be associative.
 //
 //     idist::op<float> larger([](float a, float b) { return a < b ? b : a; });
 //     idist::all_reduce(x, larger);
 //
-// All ranks of the world of `group` create their ops in the same order. The callable runs in any
-// thread that is inside idist, also in several at once. It must not call idist. An exception in it
-// fails the call with IDIST_ERR_CALLBACK, or ends the process: see the head of this file. The op
-// outlives the requests and plans that use it, and is destroyed before the world ends.
+// All ranks of the world of `group` must create their ops in the same order. The callable runs in
+// any thread that is inside idist, possibly in several at once, and must not call idist. An
+// exception in the callable fails the call with IDIST_ERR_CALLBACK, or ends the process: see the
+// head of this file. The op must outlive the requests and plans that use it, and be destroyed
+// before the world ends.
 template <class T> class op {
   public:
     template <class F>
@@ -930,7 +940,8 @@ template <class T> class op {
         if (state_) idist_op_free(op_, group_);
     }
 
-    // SUM of factor * x, with a factor of each rank's own. Floating dtypes only.
+    // Creates an op for the SUM of factor * x, with a factor of each rank's own. Floating-point
+    // dtypes only.
     static op premul_sum(double factor, any_group group = any_group()) {
         op made(group.get());
 
@@ -949,7 +960,7 @@ template <class T> class op {
     template <class F> struct state_of : state {
         explicit state_of(F &&callable) : f(std::move(callable)) {}
 
-        // Elements may lie at any address. idist.h deals with exceptions.
+        // Applies f to count elements, which may lie at any address. idist.h deals with exceptions.
         static void run(const void *in, void *inout, std::size_t count, idist_dtype, void *arg) {
             F &f = static_cast<state_of *>(arg)->f;
             const unsigned char *from = static_cast<const unsigned char *>(in);
@@ -974,7 +985,7 @@ template <class T> class op {
     std::unique_ptr<state> state_;
 };
 
-// The reduction that a call on elements T takes: a built-in one, or an op<T>.
+// The reduction of a call on elements T: a built-in reduction, or an op<T>.
 template <class T> class reduction {
   public:
     reduction(idist_op value) noexcept : value_(value) {}         // NOLINT: converts
@@ -996,8 +1007,8 @@ template <class T> using reduction_of = reduction<identity<T>>;
 
 } // namespace detail
 
-// An element that is a struct, for dtype_traits. All ranks of the world of `group` create their
-// dtypes in the same order. It is destroyed before the world ends.
+// A dtype for elements that are structs, for dtype_traits. All ranks of the world of `group` must
+// create their dtypes in the same order. The dtype must be destroyed before the world ends.
 class dtype {
   public:
     dtype(std::size_t nbytes, const char *name, any_group group = any_group())
@@ -1024,12 +1035,11 @@ class dtype {
 //------------------------------------------------------------------------------
 // [hpp:coll]  collectives
 //
-// All ranks of the group make the same call, in the same order. n is the number of ranks of the
-// group, r the rank of the caller. "send" and "recv" are buffers whose sizes are given after each
-// function; other sizes throw error with IDIST_ERR_ARG before anything is sent, and the group goes
-// on. The forms with one buffer work in place. The forms that take a value return the result; they
-// always block, and cannot be planned.
-//------------------------------------------------------------------------------
+// All ranks of the group make the same call, in the same order. In the rules, n is the number of
+// ranks of the group and r the rank of the caller. "send" and "recv" are buffers whose sizes are
+// given for each function. Other sizes throw error with IDIST_ERR_ARG before anything is sent, and
+// the group remains usable. The forms with one buffer work in place. The forms that take a value
+// return the result; they always block and cannot be planned.
 
 namespace detail {
 
@@ -1057,7 +1067,7 @@ template <class S> void check_outlives(const char *call, const options &o) {
                                                        "is gone before the operation is complete");
 }
 
-// Of the buffers S, which is sent, and R, which is written to.
+// Checks the buffers S, which is sent, and R, which is written to.
 template <class S, class R> void check_buffers(const char *call, const options &o) {
     check_receives<R>();
     check_same<S, R>();
@@ -1074,7 +1084,7 @@ inline bool is_root(int root, const options &o) noexcept {
     return idist_group_rank(o.group()) == root;
 }
 
-// Where the blocks of a v-form end, in elements.
+// Returns where the blocks of a v-form end, in elements.
 inline std::size_t end_of(span<const std::size_t> counts, span<const std::size_t> displs) {
     std::size_t end = 0, at = 0;
 
@@ -1087,7 +1097,8 @@ inline std::size_t end_of(span<const std::size_t> counts, span<const std::size_t
     return end;
 }
 
-// counts and displs have an entry for each rank, and their blocks lie within the buffer.
+// Checks that counts and displs have an entry for each rank, and that their blocks lie within the
+// buffer.
 inline void check_v(const char *call, std::size_t size, span<const std::size_t> counts,
                     span<const std::size_t> displs, const options &o) {
     check_size(call, "counts", counts.size(), ranks_of(o), "the number of ranks");
@@ -1130,8 +1141,8 @@ IDIST_NODISCARD T all_reduce(T value, detail::reduction_of<T> op, const options 
     return value;
 }
 
-// Like all_reduce, with the result on root only. Sizes: send == recv on root; elsewhere recv is
-// ignored.
+// recv[i] = op over all ranks of send[i], on root only. Sizes: send == recv on root; on other ranks
+// recv is ignored.
 template <class S, class R, class = detail::if_buffers<S, R>>
 void reduce(S &&send, R &&recv, reduction<detail::element<S>> op, int root,
             const options &o = options()) {
@@ -1146,7 +1157,7 @@ void reduce(S &&send, R &&recv, reduction<detail::element<S>> op, int root,
                        op.get(), root, &c));
 }
 
-// In place on root; elsewhere inout is only read.
+// Works in place on root; on other ranks, inout is only read.
 template <class B, class = detail::if_buffer<B>>
 void reduce(B &&inout, reduction<detail::element<B>> op, int root, const options &o = options()) {
     const detail::view<B> both(inout);
@@ -1155,7 +1166,7 @@ void reduce(B &&inout, reduction<detail::element<B>> op, int root, const options
     reduce(both, both, op, root, o);
 }
 
-// Elsewhere than on root it returns the rank's own value.
+// Returns the result on root, and the rank's own value on other ranks.
 template <class T, class = detail::if_value<T>>
 IDIST_NODISCARD T reduce(T value, detail::reduction_of<T> op, int root,
                          const options &o = options()) {
@@ -1202,7 +1213,7 @@ void all_gather(S &&send, R &&recv, const options &o = options()) {
         idist_all_gather(from.data(), to.data(), from.size(), dtype_of<detail::element<S>>(), &c));
 }
 
-// The values of all ranks, in rank order.
+// Returns the values of all ranks, in rank order.
 template <class T, class = detail::if_value<T>>
 IDIST_NODISCARD std::vector<T> all_gather(const T &value, const options &o = options()) {
     static_assert(!std::is_same<T, bool>::value,
@@ -1214,8 +1225,8 @@ IDIST_NODISCARD std::vector<T> all_gather(const T &value, const options &o = opt
     return values;
 }
 
-// Like all_gather, with the result on root only. Sizes: recv == n * send on root; elsewhere recv is
-// ignored.
+// recv[k*size + i] = send[i] of rank k, on root only. Sizes: recv == n * send on root; on other
+// ranks recv is ignored.
 template <class S, class R, class = detail::if_buffers<S, R>>
 void gather(S &&send, R &&recv, int root, const options &o = options()) {
     const detail::view<S> from(send);
@@ -1230,7 +1241,7 @@ void gather(S &&send, R &&recv, int root, const options &o = options()) {
                        &c));
 }
 
-// On root, the values of all ranks, in rank order; elsewhere nothing.
+// Returns the values of all ranks, in rank order, on root, and an empty vector on other ranks.
 template <class T, class = detail::if_value<T>>
 IDIST_NODISCARD std::vector<T> gather(const T &value, int root, const options &o = options()) {
     static_assert(!std::is_same<T, bool>::value,
@@ -1242,7 +1253,8 @@ IDIST_NODISCARD std::vector<T> gather(const T &value, int root, const options &o
     return values;
 }
 
-// recv[i] = send[r*size + i] of root. Sizes: send == n * recv on root; elsewhere send is ignored.
+// recv[i] = send[r*size + i] of root. Sizes: send == n * recv on root; on other ranks send is
+// ignored.
 template <class S, class R, class = detail::if_buffers<S, R>>
 void scatter(S &&send, R &&recv, int root, const options &o = options()) {
     const detail::view<S> from(send);
@@ -1317,7 +1329,8 @@ IDIST_NODISCARD T scan(T value, detail::reduction_of<T> op, const options &o = o
     return value;
 }
 
-// recv[i] = op over the ranks 0 .. r-1 of send[i]; rank 0 keeps recv. Sizes: send == recv.
+// recv[i] = op over the ranks 0 .. r-1 of send[i]; on rank 0, recv is unchanged. Sizes: send ==
+// recv.
 template <class S, class R, class = detail::if_buffers<S, R>>
 void exscan(S &&send, R &&recv, reduction<detail::element<S>> op, const options &o = options()) {
     const detail::view<S> from(send);
@@ -1330,7 +1343,7 @@ void exscan(S &&send, R &&recv, reduction<detail::element<S>> op, const options 
                        op.get(), &c));
 }
 
-// Returns `first` on rank 0.
+// Returns op over the values of the ranks 0 .. r-1, or `first` on rank 0.
 template <class T, class = detail::if_value<T>>
 IDIST_NODISCARD T exscan(T value, detail::reduction_of<T> op, detail::identity<T> first,
                          const options &o = options()) {
@@ -1340,8 +1353,8 @@ IDIST_NODISCARD T exscan(T value, detail::reduction_of<T> op, detail::identity<T
 }
 
 // The v-forms: counts[k] elements go to or come from rank k, at element displs[k] of the larger
-// buffer; without displs the blocks follow each other. The larger buffer has to reach to the end of
-// its last block. With a request, the arrays outlive it, like the buffers.
+// buffer. Without displs the blocks follow each other. The larger buffer must reach to the end of
+// its last block. With a request, the arrays must outlive the request, like the buffers.
 
 // recv[displs[k] + i] = send[i] of rank k. send: counts[r].
 template <class S, class R, class = detail::if_buffers<S, R>>
@@ -1362,7 +1375,8 @@ void all_gatherv(S &&send, R &&recv, span<const std::size_t> counts, const optio
     all_gatherv(std::forward<S>(send), std::forward<R>(recv), counts, span<const std::size_t>(), o);
 }
 
-// Like all_gatherv, with the result on root only; elsewhere recv, counts and displs are ignored.
+// recv[displs[k] + i] = send[i] of rank k, on root only. On other ranks recv, counts and displs are
+// ignored. send: counts[r] of root.
 template <class S, class R, class = detail::if_buffers<S, R>>
 void gatherv(S &&send, R &&recv, span<const std::size_t> counts, span<const std::size_t> displs,
              int root, const options &o = options()) {
@@ -1383,7 +1397,7 @@ void gatherv(S &&send, R &&recv, span<const std::size_t> counts, int root,
             o);
 }
 
-// recv[i] = send[displs[r] + i] of root. Elsewhere send, counts and displs are ignored. recv:
+// recv[i] = send[displs[r] + i] of root. On other ranks send, counts and displs are ignored. recv:
 // counts[r] of root.
 template <class S, class R, class = detail::if_buffers<S, R>>
 void scatterv(S &&send, span<const std::size_t> counts, span<const std::size_t> displs, R &&recv,
@@ -1424,8 +1438,8 @@ void reduce_scatterv(S &&send, R &&recv, span<const std::size_t> counts,
                                 dtype_of<detail::element<S>>(), op.get(), &c));
 }
 
-// Sends sendcounts[k] elements at senddispls[k] to rank k, and receives recvcounts[k] from rank k
-// at recvdispls[k].
+// Sends sendcounts[k] elements at senddispls[k] to rank k, and receives recvcounts[k] elements at
+// recvdispls[k] from rank k.
 template <class S, class R, class = detail::if_buffers<S, R>>
 void all_to_allv(S &&send, span<const std::size_t> sendcounts, span<const std::size_t> senddispls,
                  R &&recv, span<const std::size_t> recvcounts, span<const std::size_t> recvdispls,
@@ -1454,7 +1468,7 @@ void all_to_allv(S &&send, span<const std::size_t> sendcounts, R &&recv,
 //------------------------------------------------------------------------------
 // [hpp:text]  strings and vectors whose sizes the receivers do not know
 //
-// These always block, and allocate.
+// These functions always block and allocate memory.
 //------------------------------------------------------------------------------
 
 namespace detail {
@@ -1506,7 +1520,7 @@ received<T> all_gather_alloc(const char *call, const T *send, std::size_t size,
 
 } // namespace detail
 
-// Gives the text of root to all ranks.
+// Copies the text of root to all ranks.
 inline void broadcast(std::string &text, int root, const options &o = options()) {
     const detail::received<char> got =
         detail::broadcast_alloc("broadcast", text.data(), text.size(), root, o);
@@ -1514,7 +1528,7 @@ inline void broadcast(std::string &text, int root, const options &o = options())
     text.assign(got.begin(), got.count);
 }
 
-// Gives the elements of root to all ranks, whose vectors become as long as that of root.
+// Copies the elements of root to all ranks, and gives each vector the size of root's vector.
 template <class T>
 void broadcast_resize(std::vector<T> &values, int root, const options &o = options()) {
     const detail::received<T> got =
@@ -1523,7 +1537,7 @@ void broadcast_resize(std::vector<T> &values, int root, const options &o = optio
     values.assign(got.begin(), got.begin() + got.count);
 }
 
-// The texts of all ranks, in rank order.
+// Returns the texts of all ranks, in rank order.
 IDIST_NODISCARD inline std::vector<std::string> all_gather(const std::string &text,
                                                            const options &o = options()) {
     std::vector<std::size_t> counts;
@@ -1540,8 +1554,8 @@ IDIST_NODISCARD inline std::vector<std::string> all_gather(const std::string &te
     return texts;
 }
 
-// The elements of all ranks, in rank order; each rank may have another number of them. counts, if
-// it is given, gets the numbers.
+// Returns the elements of all ranks, in rank order. The number of elements may differ between
+// ranks. If counts is not nullptr, it gets the numbers.
 template <class S, class = detail::if_buffer<S>>
 IDIST_NODISCARD std::vector<detail::element<S>>
 all_gather_concat(S &&send, const options &o = options(),
@@ -1575,7 +1589,7 @@ void send(S &&buf, int dst, int tag, const options &o = options()) {
 
 template <class T, class = detail::if_value<T>>
 void send(const T &value, int dst, int tag, const options &o = options()) {
-    // In together the value has to outlive the call of together, like any buffer.
+    // In together, the value must outlive the call of together, like any buffer.
     if (o.is_deferred()) detail::check_blocks("send", o);
     if (detail::together_depth()) {
         const idist_opts c = o.get();
@@ -1584,8 +1598,8 @@ void send(const T &value, int dst, int tag, const options &o = options()) {
     send(span<const T>(&value, 1), dst, tag, o);
 }
 
-// Receives a message of at most as many elements as buf has, and stores what came in info, which
-// with a request has to outlive it.
+// Receives a message of at most as many elements as buf has, and describes it in info. With a
+// request, info must outlive the request.
 template <class R, class = detail::if_buffer<R>>
 void recv(R &&buf, int src, int tag, idist_recv_info &info, const options &o = options()) {
     const detail::view<R> to(buf);
@@ -1595,8 +1609,8 @@ void recv(R &&buf, int src, int tag, idist_recv_info &info, const options &o = o
     check(idist_recv(to.data(), to.size(), dtype_of<detail::element<R>>(), src, tag, &info, &c));
 }
 
-// The same, and returns what came: source, tag, count. With a request, and in together, that is not
-// known yet.
+// Receives a message of at most as many elements as buf has, and returns what came: source, tag,
+// count. With a request, and in together, these are not known yet.
 template <class R, class = detail::if_buffer<R>>
 idist_recv_info recv(R &&buf, int src, int tag, const options &o = options()) {
     const detail::view<R> to(buf);
@@ -1618,8 +1632,9 @@ template <class T> IDIST_NODISCARD T recv_value(int src, int tag, const options 
     return value;
 }
 
-// Receives a message of any size. Threads that receive with any_source get one each. If there is no
-// memory for it, or its elements are of another type, the message is lost.
+// Receives a message of any size. If several threads receive with any_source, each gets one
+// message. The message is lost if there is no memory for it, or if its elements are of another
+// type.
 template <class T>
 IDIST_NODISCARD std::vector<T> recv_vector(int src, int tag, const options &o = options(),
                                            idist_recv_info *info = nullptr) {
@@ -1635,7 +1650,8 @@ IDIST_NODISCARD std::vector<T> recv_vector(int src, int tag, const options &o = 
     return values;
 }
 
-// Both at once, so that neighbours can exchange data without deadlock. Returns what was received.
+// Sends and receives at once, so that neighbors can exchange data without deadlock. Returns a
+// description of the received message.
 template <class S, class R, class = detail::if_buffers<S, R>>
 idist_recv_info sendrecv(S &&sendbuf, int dst, int sendtag, R &&recvbuf, int src, int recvtag,
                          const options &o = options()) {
@@ -1662,7 +1678,7 @@ inline idist_recv_info probe(int src, int tag, const options &o = options()) {
     return info;
 }
 
-// The same without waiting: returns whether there is one.
+// Returns true if there is a message, and describes it in *info. Does not wait.
 inline bool iprobe(int src, int tag, idist_recv_info *info = nullptr,
                    const options &o = options()) {
     const idist_opts c = o.get();
@@ -1675,9 +1691,9 @@ inline bool iprobe(int src, int tag, idist_recv_info *info = nullptr,
 //------------------------------------------------------------------------------
 // [hpp:spawn]  worker processes, and functions that some ranks run first
 //
-// f is any callable, f(local_rank) or f(), such as a lambda with captures. It returns an int, 0 for
-// success, or nothing. If it throws, the worker fails, and the text of the exception is in the
-// error that the caller of spawn gets.
+// A callable f may be f(local_rank) or f(), such as a lambda with captures. It returns an int, 0
+// for success, or nothing. If it throws, the worker fails, and the error that the caller of spawn
+// gets has the text of the exception.
 //------------------------------------------------------------------------------
 
 namespace detail {
@@ -1695,8 +1711,8 @@ template <class F> int call_for_code(F &f, int local_rank, std::false_type) {
     return static_cast<int>(call(f, local_rank, 0));
 }
 
-// A callable of the caller's for the functions of idist.h, which no exception may pass through. It
-// stays in `thrown`.
+// Adapts a callable of the caller for the functions of idist.h, which no exception may pass
+// through. The exception stays in `thrown`.
 template <class F> struct callable {
     F &f;
     std::exception_ptr thrown;
@@ -1743,8 +1759,8 @@ inline idist_report no_report() noexcept {
 
 } // namespace detail
 
-// Runs f in nproc_per_node processes (0: one per core), which it forks, each in a new world, and
-// waits until all have ended. Throws worker_error if one failed. The workers do not return.
+// Forks nproc_per_node processes, or one per core if that is 0. Each runs f in a new world. Waits
+// until all have ended, and throws worker_error if one failed. The workers do not return.
 template <class F>
 void spawn(F &&f, int nproc_per_node = 0, const idist_desc &desc = idist_desc()) {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
@@ -1758,8 +1774,9 @@ void spawn(F &&f, int nproc_per_node = 0, const idist_desc &desc = idist_desc())
     detail::check_workers(status, *d.report);
 }
 
-// spawn if desc.nproc_per_node is set; otherwise joins the world of the launcher, runs f in this
-// process and leaves the world. Then what f throws passes on, after the world has ended.
+// Calls spawn if desc.nproc_per_node is set. Otherwise joins the world of the launcher, runs f in
+// this process and leaves the world. If f throws there, the exception passes on after the world has
+// ended.
 template <class F> void parallel_run(const idist_desc &desc, F &&f, const char *name = "callable") {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable work = {f, nullptr};
@@ -1773,8 +1790,9 @@ template <class F> void parallel_run(const idist_desc &desc, F &&f, const char *
     detail::check_workers(status, *d.report);
 }
 
-// Workers that run beside the caller. The destructor waits for them, without a limit; when an
-// exception destroys it, it kills them. Constructed, polled and destroyed by one thread.
+// Workers that run beside the caller. The destructor waits for them, without a limit. If an
+// exception destroys the object, the destructor kills them first. One thread must construct, poll
+// and destroy the object.
 class workers {
   public:
     template <class F>
@@ -1797,7 +1815,7 @@ class workers {
         if (workers_) idist_spawn_wait(workers_, -1);
     }
 
-    // Waits until all have ended. Throws worker_error if one failed.
+    // Waits until all workers have ended. Throws worker_error if one failed.
     void wait() {
         idist_workers *ended = workers_;
 
@@ -1805,7 +1823,7 @@ class workers {
         detail::check_workers(idist_spawn_wait(ended, -1), *report_);
     }
 
-    // True if all have ended. Does not block.
+    // Returns true if all workers have ended. Does not block.
     bool poll() {
         bool done = true;
 
@@ -1817,12 +1835,12 @@ class workers {
 
   private:
     idist_workers *workers_;
-    std::unique_ptr<idist_report> report_; // stays where it is, also when *this moves
+    std::unique_ptr<idist_report> report_; // stays in place even if *this moves
     detail::unwinding unwinding_;
 };
 
-// The given rank runs f first, the others when it is done. If f throws, that passes on, and the
-// other ranks get IDIST_ERR_CALLBACK.
+// Runs f on the given rank first, and on the others when it is done. If f throws, the exception
+// passes on, and the other ranks get IDIST_ERR_CALLBACK.
 template <class F> void one_rank_first(F &&f, int rank = 0, const options &o = options()) {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable task = {f, nullptr};
@@ -1831,7 +1849,8 @@ template <class F> void one_rank_first(F &&f, int rank = 0, const options &o = o
     task.finish(idist_one_rank_first(&callable::task, &task, rank, false, &c));
 }
 
-// The same for the rank with that local rank on each host.
+// Runs f first on the rank with the given local rank, on each host, and on the others when it is
+// done.
 template <class F> void local_rank_first(F &&f, int rank = 0, const options &o = options()) {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable task = {f, nullptr};
@@ -1840,7 +1859,7 @@ template <class F> void local_rank_first(F &&f, int rank = 0, const options &o =
     task.finish(idist_one_rank_first(&callable::task, &task, rank, true, &c));
 }
 
-// Only the given rank runs f; the others wait for it.
+// Runs f on the given rank only; the others wait for it.
 template <class F> void one_rank_only(F &&f, int rank = 0, const options &o = options()) {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable task = {f, nullptr};
@@ -1905,7 +1924,8 @@ template <class T, void (*Free)(T **)> struct freed_by {
 
 } // namespace detail
 
-// Owns what a function of idist_train.h and the like has created, and frees it:
+// Owns an object that a function of another header, such as idist_train.h, has created, and frees
+// it:
 //
 //     idist::handle<idist_ddp, idist_ddp_free> ddp;
 //     ddp = idist::create<idist_ddp, idist_ddp_free>(idist_ddp_create, ddp_desc);

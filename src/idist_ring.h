@@ -1,30 +1,31 @@
-/* idist_ring.h - v0.2.0 - the ring backend of idist: ranks on one host or many - MIT licence
+/* idist_ring.h - v0.2.0 - the ring backend of idist: ranks on one host or many - MIT license
 
 DO THIS
 
-    Copy it beside idist.h, which includes it where IDIST_IMPLEMENTATION is defined. Define
-    IDIST_NO_RING there to leave it out. Include it yourself only to call idist_ring_backend.
+    Copy this file beside idist.h, which includes it where IDIST_IMPLEMENTATION is defined. To leave
+    it out, define IDIST_NO_RING there. Include this file yourself only to call idist_ring_backend.
 
 WHAT IT IS
 
-    The backend that needs nothing but sockets and, inside a host, shared memory.
+    This backend needs only sockets and, inside a host, shared memory.
 
-    Every rank has one stream to every other: a pipe in shared memory (or a local socket) inside a
-    host, TCP between hosts. Messages up to 64 KiB (8 KiB where the receiver reads larger ones fast
-    in the sender's memory) are sent at once (eager) within a window of 2 MiB that the receiver
-    keeps free. Larger ones are announced, and sent when the receiver has named a place for them, or
-    read by it in the sender's memory (rendezvous). In a collective over sockets the receiver names
-    the place unasked. So nothing is ever buffered without bound. Every message carries the
-    fingerprint of the call it belongs to.
+    Every rank has one stream to every other rank: a pipe in shared memory (or a local socket)
+    inside a host, TCP between hosts. Messages up to 64 KiB are sent at once (eager), within a
+    window of 2 MiB that the receiver keeps free. Where the receiver reads larger messages fast in
+    the sender's memory, that limit is 8 KiB. Larger messages are announced (rendezvous). They are
+    sent when the receiver has named a place for them, or the receiver reads them in the sender's
+    memory. In a collective over sockets, the receiver names the place without being asked. So
+    nothing is ever buffered without bound. Every message carries the fingerprint of the call it
+    belongs to.
 
-    A collective of ranks that share memory goes through memory that all can read (ring/share).
-    Otherwise it is an algorithm over non-blocking sends and receives (ring/algo), over several
-    hosts in two levels (ring/algo/host_plan.h).
+    Ranks that share memory make a collective through memory that all of them can read (ring/share).
+    Otherwise a collective is an algorithm over non-blocking sends and receives (ring/algo), over
+    several hosts in two levels (ring/algo/host_plan.h).
 
 CONTENTS
 
-    [ring:api] has the declarations. The implementation follows: the files of src/ring/, in which
-    each folder uses only those before it.
+    [ring:api] has the declarations. The implementation follows. It consists of the files of
+    src/ring/, in which each folder uses only the folders before it.
 
       ring/shm        memory that ranks of a host share, and pipes in it
       ring/msg        frames, links, and matching of sends and receives
@@ -36,19 +37,20 @@ CONTENTS
 
 LIMITS
 
-    Ranks that share memory need no descriptors for each other. In a world of up to 64 ranks, a rank
-    needs one descriptor (or desc.sockets of them) for each rank with which it shares no memory. In
-    a larger world it connects at first to those whose distance is a power of two, 2 log2(n) of
-    them, and to others when it exchanges a first message with them, while both are in calls. There
-    ranks listen until the world is closed, since either of two may have to connect to the other.
-    While they meet, rank 0 needs about n + 8 descriptors more.
+    Ranks that share memory need no file descriptors for each other. In a world of up to 64 ranks, a
+    rank needs one descriptor, or desc.sockets of them, per rank with which it shares no memory.
 
-    A dead machine, as opposed to a dead process, is noticed by the time-out only.
+    In a larger world, a rank connects at first to the ranks at distances that are powers of two, 2
+    log2(n) of them. It connects to another rank when they exchange a first message, while both are
+    in calls. Either of two ranks may have to connect to the other, so ranks listen until the world
+    is closed. While the ranks meet, rank 0 needs about n + 8 more descriptors.
 
-    Over several hosts, gather, scatter, all_to_all, scan, the v-forms, and reductions of floats of
-    16 and 8 bits or in a fixed order are made of messages among all ranks.
+    A dead machine, as opposed to a dead process, is noticed only by the time-out.
 
-    Licence: MIT, as idist.h.
+    Over several hosts, gather, scatter, all_to_all, scan and the v-forms are made of messages among
+    all ranks. So are reductions of 16-bit and 8-bit floats, and reductions in a fixed order.
+
+    License: MIT, as for idist.h.
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -67,7 +69,7 @@ extern "C" {
 // [ring:api]  the backend's table
 //------------------------------------------------------------------------------
 
-// Any number of ranks, on one host or several; CPU memory.
+// Returns the backend for any number of ranks, on one host or several, with buffers in CPU memory.
 IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 #ifdef __cplusplus

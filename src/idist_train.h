@@ -1,10 +1,10 @@
-/* idist_train.h - v0.2.0 - samplers, loaders, DDP and checkpoints for idist - MIT licence
+/* idist_train.h - v0.2.0 - samplers, loaders, DDP and checkpoints for idist - MIT license
 
 DO THIS
 
-    Put it beside idist.h and include it wherever you include that; IDIST_IMPLEMENTATION compiles
-    both. Your network stays as it is: arrays of parameters, and a function that computes their
-    gradients.
+    Copy this file beside idist.h and include it wherever you include idist.h. IDIST_IMPLEMENTATION
+    compiles both. Your network stays as it is: arrays of parameters, and a function that computes
+    their gradients.
 
         idist_tensor params[2] = {{weights, 64 * 10, IDIST_F32}, {bias, 10, IDIST_F32}};
         idist_sampler_desc samples = {0};
@@ -29,24 +29,24 @@ DO THIS
         idist_ddp_free(&ddp);
         idist_sampler_free(&sampler);
 
-    Call idist_ddp_ready(ddp, i) from the backward pass, and gradients are reduced while those of
-    the layers before them are still being computed.
+    Call idist_ddp_ready(ddp, i) from the backward pass to reduce gradients while those of the
+    layers before them are still being computed.
 
     idist never zeroes gradients between iterations. Either backward() overwrites them, or it adds
-    to them and your program zeroes them before it.
+    to them and your program zeroes them first.
 
 WHAT IT IS
 
-    sampler     Deals out the same indices as torch.utils.data.DistributedSampler: every rank makes
+    sampler     Deals out the same indices as torch.utils.data.DistributedSampler. Every rank makes
                 the same permutation (torch.randperm with a generator seeded by seed + epoch) and
                 takes every n-th index, starting with its rank. All ranks get the same number of
-                samples; without drop_last some samples are dealt out twice to achieve that, which
-                matters for validation. (From 214,748,364 samples on, PyTorch 2.6 has another
-                method than earlier versions; idist has that one too.) Nothing is sent: ranks agree
-                because they were given the same length, seed and epoch. idist_partition is the
+                samples. Without drop_last, this means that some samples are dealt out twice, which
+                matters for validation. From 214,748,364 samples on, PyTorch 2.6 uses another method
+                than earlier versions, and so does idist. Nothing is sent: ranks agree because they
+                were given the same length, seed and epoch. The function idist_partition is the
                 DataPartitioner of PyTorch's tutorial "Writing distributed applications".
     loader      Worker threads that call your function batch by batch, some batches ahead of you.
-    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do.
+    ddp         Does what DistributedDataParallel and Horovod's DistributedOptimizer do.
                 src/train/ddp/ddp_model.h has a picture.
     metrics     Local sums that are added up over the ranks when you ask for the value.
     checkpoint  Rank 0 writes and reads; a file is either complete or absent.
@@ -54,14 +54,14 @@ WHAT IT IS
     summary     Rank 0 writes losses and other scalars for TensorBoard and as CSV.
 
     Names and rules are those of PyTorch, Ignite and Horovod where these have one. Everything also
-    works in a world of 1. This is no tensor library: it moves arrays and never looks at your
-    network.
+    works in a world of 1. This header is not a tensor library: it moves arrays and never looks at
+    your network.
 
 HOW IT FITS
 
-    An optional header on top of idist.h. It uses the public functions, and the base and the
-    timelines of the implementation; no other header uses it. For device memory include idist_nccl.h
-    first.
+    This is an optional header on top of idist.h; no other header uses it. It uses the public
+    functions, and the base and the timelines of the implementation. For device memory, include
+    idist_nccl.h first.
 
 CONTENTS
 
@@ -75,7 +75,7 @@ CONTENTS
       [train_api:log]         what a training run prints, on rank 0 only
       [train_api:summary]     scalars over the steps of a training, for TensorBoard and as CSV
 
-    The implementation follows: src/train/ has it as files.
+    The implementation follows. Its files are in src/train/.
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -96,47 +96,49 @@ extern "C" {
 
 typedef struct idist_sampler idist_sampler;
 
-// All zero except length is valid: shuffled with seed 0, shared by the ranks of the world.
+// Description of a sampler. A desc that is all zero except length is valid: shuffled with seed 0,
+// shared by the ranks of the world.
 typedef struct idist_sampler_desc {
     size_t length;      // of the data set, in samples
-    idist_group *group; // whose ranks share the data set; NULL: the world
-    int num_replicas;   // > 0: overrides the number of ranks ...
-    int rank;           // ... and this rank's index among them
+    idist_group *group; // whose ranks share the data set; NULL means the world
+    int num_replicas;   // if > 0, replaces the number of ranks
+    int rank;           // index of this rank among num_replicas
     bool in_order;      // do not shuffle
     // Leave out the remainder that does not divide evenly. Otherwise the first samples of the
     // epoch's order are repeated to fill up.
     bool drop_last;
     uint64_t seed; // the same on all ranks
-    // Your own order instead of the permutation, like ignite's DistributedProxySampler: writes
+    // Your own order instead of the permutation, like ignite's DistributedProxySampler. Writes
     // `length` indices for this epoch, the same on all ranks. It is called again (run 1, 2, ...)
     // until there are enough indices. Excludes drop_last and in_order.
     void (*order_fn)(size_t *indices, size_t length, uint64_t epoch, int run, void *arg);
     void *arg; // passed to order_fn
 } idist_sampler_desc;
 
-// Local. The sampler starts in epoch 0 and keeps 8 bytes per sample of this rank. Dealing out an
-// epoch (here and in set_epoch, set_state and reshard) temporarily takes 8 bytes per sample of all
-// ranks, or with an order_fn per index requested from it, while the indices of the last epoch are
-// still there. IDIST_ERR_ARG: no samples, more of them than memory can have, or a rank
-// outside 0 .. num_replicas - 1.
+// Creates a sampler, which starts in epoch 0. Local. The sampler keeps 8 bytes per sample of this
+// rank. Dealing out an epoch (here and in set_epoch, set_state and reshard) temporarily takes
+// another 8 bytes per sample of all ranks. With an order_fn, it takes 8 bytes per index requested
+// from it. The indices of the last epoch still exist at that time. Returns IDIST_ERR_ARG if there
+// are no samples, more samples than memory can have, or a rank outside 0 .. num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
                                             idist_sampler **sampler);
-// Sets the pointer to NULL. NULL is allowed, here and for whatever is freed below.
+// Frees a sampler and sets the pointer to NULL. Does nothing if it is NULL.
 IDIST_API void idist_sampler_free(idist_sampler **sampler);
 
 // Starts an epoch with all of its samples. Without this call every pass has the same order. If
-// idist_sampler_set_state has just set this epoch, what is left of the epoch stays: a loop over the
-// epochs may call this function in each of them, also in the one that it resumes.
-// IDIST_ERR_NO_MEMORY, IDIST_ERR_CALLBACK (order_fn failed): nothing has changed.
+// idist_sampler_set_state has just set this epoch, what is left of the epoch stays. So a loop over
+// the epochs may call this function in each of them, including the epoch that it resumes. Returns
+// IDIST_ERR_NO_MEMORY or IDIST_ERR_CALLBACK (order_fn failed), and then nothing has changed.
 IDIST_API idist_status idist_sampler_set_epoch(idist_sampler *sampler, uint64_t epoch);
-// The number of samples this rank gets in an epoch; the same on all ranks. In an epoch of which
-// other ranks have done a part (idist_sampler_set_state, _reshard): in the rest of the epoch.
+// Returns the number of samples that this rank gets in an epoch; it is the same on all ranks. If
+// other ranks have done a part of the epoch (see idist_sampler_set_state and
+// idist_sampler_reshard), only the rest of the epoch counts.
 IDIST_API size_t idist_sampler_count(const idist_sampler *sampler);
-// Gets the next index of this rank, or returns false at the end of the epoch and goes back to its
-// start (position 0); the call after that gets the first index again.
+// Gets the next index of this rank and returns true. At the end of the epoch, returns false and
+// goes back to the start (position 0). The call after that gets the first index again.
 IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 
-// For checkpoints: the position of this rank in its epoch. It may be resumed by another number of
+// Position of this rank in its epoch, for checkpoints. It may be resumed by another number of
 // ranks:
 //
 //     idist_sampler_set_state(sampler, state); // of rank 0, on all ranks
@@ -145,50 +147,52 @@ IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 //         while (idist_sampler_next(sampler, &index)) ...
 //     }
 typedef struct idist_sampler_state {
-    uint64_t epoch, position; // position: samples of this rank that are done ...
-    uint64_t processed;       // ... besides those of all ranks before the last reshard
-    uint64_t ranks;           // that share the samples; 0: as many as where the state is set
+    uint64_t epoch, position; // position: samples of this rank done since the last reshard
+    uint64_t processed;       // samples of all ranks done before the last reshard
+    uint64_t ranks;           // that share the samples; 0 means as many as where the state is set
 } idist_sampler_state;
-// Returns where the next index comes from. Once idist_sampler_next has returned false, the state is
-// the beginning of the next epoch: a training that resumes from it does not repeat the epoch.
-// Before that, but after the last index, the state is the end of the epoch.
+// Returns the position of the next index. Once idist_sampler_next has returned false, the state is
+// the beginning of the next epoch. So a training that resumes from the state does not repeat the
+// epoch. Before that, but after the last index, the state is the end of the epoch.
 IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler);
-// Goes to a state. If the number of ranks was another one, the rest of the epoch is dealt out among
-// the present ranks. Each of the earlier ranks counts as having done `position` samples, so they
-// must have been in step. If nothing is left of the epoch, idist_sampler_next returns false at
-// once. IDIST_ERR_ARG: the state lies beyond the end of the epoch. Other errors are those of
-// idist_sampler_set_epoch.
+// Goes to a state. If the number of ranks was different, the rest of the epoch is dealt out among
+// the present ranks. Each of the earlier ranks counts as having done `position` samples, so those
+// ranks must have been in step. If nothing is left of the epoch, idist_sampler_next returns false
+// at once. Returns IDIST_ERR_ARG if the state lies beyond the end of the epoch. Other errors are as
+// in idist_sampler_set_epoch.
 IDIST_API idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state);
 
-// Elastic training, by the rule of Horovod's ElasticSampler: ranks work in step and each records
-// what it has processed. When ranks are lost or join, the rest of the epoch is dealt out again.
-//
 // Records that this rank has processed another `count` of the samples it got from
-// idist_sampler_next; call it after each batch, for example. IDIST_ERR_ARG: more than an epoch has.
-// Call idist_sampler_set_epoch before a second pass over the epoch; it resets the record.
+// idist_sampler_next. Call it after each batch, for example. Returns IDIST_ERR_ARG if the record
+// exceeds what an epoch has. Call idist_sampler_set_epoch before a second pass over the epoch; it
+// resets the record.
+//
+// This is for elastic training by the rule of Horovod's ElasticSampler: ranks work in step, and
+// each records what it has processed. When ranks are lost or join, idist_sampler_reshard deals out
+// the rest of the epoch again.
 IDIST_API idist_status idist_sampler_record(idist_sampler *sampler, size_t count);
-// Collective over opts->group (after idist_shrink: the survivors). Takes the epoch and the record
-// of rank 0 of the group, and deals out the rest of the epoch among the ranks of that group, which
-// is the sampler's group from then on. Samples that were handed out but not recorded are dealt out
-// again. IDIST_ERR_ARG: the sampler was created with num_replicas.
+// Deals out the rest of the epoch among the ranks of opts->group (after idist_shrink: the
+// survivors). Uses the epoch and the record of rank 0 of the group. From then on, the group is the
+// sampler's group. Collective over the group. Samples that were handed out but not recorded are
+// dealt out again. Returns IDIST_ERR_ARG if the sampler was created with num_replicas.
 IDIST_API idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opts);
 
 // Shuffles 0 .. length - 1 (as Python's random.Random(seed).shuffle does) and cuts the result into
-// n parts of fractions[i] * length samples, rounded down; the fractions must not add up to more
+// n parts of fractions[i] * length samples, rounded down. The fractions must not add up to more
 // than 1. Writes part number `which` to indices, which has room for `length`, and its size to
-// *count. Local. IDIST_ERR_ARG: a negative fraction, fractions above 1 in total, no such part, or
-// more than 2^32 - 1 samples.
+// *count. Local. Returns IDIST_ERR_ARG for a negative fraction, fractions above 1 in total, no such
+// part, or more than 2^32 - 1 samples.
 IDIST_API idist_status idist_partition(size_t length, const double *fractions, int n, int which,
                                        uint64_t seed, size_t *indices, size_t *count);
 
-// What one rank gives to its loader. The batch size of one rank, from that of all ranks together:
-// batch_size / ranks, rounded down, unless that is 0. The workers of one rank, from those of the
-// host: num_workers / ranks on this host, rounded up, unless there are fewer workers than ranks.
+// Returns what one rank gives to its loader. The batch size is batch_size / ranks, rounded down,
+// but all of batch_size if that is 0. The number of workers is num_workers / ranks on this host,
+// rounded up, but all of num_workers if there are fewer workers than ranks.
 IDIST_API int idist_auto_batch_size(int batch_size);
 IDIST_API int idist_auto_num_workers(int num_workers);
 
-// Returns seed + rank, for whatever must differ between ranks, such as augmentation. (Initial
-// weights come from one rank.)
+// Returns seed + rank, for everything that must differ between ranks, such as augmentation.
+// (Initial weights come from one rank.)
 IDIST_API uint64_t idist_auto_seed(uint64_t seed);
 
 //------------------------------------------------------------------------------
@@ -197,61 +201,69 @@ IDIST_API uint64_t idist_auto_seed(uint64_t seed);
 
 typedef struct idist_loader idist_loader;
 
-// All zero except sampler, batch_size, batch_nbytes and fetch is valid.
+// Description of a loader. A desc that is all zero except sampler, batch_size, batch_nbytes and
+// fetch is valid.
 typedef struct idist_loader_desc {
-    // Stays yours and must outlive the loader. The loader moves it: its state is always the one
-    // after the last batch you got, and the beginning of the next epoch once a batch of 0 samples
-    // has ended the epoch. If you move or reshard it yourself, the loader drops what it
-    // has fetched ahead and continues from there.
+    // Stays yours and must outlive the loader. The loader moves the sampler: its state is always
+    // the state after the last batch you got. Once a batch of 0 samples has ended the epoch, the
+    // state is the beginning of the next epoch. If you move or reshard the sampler yourself, the
+    // loader drops what it has fetched ahead and continues from there.
     idist_sampler *sampler;
     size_t batch_size;   // samples per batch of this rank
     size_t batch_nbytes; // size of the buffer of one batch
-    // Writes the samples `indices[0 .. n-1]` to `batch`. 0 is success. Called by worker threads,
-    // several at a time for different batches; must not call idist.
+    // Writes the samples `indices[0 .. n-1]` to `batch`, and returns 0 on success. Called by worker
+    // threads, several at a time for different batches; must not call idist.
     int (*fetch)(void *batch, const size_t *indices, size_t n, void *arg);
     void *arg;                 // passed to fetch
-    int num_workers;           // threads, up to 1,024; 0: idist_loader_next calls fetch itself
-    int prefetch;              // batches fetched ahead, per worker; 0: 2
+    int num_workers;           // threads, up to 1,024; 0 means that idist_loader_next calls fetch
+    int prefetch;              // batches fetched ahead, per worker; 0 means 2
     bool drop_last;            // leave out a last batch that is not full
-    int timeout_ms;            // how long a call waits for a fetch; 0: 5 minutes, < 0: for ever
-    idist_allocator allocator; // of the batches, for example in pinned memory. All zero: malloc.
+    int timeout_ms;            // limit of a wait for a fetch; 0 means 5 minutes, < 0 means none
+    idist_allocator allocator; // of the batches, such as pinned memory; all zero means malloc
 } idist_loader_desc;
 
-// Local. Starts the workers, which begin to fetch at the sampler's position. *loader is NULL on
-// failure. IDIST_ERR_ARG: a field of desc is missing or out of range.
+// Creates a loader and starts its workers, which begin to fetch at the sampler's position. Local.
+// On failure *loader is NULL. Returns IDIST_ERR_ARG if a field of desc is missing or out of range.
 IDIST_API idist_status idist_loader_create(const idist_loader_desc *desc, idist_loader **loader);
-// Waits for the running fetches and stops the workers. Local. If some fetches do not return within
-// desc.timeout_ms this call returns anyway, and the last worker to end frees the batches.
+// Waits for the running fetches, stops the workers, frees the loader and sets the pointer to NULL.
+// Does nothing if it is NULL. Local. If some fetches do not return within desc.timeout_ms, this
+// call returns anyway, and the last worker to end frees the batches.
 IDIST_API void idist_loader_free(idist_loader **loader);
 // Starts an epoch here and in the sampler, and drops what was fetched ahead. A new loader starts
-// where its sampler is. IDIST_ERR_TIMEOUT: earlier fetches are still running; the sampler is in the
-// new epoch, and the next call tries again.
+// where its sampler is. Returns IDIST_ERR_TIMEOUT if earlier fetches are still running. Then the
+// sampler is in the new epoch, and the next call tries again.
 IDIST_API idist_status idist_loader_set_epoch(idist_loader *loader, uint64_t epoch);
-// The number of batches this rank gets in an epoch.
+// Returns the number of batches that this rank gets in an epoch.
 IDIST_API size_t idist_loader_count(const idist_loader *loader);
-// The sampler, for its state. That of idist_auto_loader belongs to the loader.
+// Returns the sampler, for its state. A sampler that idist_auto_loader created belongs to the
+// loader.
 IDIST_API idist_sampler *idist_loader_sampler(const idist_loader *loader);
 
 typedef struct idist_batch {
     void *data; // what fetch wrote; you may write to it until the next call on the loader
-    const size_t *indices; // of the samples; valid until then as well
-    size_t n; // samples; 0: the epoch is over (data is NULL), and the loader is back at its start
+    const size_t *indices; // of the samples; also valid until that call
+    // Number of samples. If it is 0, the epoch is over: data is NULL, and the loader is back at its
+    // start.
+    size_t n;
 } idist_batch;
 
-// Gets the next batch, in the sampler's order whatever the number of workers is; blocks until it is
-// fetched. IDIST_ERR_CALLBACK: fetch failed for these samples (data is NULL); the next call returns
-// the batch after it. IDIST_ERR_TIMEOUT: a fetch did not return in time; nothing is lost, and the
-// next call waits for the same batch. IDIST_ERR_STATE: this process was forked, and the workers are
-// those of its parent. Only one thread at a time may call the functions of a loader.
+// Gets the next batch, in the sampler's order whatever the number of workers is; blocks until the
+// batch is fetched. Only one thread at a time may call the functions of a loader.
+//
+// IDIST_ERR_CALLBACK: fetch failed for these samples (data is NULL); the next call returns the
+// batch after them.
+// IDIST_ERR_TIMEOUT: a fetch did not return in time; nothing is lost, and the next call waits for
+// the same batch.
+// IDIST_ERR_STATE: this process was forked, and the workers belong to its parent.
 IDIST_API idist_status idist_loader_next(idist_loader *loader, idist_batch *batch);
 
-// Ignite's auto_dataloader: batch_size and batch_nbytes of desc are those of all ranks of the
-// sampler's group together, and num_workers those of all ranks of the world on this host (see
-// idist_auto_batch_size and idist_auto_num_workers). The loader creates its own sampler from
-// `samples`; desc.sampler is NULL. If the rank has a device (idist_nccl.h is included before this
-// header) and desc.allocator is not set, batches are in pinned memory. Logs the resulting numbers
-// at info level, and warns, as Ignite does, if samples.num_replicas and samples.rank are not those
-// of the group.
+// Creates a loader and its sampler, like Ignite's auto_dataloader. In desc, batch_size and
+// batch_nbytes count all ranks of the sampler's group together, and num_workers counts all ranks of
+// the world on this host. See idist_auto_batch_size and idist_auto_num_workers. The loader creates
+// the sampler from `samples`; desc.sampler is NULL. If the rank has a device (idist_nccl.h is
+// included before this header) and desc.allocator is not set, batches are in pinned memory. Logs
+// the resulting numbers at info level. Warns, as Ignite does, if samples.num_replicas and
+// samples.rank do not match the group.
 IDIST_API idist_status idist_auto_loader(const idist_loader_desc *desc,
                                          const idist_sampler_desc *samples, idist_loader **loader);
 
@@ -267,60 +279,67 @@ typedef struct idist_tensor {
 } idist_tensor;
 
 // Copies n tensors from root to all ranks of opts->group, in place. Collective; blocking. The ranks
-// compare shapes first: if one rank has another number of tensors, or another count or dtype, all
-// get IDIST_ERR_MISMATCH with a text that names the rank and the tensor.
+// compare shapes first. If one rank has another number of tensors, or another count or dtype, all
+// get IDIST_ERR_MISMATCH. The text names the rank and the tensor.
 IDIST_API idist_status idist_broadcast_parameters(const idist_tensor *params, int n, int root,
                                                   const idist_opts *opts);
-// The same for the state of an optimizer: its tensors (momentum, for example) and a struct of its
-// numbers (rate, step): options_nbytes of host memory, which may be NULL if that is 0.
+// Copies the state of an optimizer from root to all ranks, as idist_broadcast_parameters does. The
+// state has tensors (momentum, for example) and a struct of numbers (rate, step). The struct is
+// options_nbytes of host memory; `options` may be NULL if that is 0.
 IDIST_API idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n,
                                                        void *options, size_t options_nbytes,
                                                        int root, const idist_opts *opts);
 
 typedef struct idist_ddp idist_ddp;
 
-// How gradients are encoded on their way between ranks.
+// How gradients are encoded when they are sent between ranks.
 typedef enum idist_compression {
     IDIST_COMPRESS_NONE = 0,
     IDIST_COMPRESS_F16 = 1,  // F32 and F64 gradients are sent as F16 and summed in float
-    IDIST_COMPRESS_BF16 = 2, // the same as BF16
-    // The gradient of a matrix is sent as a product of two thin matrices, see idist_powersgd_desc.
+    IDIST_COMPRESS_BF16 = 2, // F32 and F64 gradients are sent as BF16 and summed in float
+    // The gradient of a matrix is sent as a product of two thin matrices; see idist_powersgd_desc.
     IDIST_COMPRESS_POWERSGD = 4 // 3 is not used
 } idist_compression;
 
-// PowerSGD (Vogels, Karimireddy and Jaggi, 2019), as torch's powerSGD_hook has it. All zero is
-// valid. A gradient of rows x cols elements, row by row, is approximated by P * transpose(Q), with
-// `rank` columns in P and Q, so that (rows + cols) * rank floats are sent instead of rows * cols.
-// What that takes away is added to the gradient of the next iteration, also by a rank in
-// idist_ddp_join. A gradient that is far too large on one rank leaves such errors on all ranks:
-// they cancel out in the sum, but later gradients that are added to them are rounded away. If the
-// sum of a matrix has less than 2^-16 of the size of what was added, all ranks drop its errors,
-// compute the iteration again without them, and rank 0 warns. Everything is computed and sent as
-// F32, F64 too: what is too small for that becomes 0, what is too large becomes infinite. Costs up
-// to 8 bytes of memory per gradient, besides P and Q. Excludes find_unused and on_device. The same
-// on all ranks.
+// Parameters of PowerSGD (Vogels, Karimireddy and Jaggi, 2019), as in torch's powerSGD_hook. All
+// zero is valid. All ranks must use the same parameters. A gradient of rows x cols elements, row by
+// row, is approximated by P * transpose(Q), with `rank` columns in P and Q. So (rows + cols) * rank
+// floats are sent instead of rows * cols.
+//
+// The error of the approximation is added to the gradient of the next iteration, even by a rank in
+// idist_ddp_join. A gradient that is far too large on one rank leaves such errors on all ranks. The
+// errors cancel out in the sum, but later gradients that are added to them are rounded away. If the
+// sum of a matrix has less than 2^-16 of the size of what was added, all ranks drop its errors, and
+// rank 0 warns. Then all ranks compute the iteration again without the errors.
+//
+// Everything is computed and sent as F32, F64 too: values too small for F32 become 0, and values
+// too large become infinite. Costs up to 8 bytes of memory per gradient, besides P and Q. Excludes
+// find_unused and on_device.
 typedef struct idist_powersgd_desc {
-    // The rows of gradient i, as many as its parameter has outputs; the others of its dimensions
-    // are the columns. 0: no matrix. NULL: each bucket is one square matrix, padded with zeros, as
-    // in torch's batched_powerSGD_hook; that loses more of the gradients.
+    // For gradient i, rows[i] is the number of rows: as many as its parameter has outputs. Its
+    // other dimensions form the columns. If rows[i] is 0, the gradient is not a matrix. If rows is
+    // NULL, each bucket is one square matrix, padded with zeros, as in torch's
+    // batched_powerSGD_hook; that loses more of the gradients.
     const size_t *rows;
-    // How often the floats sent must fit into the gradient; otherwise it is not compressed. 0: 2
+    // A gradient is compressed only if it has more than this times the floats that are sent (0
+    // means 2).
     double min_compression_rate;
-    // The first one that is compressed, counted from 0. torch begins after 1,000 by default and
-    // recommends a tenth of the training.
+    // First iteration that is compressed, counted from 0. By default, torch begins after 1,000
+    // iterations. It recommends a tenth of the training.
     uint64_t start_iteration;
-    uint64_t seed;  // of the first Q
-    double epsilon; // added to the norm by which a column is divided. A column of zeros stays that.
-    int rank;       // of the product, 1 .. 4; 0: 1
+    uint64_t seed; // of the first Q
+    // Added to the norm by which a column is divided. A column of zeros stays zero.
+    double epsilon;
+    int rank; // columns of P and Q, 1 .. 4; 0 means 1
     bool no_error_feedback;
     bool no_warm_start; // draw a new Q in every iteration instead of using the last one
 } idist_powersgd_desc;
 
 // A bucket of gradients, as a communication hook sees it.
 typedef struct idist_bucket {
-    int index; // 0: the bucket launched first
-    // The gradients of this rank, one after the other; `finish` leaves the result here. NULL: the
-    // bucket is empty.
+    int index; // 0 is the bucket launched first
+    // Gradients of this rank, one after the other, or NULL if the bucket is empty. The function
+    // `finish` leaves the result here.
     void *data;
     size_t count; // elements
     idist_dtype dtype;
@@ -328,17 +347,17 @@ typedef struct idist_bucket {
     idist_opts opts;
     double scale; // the result must be scale * (sum over the ranks)
     void *state;  // the hook's own, one per bucket; initially NULL
-    // Which gradients lie in it, in this order: their indices in idist_ddp_desc.grads, and the
-    // element of data at which each begins. Both have gradient_count entries.
+    // Gradients in the bucket, in this order: their indices in idist_ddp_desc.grads, and the
+    // element of data at which each begins. Both arrays have gradient_count entries.
     const int *gradients;
     const size_t *displs;
     int gradient_count;
 } idist_bucket;
 
-// A communication hook. start begins one call, with opts.request so that the program can go on;
-// finish is called when the request is complete and leaves the result in data. It may communicate
-// too. All ranks call both for the same buckets in the same order. free_fn (may be NULL) is called
-// with each state that is not NULL. If start or finish fails, the iteration fails.
+// A communication hook. Its `start` begins one call, with opts.request so that the program can
+// continue. Its `finish` is called when the request is complete, and leaves the result in data; it
+// may communicate too. All ranks call both for the same buckets in the same order. If one fails,
+// the iteration fails. Its free_fn (may be NULL) is called with each state that is not NULL.
 typedef struct idist_ddp_hook {
     idist_status (*start)(idist_bucket *bucket, void *arg);
     idist_status (*finish)(idist_bucket *bucket, void *arg);
@@ -346,158 +365,180 @@ typedef struct idist_ddp_hook {
     void *arg;
 } idist_ddp_hook;
 
-// All zero except params and n is valid.
+// Description of a ddp. A desc that is all zero except params and n is valid.
 typedef struct idist_ddp_desc {
-    // n parameters in the order of the forward pass, and their gradients, with the same counts; the
-    // dtypes may differ. A bucket is reduced in place if its gradients follow one another in
-    // memory, lower indices first. Otherwise it goes in pieces. They are reduced in place where the
-    // ranks share memory, and wherever a piece is contiguous; others are copied to memory that
-    // stays in the cache, reduced there and copied back. With a hook, compression, find_unused or
-    // on_device the whole bucket is copied and copied back. If grads or its data is NULL, ddp
-    // allocates and zeroes the memory (idist_alloc, cudaMalloc); see idist_ddp_grad. If grads is
-    // NULL, nothing is copied. Gradients must not overlap: list a parameter that is used twice
-    // (tied weights) only once.
+    // The n parameters in the order of the forward pass, and their gradients, with the same counts;
+    // the dtypes may differ. Gradients must not overlap: list a parameter that is used twice (tied
+    // weights) only once.
+    //
+    // If grads or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc);
+    // see idist_ddp_grad. If grads is NULL, nothing is copied.
+    //
+    // A bucket is reduced in place if its gradients follow one another in memory, lower indices
+    // first. Otherwise it goes in pieces. Pieces are reduced in place where the ranks share memory,
+    // and wherever a piece is contiguous. Other pieces are copied to memory that stays in the
+    // cache, reduced there and copied back. With a hook, compression, find_unused or on_device, the
+    // whole bucket is copied and copied back.
     const idist_tensor *params, *grads;
     int n;
-    // Not trained, running means for example; idist_ddp_forward copies them from one rank to all.
+    // Tensors that are not trained, such as running means. idist_ddp_forward copies them from one
+    // rank to all.
     const idist_tensor *buffers;
     int n_buffers;
-    idist_group *group; // NULL: the world
-    // The size at which a bucket is closed. 0: 25 MiB, and 1 MiB for the first one of each dtype.
+    idist_group *group; // NULL means the world
+    // Size at which a bucket is closed. By default (0) it is 25 MiB, but 1 MiB for the first bucket
+    // of each dtype.
     size_t bucket_nbytes;
     idist_compression compression;
-    const idist_powersgd_desc *powersgd; // for IDIST_COMPRESS_POWERSGD; copied. NULL: all zero
+    const idist_powersgd_desc *powersgd; // for IDIST_COMPRESS_POWERSGD; copied. NULL means all zero
     const idist_ddp_hook *hook;          // used instead of the built-in reduction; copied
-    double prescale, postscale;          // factors before and after the sum; 0: 1
+    double prescale, postscale;          // factors before and after the sum; 0 means 1
     bool sum;                            // sum over the ranks instead of averaging
-    bool keep_params;                    // they are equal already: only compare the shapes
+    bool keep_params;                    // parameters are equal already: only compare shapes
     // Some parameters get no gradient in some iterations: those that are not ready when
-    // idist_ddp_wait is called. See there.
+    // idist_ddp_wait is called (see idist_ddp_wait).
     bool find_unused;
     bool uneven; // ranks may run out of data at different times; see idist_ddp_join
-    // With uneven: divide by the number of ranks that still have data instead of by all.
+    // With uneven: divide by the number of ranks that still have data instead of by all ranks.
     bool divide_by_active;
     bool on_device; // params, grads and buffers are in device memory (idist_nccl.h)
-    void *stream;   // on_device: the cudaStream_t that computes the gradients; NULL: the default
+    void *stream;   // cudaStream_t that computes the gradients on_device; NULL means the default
     int timeout_ms; // of each call, as in idist_opts
 } idist_ddp_desc;
 
-// Collective over the group; blocking. Compares shapes, copies the parameters and buffers of rank 0
-// of the group to all ranks, and forms the buckets: gradients of one dtype in reverse order, closed
-// when they reach the limit. The lists of tensors are copied; the arrays stay yours and must stay
-// valid. A ddp belongs to the world in which it was created.
+// Creates a ddp. Collective over the group; blocking. Compares shapes, copies the parameters and
+// buffers of rank 0 of the group to all ranks, and forms the buckets. A bucket has gradients of one
+// dtype, in reverse order, and is closed when it reaches the limit. The lists of tensors are
+// copied. The arrays stay yours and must stay valid. A ddp belongs to the world in which it was
+// created.
 // IDIST_ERR_MISMATCH: as for idist_broadcast_parameters.
-// IDIST_ERR_ARG: a list or a field is invalid, gradients overlap, or they are in device memory and
-// on_device is not set; on any rank.
-// IDIST_ERR_UNSUPPORTED: compression of gradients other than F32 and, on the host, F64; factors or
-// divide_by_active with integer gradients; PowerSGD with find_unused or on_device; or on_device,
-// and idist_nccl.h was not included before this header; or gradients that are pairs or of a dtype
-// of the program.
+// IDIST_ERR_ARG: on any rank, a list or a field is invalid, gradients overlap, or gradients are in
+// device memory and on_device is not set.
 // IDIST_ERR_DEVICE: compression, factors and divide_by_active on the device need CUDA 12.8.
+//
+// IDIST_ERR_UNSUPPORTED: one of these:
+//
+//   - Compression of gradients other than F32 and, on the host, F64.
+//   - Factors or divide_by_active with integer gradients.
+//   - PowerSGD with find_unused or on_device.
+//   - The field on_device, and idist_nccl.h was not included before this header.
+//   - Gradients of a pair dtype or a user-defined dtype.
 IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp);
-// Local. Within an iteration it waits for the calls that are in flight, and does not end the
-// iteration of the other ranks: call idist_abort first.
+// Frees a ddp and sets the pointer to NULL. Does nothing if it is NULL. Local. Within an iteration,
+// it waits for the calls that are in flight and does not end the iteration of the other ranks: call
+// idist_abort first.
 IDIST_API void idist_ddp_free(idist_ddp **ddp);
-// The memory of gradient i. It is never zeroed again; see idist_ddp_wait.
+// Returns the memory of gradient i. It is never zeroed again; see idist_ddp_wait.
 IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i);
-// The bucket of gradient i. Buckets are launched in the order of their numbers, except as follows.
-// The first idist_ddp_wait that succeeds, with no_sync off, takes over the order in which gradients
-// became ready on rank 0 (uneven: on the first rank with data); those for which idist_ddp_ready was
-// not called come last, from the last to the first. If the gradients of some bucket lie apart in
-// the memory of some rank, buckets are formed anew in that order, as torch does; their number may
-// change, but gradients stay where they are. Otherwise, and with compression or on_device, buckets
-// keep their gradients and numbers and are launched in the order in which they became full. With a
-// hook or find_unused nothing changes.
+// Returns the bucket of gradient i. Buckets are launched in the order of their numbers, except as
+// follows.
+//
+// The first idist_ddp_wait that succeeds with no_sync off adopts the order in which gradients
+// became ready on rank 0. (With uneven, the first rank with data counts.) Gradients for which
+// idist_ddp_ready was not called come last, from the last to the first. If the gradients of some
+// bucket lie apart in the memory of some rank, buckets are formed anew in that order, as torch
+// does. Their number may change, but gradients stay where they are. Otherwise, and with compression
+// or on_device, buckets keep their gradients and numbers and are launched in the order in which
+// they became full. With a hook or find_unused, nothing changes.
 IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i);
-IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // the number of buckets
+IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // returns the number of buckets
 
-// Call it before the forward pass if there are buffers or uneven is set; otherwise it is not
-// needed. Copies the buffers of the first rank that has data. Collective over the group. A forward
-// pass without a backward pass, for validation, may be followed by another one; with uneven each
-// needs its idist_ddp_wait.
+// Copies the buffers of the first rank that has data. Call it before the forward pass if there are
+// buffers or uneven is set; otherwise it is not needed. Collective over the group. A forward pass
+// without a backward pass, for validation, may be followed by another one. With uneven, each
+// forward pass needs its idist_ddp_wait.
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
-// Gradient i is complete; do not touch it until idist_ddp_wait returns. Launches, in order, the
-// buckets that are full, except the last one, and does not wait for them (but makes up for a
-// missing idist_ddp_forward). Of a bucket that goes in pieces at most 1 MiB is in flight, 4 MiB if
-// there are several hosts; later calls launch the rest. Any thread, one at a time. Until
-// idist_ddp_wait make no other call on this group: the moment at which buckets are launched differs
-// from rank to rank. IDIST_ERR_STATE: the gradient was ready already.
+// Reports that gradient i is complete. Do not touch the gradient until idist_ddp_wait returns.
+// Launches, in order, the buckets that are full, except the last one, and does not wait for them.
+// But it makes up for a missing idist_ddp_forward. If a bucket goes in pieces, at most 1 MiB of it
+// is in flight (4 MiB if there are several hosts). Later calls launch the rest. Any thread, one at
+// a time. Make no other call on this group until idist_ddp_wait: the moment at which buckets are
+// launched differs from rank to rank. Returns IDIST_ERR_STATE if the gradient was ready already.
 IDIST_API idist_status idist_ddp_ready(idist_ddp *ddp, int i);
-// Ends the backward pass: all gradients count as ready, and on return all are averaged (on the
-// device: for whatever is enqueued on desc.stream afterwards). The same bits on all ranks.
-// find_unused: a parameter that was not ready, neither now nor in a preceding pass with no_sync,
-// contributes zero. If it was ready on no rank, its gradient is left as it is.
-// The averages stay in the gradients: a backward pass that adds to gradients needs them zeroed by
-// the program before it, except after a pass with no_sync.
+// Ends the backward pass. All gradients count as ready, and on return all are averaged (on the
+// device: for whatever is enqueued on desc.stream afterwards). All ranks get the same bits.
+//
+// With find_unused, a parameter that was not ready, neither now nor in a preceding pass with
+// no_sync, contributes zero. If a parameter was ready on no rank, its gradient is left as it is.
+//
+// The averages stay in the gradients. If the backward pass adds to gradients, the program must zero
+// them first, except after a pass with no_sync.
 IDIST_API idist_status idist_ddp_wait(idist_ddp *ddp);
-// find_unused: whether any rank had a gradient for parameter i in the last iteration. Otherwise
-// true.
+// Returns true if any rank had a gradient for parameter i in the last iteration. Without
+// find_unused, always returns true.
 IDIST_API bool idist_ddp_used(const idist_ddp *ddp, int i);
-// While it is on, forward, ready and wait send nothing: gradients accumulate locally and are
-// reduced by the first iteration after it. Must be the same on all ranks, and between iterations
-// (else IDIST_ERR_STATE).
+// Turns no_sync on or off. While it is on, forward, ready and wait send nothing: gradients
+// accumulate locally, and the first iteration after it reduces them. Call it between iterations
+// (else IDIST_ERR_STATE), with the same value on all ranks.
 IDIST_API idist_status idist_ddp_no_sync(idist_ddp *ddp, bool on);
 
-// Uneven inputs (desc.uneven): a rank that has run out of data calls this instead of its next
-// iteration. It takes part in the iterations of the others with zeros (its gradients and buffers
-// may be overwritten) until all ranks have called it. Then the parameters and buffers of the rank
-// that joined last, whose optimizer made every step, are copied to all, *last (may be NULL) is that
-// rank, and iterations start afresh. Collective over the group; blocking. Ranks in this call do not
-// answer other calls that the program makes on the group within an iteration. What this rank has
-// accumulated with no_sync is not sent; turn no_sync off first. IDIST_ERR_STATE: it is on, an
+// Takes part in the iterations of the other ranks with zeros until all ranks have called it. For
+// uneven inputs (desc.uneven): a rank that has run out of data calls this function instead of its
+// next iteration. Its gradients and buffers may be overwritten. At the end, the parameters and
+// buffers of the rank that joined last, whose optimizer made every step, are copied to all ranks.
+// Sets *last to that rank (last may be NULL). Then iterations start afresh.
+//
+// Collective over the group; blocking. Ranks in this call do not answer other calls that the
+// program makes on the group within an iteration. Gradients that this rank has accumulated with
+// no_sync are not sent; turn no_sync off first. Returns IDIST_ERR_STATE if no_sync is on, an
 // iteration has not ended, or uneven was not set.
 IDIST_API idist_status idist_ddp_join(idist_ddp *ddp, int *last);
-// The number of ranks that had data in the last iteration.
+// Returns the number of ranks that had data in the last iteration.
 IDIST_API int idist_ddp_active(const idist_ddp *ddp);
 
-// Ignite's auto_optim: idist_ddp_wait and, if it succeeds, step(arg). IDIST_ERR_CALLBACK: step
-// returned something other than 0. Does nothing while no_sync is on.
+// Calls idist_ddp_wait and, if that succeeds, step(arg), like Ignite's auto_optim. Returns
+// IDIST_ERR_CALLBACK if step returned something other than 0. Does nothing while no_sync is on.
 IDIST_API idist_status idist_auto_optim(idist_ddp *ddp, idist_task_fn step, void *arg);
 
 //------------------------------------------------------------------------------
 // [train_api:norm]  batch statistics and gradient norms over all ranks
 //------------------------------------------------------------------------------
 
-// SyncBatchNorm, forward pass. On entry mean[channels] and var[channels] (biased) are those of the
-// *count values per channel on this rank; on return they are those over all ranks, and *count is
-// the total. A rank may have *count == 0. Ranks are combined in rank order by the update of Chan,
-// Golub and LeVeque (1983), so all get the same bits, without cancellation. Collective over
-// opts->group; host memory. IDIST_ERR_NO_MEMORY: some rank has no memory for it; all ranks get this
-// status, here and in the backward call, and the group is unusable from then on.
+// Combines batch statistics over all ranks, for the forward pass of SyncBatchNorm. On entry,
+// mean[channels] and var[channels] (biased) describe the *count values per channel on this rank. On
+// return they describe the values of all ranks, and *count is the total. A rank may have *count ==
+// 0. Ranks are combined in rank order by the update of Chan, Golub and LeVeque (1983), so all get
+// the same bits, without cancellation. Collective over opts->group; host memory. If some rank has
+// no memory, all ranks get IDIST_ERR_NO_MEMORY, and the group is unusable from then on.
 IDIST_API idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64_t *count,
                                              const idist_opts *opts);
-// Backward pass: replaces sum(dy) and sum(dy * (x - mean)), per channel, by the sums over all
-// ranks.
+// Replaces sum(dy) and sum(dy * (x - mean)), per channel, by the sums over all ranks, for the
+// backward pass of SyncBatchNorm. Collective over opts->group; host memory. If some rank has no
+// memory, all ranks get IDIST_ERR_NO_MEMORY, and the group is unusable from then on.
 IDIST_API idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu,
                                                       int channels, const idist_opts *opts);
 
-// torch's clip_grad_norm_: scales gradients (any floating dtype, host memory) in place so that
-// their joint 2-norm is at most max_norm. *norm (may be NULL) is the norm before. shared: every
-// rank has all gradients, the same ones, as after idist_ddp_wait; nothing is sent. Otherwise each
-// rank has its own part, and the norm is that of all parts; collective over opts->group.
-// IDIST_ERR_ARG: the sum of squares, in double, is not finite; on all ranks, and nothing is scaled.
+// Scales gradients (any floating-point dtype, host memory) in place so that their joint 2-norm is
+// at most max_norm, like torch's clip_grad_norm_. Sets *norm to the norm before (norm may be NULL).
+// With `shared`, every rank has all gradients, the same ones, as after idist_ddp_wait, and nothing
+// is sent. Otherwise each rank has its own part, and the norm is the norm of all parts; collective
+// over opts->group. If the sum of squares, in double, is not finite, all ranks get IDIST_ERR_ARG,
+// and nothing is scaled.
 IDIST_API idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_norm,
                                             bool shared, double *norm, const idist_opts *opts);
 
 //------------------------------------------------------------------------------
 // [train_api:schedule]  values that follow the step, such as the learning rate
 //
-// Local: a value depends on the arguments only, so ranks that pass the same ones get the same bits,
-// and nothing has to be saved. Bad arguments give NaN, and idist_last_error says what is wrong.
+// Local: a value depends on the arguments only. So ranks that pass the same arguments get the same
+// bits, and nothing has to be saved. Bad arguments give NaN, and idist_last_error says what is
+// wrong.
 //------------------------------------------------------------------------------
 
 typedef struct idist_milestone {
     double step, value;
 } idist_milestone;
 
-// Ignite's PiecewiseLinear: passes through n milestones on straight lines, and is constant before
-// the first one and after the last one. step may have a fraction, an epoch's for example.
-// NaN: no milestones, steps that do not increase, a number that is not finite, or neighbours so far
-// apart that the product of their distances in step and value is not finite.
+// Returns the value at `step` of Ignite's PiecewiseLinear. The schedule passes through n milestones
+// on straight lines, and is constant before the first one and after the last one. A step may have a
+// fraction, an epoch's for example. Returns NaN if there are no milestones, if steps do not
+// increase, or if a number is not finite. Also returns NaN if neighbors are so far apart that the
+// product of their distances in step and value is not finite.
 IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
 
-// torch's schedulers of the same names, as closed formulas. `begin`, `end` and `steps` are fields
-// of the schedule, and left = 1 - step / steps is what is left of it, at least 0.
+// Kind of a schedule: torch's schedulers of the same names, as closed formulas. In the formulas,
+// `begin`, `end` and `steps` are fields of the schedule. The part that is left, at least 0, is left
+// = 1 - step / steps.
 typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_CONSTANT = 0,    // begin
     IDIST_SCHEDULE_STEP = 1,        // StepLR: times factor after every `steps` steps
@@ -511,48 +552,55 @@ typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_ONE_CYCLE = 5
 } idist_schedule_kind;
 
-// All zero is valid: the constant 0. A schedule uses the fields that its kind names.
+// A schedule. All zero is valid: the constant 0. A schedule uses the fields that its kind names.
 typedef struct idist_schedule {
     double begin, end;
-    double peak;           // of one cycle ...
-    double rise;           // ... and the fraction of `steps` until then, below 1; 0: 0.3
+    double peak;           // of one cycle
+    double rise;           // fraction of `steps` until the peak, below 1; 0 means 0.3
     double factor;         // > 0
-    double power;          // > 0; 0: 1
+    double power;          // > 0; 0 means 1
     double warmup;         // the value at step 0, if there are warm-up steps
     uint64_t warmup_steps; // on a straight line to the first value; the schedule begins after them
     uint64_t steps;
     idist_schedule_kind kind;
 } idist_schedule;
 
-// The value in a step; the first one is step 0. Accurate to a relative error of 1e-12, in a time
-// that does not grow with step. NaN: schedule is NULL, its kind is invalid, `steps` is 0 and the
-// kind uses it, a field that it uses is out of its range or not finite, or two of the values that
-// it goes between are so far apart that their difference is not finite.
+// Returns the value in a step; the first step is step 0. The value is accurate to a relative error
+// of 1e-12, in a time that does not grow with step.
+// Returns NaN in these cases:
+//
+//   - The schedule is NULL, or its kind is invalid.
+//   - The kind uses `steps`, which is 0.
+//   - A field that the kind uses is out of its range or not finite.
+//   - Two values that the schedule goes between are so far apart that their difference is not
+//     finite.
 IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t step);
 
 //------------------------------------------------------------------------------
 // [train_api:metric]  numbers over all ranks
 //
-// Plain structs, all zero at the start of an epoch: update adds what this rank saw, and compute
-// gives the value over all ranks of opts->group. compute reduces a copy, so it may be called at any
-// time and repeatedly. It is collective and gives the same result on all ranks; a rank that does
-// not want it passes NULL for value.
+// A metric is a plain struct, all zero at the start of an epoch. An update function adds what this
+// rank saw, and a compute function gives the value over all ranks of opts->group. The compute
+// function reduces a copy, so it may be called at any time and repeatedly. It is collective and
+// gives the same result on all ranks. A rank that does not want the result passes NULL for value.
 //------------------------------------------------------------------------------
 
-// The fraction of samples whose highest score is that of their label.
+// Accuracy: the fraction of samples whose highest score is the score of their label.
 typedef struct idist_accuracy {
     uint64_t correct, total; // samples
 } idist_accuracy;
-// scores: n rows of `classes` scores; labels: n. Of equal scores the first one counts; a row with a
-// NaN is wrong. IDIST_ERR_ARG: a label outside 0 .. classes - 1.
+// Adds n samples. scores: n rows of `classes` scores. labels: n. If several scores are equal, the
+// first one counts; a row with a NaN is wrong. Returns IDIST_ERR_ARG if a label is outside 0 ..
+// classes - 1.
 IDIST_API idist_status idist_accuracy_update(idist_accuracy *m, const float *scores,
                                              const int *labels, size_t n, int classes);
-// NaN if no rank has seen a sample; likewise for the means below.
+// Computes the accuracy over all ranks, which is NaN if no rank has seen a sample.
 IDIST_API idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
                                               const idist_opts *opts);
 
 // A weighted mean, for example of the loss, weighted by samples. A value of weight 0 does not
-// count, even if it is NaN or infinite: an empty batch has no loss.
+// count, even if it is NaN or infinite: an empty batch has no loss. The mean is NaN if no rank has
+// a value.
 typedef struct idist_mean {
     double sum, weight;
 } idist_mean;
@@ -561,12 +609,12 @@ IDIST_API idist_status idist_mean_compute(const idist_mean *m, double *value,
                                           const idist_opts *opts);
 
 // An exponential moving average: value = alpha * value + (1 - alpha) * new, starting with the first
-// value; with alpha 1 the first value stays. compute gives the mean over those ranks that have a
-// value.
+// value. With alpha 1 the first value stays. compute gives the mean over those ranks that have a
+// value, or NaN if no rank has one.
 typedef struct idist_running_average {
-    double alpha; // 0: 0.98
+    double alpha; // 0 means 0.98
     double value;
-    bool begun; // there is a value
+    bool begun; // true if there is a value
 } idist_running_average;
 IDIST_API void idist_running_average_update(idist_running_average *m, double value);
 IDIST_API idist_status idist_running_average_compute(const idist_running_average *m, double *value,
@@ -580,15 +628,17 @@ typedef struct idist_confusion {
 } idist_confusion;
 IDIST_API idist_status idist_confusion_update(idist_confusion *m, const int *predicted,
                                               const int *labels, size_t n);
-// Writes the classes * classes counts of all ranks to cells, which must not be those of m. NULL:
-// not wanted on this rank.
+// Writes the classes * classes counts of all ranks to cells, which must not be the cells of m. A
+// rank that does not want the counts passes NULL for cells.
 IDIST_API idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
                                                const idist_opts *opts);
 
-// For metrics that cannot be summed, such as the area under a curve: rank 0 of the group gets the
-// rows of all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all
-// ranks. rows: n of row_nbytes bytes; n may differ between ranks. fn returns 0 on success; if it
-// fails, all ranks get IDIST_ERR_CALLBACK. It must not call idist.
+// Computes a metric that cannot be summed, such as the area under a curve. Rank 0 of the group gets
+// the rows of all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all
+// ranks.
+// rows: n of row_nbytes bytes; n may differ between ranks.
+// The function returns 0 on success. If it fails, all ranks get IDIST_ERR_CALLBACK. It must not
+// call idist.
 typedef int (*idist_epoch_metric_fn)(const void *rows, size_t n, void *arg, double *value);
 IDIST_API idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
                                           idist_epoch_metric_fn fn, void *arg, double *value,
@@ -603,35 +653,38 @@ IDIST_API idist_status idist_epoch_metric(const void *rows, size_t n, size_t row
 
 typedef struct idist_checkpoint_desc {
     const char *folder; // on rank 0; created if it does not exist
-    const char *prefix; // of the file names; NULL: "checkpoint"
-    int keep;           // how many files to keep, those with the best scores; 0: 1. < 0: all
-    int keep_latest;    // how many to keep besides, those with the highest steps. < 0: all
+    const char *prefix; // of the file names; NULL means "checkpoint"
+    int keep;           // how many files to keep, those with the best scores; 0 means 1, < 0 all
+    int keep_latest;    // how many more to keep, those with the highest steps; < 0 means all
     bool low_is_best;   // lower scores are better, as for a loss
 } idist_checkpoint_desc;
 
 // Writes tensors and a struct of yours (info, for example epoch and rate; may be NULL, and is
-// ignored on other ranks) to folder/PREFIX_STEP_score=SCORE.idist: to a temporary file in the
-// folder, fsync, rename, fsync of the folder. SCORE has up to six digits and a period in every
-// locale. A step has one file: the new file replaces an earlier file of the same step, whatever its
-// score. Then all but the `keep` best files and the `keep_latest` latest ones are removed; a file
-// may be both. Of equal scores the later step is better. A crash at any moment leaves complete
-// files, and at most one temporary file, which the next save removes. A crash may also leave an
-// earlier file of the same step, which the next save of that step removes.
+// ignored on other ranks) to folder/PREFIX_STEP_score=SCORE.idist. It first writes a temporary file
+// in the folder, then calls fsync, rename, and fsync of the folder. SCORE has up to six digits and
+// a period in every locale.
+//
+// A step has one file: the new file replaces an earlier file of the same step, whatever its score.
+// Then all but the `keep` best files and the `keep_latest` latest files are removed; a file may be
+// both. If scores are equal, the later step is better. A crash at any moment leaves complete files,
+// and at most one temporary file, which the next save removes. A crash may also leave an earlier
+// file of the same step, which the next save of that step removes.
 //
 // The file is not written, and nothing changes, if `keep` files of other steps are better and
-// `keep_latest` are later. The log says so at info level, or as a warning if the better file has a
-// later step, which only another run can write. Every valid file with the prefix counts, also
-// those of earlier runs: use a folder per training run. A damaged file does not count, pushes no
-// other file out, and is not removed; a warning names the file once. To verify the files, the first
-// save of a process reads those that it finds. Later ones read only what others have written.
+// `keep_latest` are later. The log says so at info level. It warns if the better file has a later
+// step, because then it comes from another run. Every valid file with the prefix counts, even from
+// earlier runs: use a folder per training run. A damaged file does not count, pushes no other file
+// out, and is not removed; a warning names the file once. To verify the files, the first save of a
+// process reads those that it finds. Later saves read only what others have written.
 //
-// If the file system refuses to sync the file or the folder, as network and shared folders of
-// virtual machines may, the save succeeds all the same: the file is complete, but may be lost when
-// the machine crashes. A warning says so once per process.
+// If the file system refuses to sync the file or the folder, as network file systems and shared
+// folders of virtual machines may, the save still succeeds. The file is complete, but may be lost
+// if the machine crashes. A warning says so once per process.
 //
-// IDIST_ERR_NO_SPACE: the file is not written, and existing files are untouched. IDIST_ERR_SYSTEM:
-// the same; or the file is written, but the folder could not be synced, or an earlier file could
-// not be removed. The text says which. IDIST_ERR_ARG: the score is NaN.
+// IDIST_ERR_NO_SPACE: the file is not written, and existing files stay.
+// IDIST_ERR_SYSTEM: as IDIST_ERR_NO_SPACE; or the file is written, but the folder could not be
+// synced, or an earlier file could not be removed. The text says which.
+// IDIST_ERR_ARG: the score is NaN.
 IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step,
                                              double score, const idist_tensor *tensors, int n,
                                              const void *info, size_t info_nbytes,
@@ -640,24 +693,27 @@ IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, 
 // Reads a file into tensors and info on all ranks; path is used on rank 0 only. Before anything is
 // written, the whole file is checked: magic, version, counts, dtypes, sizes, and a checksum over
 // every byte. All ranks get the status and the reason:
-// IDIST_ERR_CORRUPT: the file is empty, truncated, damaged or no checkpoint.
+// IDIST_ERR_CORRUPT: the file is empty, truncated, damaged or not a checkpoint.
 // IDIST_ERR_UNSUPPORTED: a newer version of idist, or a machine of another byte order, wrote it.
-// IDIST_ERR_ARG: the file is valid and has other tensors, or it is no regular file.
+// IDIST_ERR_ARG: the file is valid but has other tensors, or it is not a regular file.
 // IDIST_ERR_NOT_FOUND: there is no such file.
-// IDIST_ERR_SYSTEM: the file cannot be read; or the checksum over what arrived on some rank is
+// IDIST_ERR_SYSTEM: the file cannot be read. Or the checksum over what arrived on some rank is
 // wrong, and the contents of tensors and info are undefined.
 IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors, int n,
                                              void *info, size_t info_nbytes,
                                              const idist_opts *opts);
 
-// Finds the valid file with the best score, or if latest is set the one with the highest step (of
-// two that a crash has left of a step, the newer one). Rank 0 looks for it, reads all of it to
-// verify its checksum, and all ranks get its path. A damaged file is skipped; a warning names it
-// and says what is wrong. IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has such a
-// name: a new training may begin. IDIST_ERR_CORRUPT: files have such names, but all of them are
-// damaged, or a newer version of idist wrote them: a training was here. The text names them.
-// IDIST_ERR_TRUNCATED: capacity is too small. IDIST_ERR_SYSTEM: the folder or one of its
-// checkpoints cannot be read, so that another one may be the best or the latest.
+// Finds the valid file with the best score, or the one with the highest step if latest is set. If a
+// crash has left two files of a step, the newer one counts. Rank 0 looks for the file and reads all
+// of it to verify its checksum, and all ranks get its path. A damaged file is skipped; a warning
+// names the file and says what is wrong.
+// IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has such a name: a new training may
+// begin.
+// IDIST_ERR_CORRUPT: files have such names, but all of them are damaged, or a newer version of
+// idist wrote them: a training was here. The text names them.
+// IDIST_ERR_TRUNCATED: capacity is too small.
+// IDIST_ERR_SYSTEM: the folder or one of its checkpoints cannot be read, so that another one may be
+// the best or the latest.
 IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest,
                                              char *path, size_t capacity, const idist_opts *opts);
 
@@ -674,23 +730,26 @@ IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, 
 #define IDIST__FORMAT(at, args)
 #endif
 
-// name: of the training run, "CIFAR10-Training". Prints up to 2,000 bytes of the text; line feeds
-// in it become spaces. As with printf, your format prints fractions with the decimal point of your
-// program's locale. Numbers that idist prints have a period in every locale.
+// Logs a line of text. `name` is the name of the training run, "CIFAR10-Training". Prints up to
+// 2,000 bytes of the text; line feeds in it become spaces. Your format prints fractions with the
+// decimal point of your program's locale, as with printf. Numbers that idist prints have a period
+// in every locale.
 IDIST_API void idist_train_log(const char *name, const char *format, ...) IDIST__FORMAT(2, 3);
-// Version, backend, device, world size and idist_show_config, each on its own line.
+// Logs version, backend, device, world size and idist_show_config, each on its own line.
 IDIST_API void idist_train_log_config(const char *name);
-// "Epoch 3 - Evaluation time (seconds): 4.02 - Test metrics:", then a line "    Accuracy: 0.7" for
-// each of n metrics.
+// Logs "Epoch 3 - Evaluation time (seconds): 4.02 - Test metrics:", then a line "    Accuracy: 0.7"
+// for each of n metrics.
 IDIST_API void idist_train_log_metrics(const char *name, int epoch, double seconds, const char *tag,
                                        const char *const *names, const double *values, int n);
 
-// A progress bar on stderr, if that is a terminal: "Epoch [3/24]: [120/391]  30%|###       |
-// loss=1.2 [00:12<00:27]". The line ends when done == total. On a narrow terminal the picture is
-// left out and then the line is cut, so that it stays one line; a terminal of unknown width counts
-// as 80 columns. Title and text are UTF-8, whatever the locale is. Control characters, such as line
-// feeds, become spaces, and bytes that are not UTF-8 question marks. Of escape sequences, those for
-// colors are passed on, and colors end with the line; others are left out.
+// A progress bar on stderr, if stderr is a terminal: "Epoch [3/24]: [120/391]  30%|###       |
+// loss=1.2 [00:12<00:27]". The line ends when done == total. On a narrow terminal, first the
+// picture is left out and then the line is cut, so that it stays one line. A terminal of unknown
+// width counts as 80 columns.
+//
+// Title and text are UTF-8, whatever the locale is. Control characters, such as line feeds, become
+// spaces. Bytes that are not UTF-8 become question marks. Escape sequences for colors are passed
+// on, and colors end with the line; other escape sequences are left out.
 typedef struct idist_progress {
     const char *title; // "Epoch [3/24]"
     uint64_t total;
@@ -701,10 +760,10 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 //------------------------------------------------------------------------------
 // [train_api:summary]  scalars over the steps of a training, for TensorBoard and as CSV
 //
-// What torch.utils.tensorboard's SummaryWriter does with add_scalar. All calls are local, and any
-// thread may make them. Rank 0 of the group writes; on other ranks every function returns IDIST_OK
-// and does nothing, except that idist_summary_create gives a handle as well. A handle may outlive
-// its group and the world. In the folder there are
+// Does what add_scalar of torch.utils.tensorboard's SummaryWriter does. All calls are local, and
+// any thread may make them. Rank 0 of the group writes. On other ranks every function returns
+// IDIST_OK and does nothing, except that idist_summary_create gives a handle as well. A handle may
+// outlive its group and the world. The folder has two kinds of files:
 //
 //     scalars.csv                 wall_time,step,tag,value: a line per value. wall_time is in
 //                                 seconds since 1970. A tag with commas, quotes or line breaks is
@@ -713,7 +772,7 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 //     events.out.tfevents.*       what TensorBoard reads; values are rounded to floats
 //
 // A training that is resumed appends to scalars.csv and writes another events file; TensorBoard
-// joins those of a folder. What a crash has left of a last line is removed first.
+// joins the events files of a folder. A last line that a crash has cut off is removed first.
 //
 // In a child made by fork, idist_summary_add and _flush fail with IDIST_ERR_STATE, and
 // idist_summary_free writes nothing.
@@ -722,33 +781,37 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 typedef struct idist_summary idist_summary;
 
 typedef struct idist_summary_desc {
-    const char *folder; // on rank 0; created if it does not exist, with those above it
-    idist_group *group; // whose rank 0 writes; NULL: the world. Before there is one: every process
+    const char *folder; // on rank 0; created with its parents if it does not exist
+    // The group whose rank 0 writes. If it is NULL, rank 0 of the world writes, or every process
+    // before there is a world.
+    idist_group *group;
     bool no_csv;
     bool no_tensorboard;
 } idist_summary_desc;
 
-// Opens the files. IDIST_ERR_ARG: a scalars.csv that is something else; it is untouched.
-// IDIST_ERR_STATE: another handle or process is writing it. IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM:
-// a file or folder cannot be made. IDIST_ERR_NO_MEMORY.
+// Opens the files.
+// IDIST_ERR_ARG: a scalars.csv is something else; it is untouched.
+// IDIST_ERR_STATE: another handle or process is writing it.
+// IDIST_ERR_NO_MEMORY: out of memory.
+// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: a file or folder cannot be created.
 IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
                                             idist_summary **summary);
 
-// Writes a value to both files before it returns, so that it is not lost if the process is killed.
-// tag: 1 to 1,000 bytes of UTF-8, "train/loss"; TensorBoard groups tags by what precedes the slash.
-// step: at most INT64_MAX.
+// Writes a value to both files before it returns, so that the value is not lost if the process is
+// killed. A tag, such as "train/loss", has up to 1,000 bytes of UTF-8, and at least one.
+// TensorBoard groups tags by what precedes the slash. A step is at most INT64_MAX.
 //
-// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the value before. This one is kept, and
-// the next call writes it if it can. Up to 64 KiB are kept per file; further values are lost.
+// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the value before. This value is kept,
+// and the next call writes it if it can. Up to 64 KiB are kept per file; further values are lost.
 IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                          uint64_t step);
 
-// Returns when the values are on the disk, so that they are not lost if the machine crashes. A file
-// system that refuses to sync is no failure; a warning says so once per process.
+// Returns when the values are on the disk, so that they are not lost if the machine crashes. It is
+// no failure if the file system refuses to sync; a warning says so once per process.
 IDIST_API idist_status idist_summary_flush(idist_summary *summary);
 
-// Flushes, and frees in any case; *summary becomes NULL. IDIST_OK: all values are in the files.
-// IDIST_ERR_NO_SPACE: some were lost.
+// Flushes the files and frees the summary in any case; *summary becomes NULL. Returns IDIST_OK if
+// all values are in the files, and IDIST_ERR_NO_SPACE if some were lost.
 IDIST_API idist_status idist_summary_free(idist_summary **summary);
 
 #ifdef __cplusplus
