@@ -1,4 +1,4 @@
-// ring/ring_backend.h: leaving the other ranks, and the table of the backend
+// ring/ring_backend.h: leaves the other ranks when a world closes; the table of the backend
 //
 // Functions: idist__ring_backend_*, idist__close_*.
 #pragma once
@@ -31,21 +31,21 @@
 // leaving the other ranks
 //
 // In order: after the last barrier every rank says BYE, and waits until all of its frames are
-// written. Where closing a connection with unread bytes in it could destroy what the peer has not
-// read yet (TCP), it waits for the peer's BYE too.
+// written. On TCP, closing a connection with unread bytes could destroy what the peer has not read
+// yet. There the rank waits for the peer's BYE too.
 //
-// After a failure of the world: every rank says BYE, too, with the reason. Groups that the failure
-// does not concern go on with the calls that the leaving rank has completed (idist__progress_left).
-// The rank writes the frames that are queued and shuts down its side of each connection. Then it
-// discards what still arrives until the peers have closed theirs, or for up to
-// IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read yet.
-// Where ranks connect on demand, it accepts connections for all of this time: otherwise a rank that
-// comes late would be refused, and blame this one.
+// After a failure of the world: every rank says BYE too, with the reason. Groups that the failure
+// does not concern continue with the calls that the leaving rank has completed
+// (idist__progress_left). The rank writes the frames that are queued and shuts down its side of
+// each connection. Then it discards what still arrives until the peers have closed their sides, or
+// for up to IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read
+// yet. Where ranks connect on demand, the rank accepts connections for all of this time. Otherwise
+// a rank that connects late would be refused, and would report this rank as the cause.
 //------------------------------------------------------------------------------
 
 enum { IDIST__CLOSE_CLEAN_MS = 5000, IDIST__CLOSE_FAILED_MS = 200 };
 
-// Ends our side of a connection, and discards what has arrived. Returns whether the peer has closed
+// Ends our side of a connection, and discards what has arrived. Returns true if the peer has closed
 // its side.
 static bool idist__close_discard(int fd) {
     char dropped[4096];
@@ -56,7 +56,8 @@ static bool idist__close_discard(int fd) {
     return idist__os_socket_at_end(fd);
 }
 
-// Fills entries of poll with the connections that the peers have not closed yet. Returns how many.
+// Fills a poll set with the connections that the peers have not closed yet. Returns the number of
+// entries.
 static int idist__close_polls(const idist__ring *ring, idist__os_poll_entry *entries) {
     int i, k, count = 0;
 
@@ -95,7 +96,7 @@ static void idist__close_world(idist__world *w, bool clean) {
     int i;
 
     idist__os_mutex_lock(&w->lock);
-    w->group.rank = -1; // frames that still arrive concern nobody
+    w->group.rank = -1; // frames that still arrive concern no group
     ring->said_bye = clean || w->group.status != IDIST_OK;
     ring->bye_status = clean ? IDIST_OK : w->group.status;
     for (i = 0; i < w->group.size && ring->said_bye; i++) idist__link_bye(ring, &ring->links[i]);
@@ -117,8 +118,9 @@ static idist_status idist__ring_backend_claim(idist__config *config, const char 
     return config->world_size == 1 && !config->backends[0] ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
-// Functions that this backend does not have stay NULL. The tables of the transports are filled here
-// too, because this function runs once, under a lock, and before a world can open.
+// Fills the table of the backend. Functions that this backend does not have stay NULL. Also fills
+// the tables of the transports, because this function runs once, under a lock, before a world can
+// open.
 static void idist__ring_backend_fill(idist_backend_api *api) {
     idist__sockets_fill_transports();
     idist__pipe_fill_transport();

@@ -1,8 +1,8 @@
-// ring/connect/attempt.h: one rank connects to another
+// ring/connect/attempt.h: one attempt of a rank to connect to another
 //
 //     WAITS  ->  CONNECTS  ->  GREETS  ->  the connection becomes a link
 //
-// From CONNECTS and GREETS an attempt may go back to WAITS, for a few milliseconds.
+// From CONNECTS and GREETS an attempt may return to WAITS for a few milliseconds.
 #pragma once
 
 #include "os/clock.h"
@@ -12,14 +12,14 @@
 #include "net/auth.h"
 
 enum {
-    // A connect that is not answered is tried again after this time. A handshake has no limit,
-    // because the peer may not be in a call.
+    // Time after which an unanswered connect is tried again. A handshake has no limit, because the
+    // peer may not be in a call.
     IDIST__ATTEMPT_MS = 3000,
     IDIST__ATTEMPT_WAIT_MS = 20,
-    IDIST__ATTEMPT_NAME_MS = 100 // before a name that is not known yet is looked up again
+    IDIST__ATTEMPT_NAME_MS = 100 // wait before a name that is not known yet is looked up again
 };
 
-typedef struct idist__where { // where a rank listens for another one
+typedef struct idist__where { // the address where a rank listens for another rank
     char text[160];           // "tcp:[ADDRESS]:PORT" or "unix:NAME"
 } idist__where;
 
@@ -29,20 +29,21 @@ typedef enum idist__attempt_state {
     IDIST__ATTEMPT_GREETS    // the handshake is under way
 } idist__attempt_state;
 
-typedef struct idist__attempt { // to connect to a rank
+typedef struct idist__attempt { // one attempt to connect to a rank
     struct idist__attempt *next;
     int rank;
-    int socket; // of the link
+    int socket; // index of the socket in the link
     idist__attempt_state state;
     int64_t due_ns;
-    idist__handshake handshake; // its fd is that of the connection in all states; -1: none
+    idist__handshake handshake; // its fd is the connection in all states, or -1
 } idist__attempt;
 
-// What has become of a connection. Functions below return true when there is an event.
+// The outcome of an attempt or of an accept. A function with an event parameter returns true if it
+// has stored an event there.
 typedef struct idist__connect_event {
-    int rank;            // -1: no rank, this one cannot accept
-    idist_status status; // IDIST_OK: the link of that rank is connected
-    int error;           // the errno with which connecting failed; 0: idist__me.text tells
+    int rank;            // the peer, or -1 if this rank cannot accept connections
+    idist_status status; // IDIST_OK if the link to the peer is connected
+    int error;           // the errno of a failed connect, or 0 if idist__me.text has the reason
 } idist__connect_event;
 
 static void idist__attempt_wait(idist__attempt *attempt, int ms) {
@@ -51,19 +52,20 @@ static void idist__attempt_wait(idist__attempt *attempt, int ms) {
     attempt->due_ns = idist__os_clock_deadline(ms);
 }
 
-// Whether the peer may know of it, and may have accepted it, because we have proven who we are.
+// Returns true if the peer may know of an attempt, and may have accepted it, because we have proven
+// who we are.
 static bool idist__attempt_is_known(const idist__attempt *attempt) {
     return attempt->state == IDIST__ATTEMPT_GREETS && attempt->handshake.stage >= IDIST__AUTH_PROOF;
 }
 
-// Connecting failed. Returns false if it will be tried again without an event.
+// Handles a failed connect. Returns false if the attempt will be repeated without an event.
 static bool idist__attempt_failed(idist__attempt *attempt, int error, idist__connect_event *event) {
     idist_status status =
         idist__os_socket_out_of_fds(error) ? IDIST_ERR_NO_FDS : IDIST_ERR_PEER_LOST;
 
     idist__attempt_wait(attempt, IDIST__ATTEMPT_WAIT_MS);
     if (error == EAGAIN || error == ETIMEDOUT || error == EINTR || error == ENOBUFS ||
-        error == ENOMEM) // its accept queue may be full, or memory is short
+        error == ENOMEM) // the peer's accept queue may be full, or memory is short
         return false;
     event->rank = attempt->rank;
     event->error = error;
@@ -72,7 +74,7 @@ static bool idist__attempt_failed(idist__attempt *attempt, int error, idist__con
     return true;
 }
 
-// WAITS -> CONNECTS.
+// Begins to connect: WAITS -> CONNECTS. Returns true if there is an event.
 static bool idist__attempt_begin(idist__attempt *attempt, const idist__where *where,
                                  idist__connect_event *event) {
     idist__os_address address;

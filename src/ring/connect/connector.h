@@ -1,35 +1,33 @@
-// ring/connect/connector.h: all that is under way: listeners, attempts, handshakes
+// ring/connect/connector.h: all connections in the making: listeners, attempts, handshakes
 //
 // Connects two ranks by a local socket or TCP. While ranks join (ring/join/) they make the
-// connections that they certainly need. In a world of many ranks that shares no memory these are
-// few; the others are made when a first message is to go through them (ring/engine/).
-//
-//
+// connections that they certainly need. In a world of many ranks without shared memory these are
+// few; any other connection is made when the first message needs it (ring/engine/).
 //
 // WHO CONNECTS
 //
-// Each rank listens, and either of two may connect to the other. Both ends prove that they know
-// the key of the job, and tell their ranks. When both connect at once, the connection that the
-// higher rank has begun is the one that stays:
+// Each rank listens, and each may connect to any other. Both ends prove that they know the key of
+// the job, and tell their ranks. When two ranks connect to each other at once, the connection that
+// the higher rank began stays:
 //
-//   - a rank to which a lower one connects turns it away if it has reached that one itself;
-//   - a rank to which a higher one connects gives up its own attempt, and accepts.
+//   - a rank refuses the connection of a lower rank if its own has already reached that rank;
+//   - a rank accepts the connection of a higher rank, and drops its own attempt.
 //
-// An accepting rank decides once the other has proven who it is, and before it says so. What it
-// has accepted is a link from then on. A rank that is turned away tries again a little later, but
-// by then, mostly, the other one has connected to it.
+// An accepting rank decides once the peer has proven who it is, before it tells the peer. From then
+// on an accepted connection is a link. A rank that is refused tries again a little later. By then,
+// the other rank has usually connected to it.
 //
-// A link over TCP may have several sockets (see ring/msg/). Each of them is connected by itself,
-// from either end; the link is connected when all are.
+// A link over TCP may have several sockets (see ring/msg/). Each socket is connected separately, by
+// one rank or the other; the link is connected when all of its sockets are.
 //
-// Strangers may connect too. An incoming handshake that fails is closed and forgotten.
+// Foreign processes may connect too. An incoming handshake that fails is closed and forgotten.
 //
 //     idist__connector_start   starts an attempt to connect to a rank
-//     idist__connector_polls   what to watch in poll
+//     idist__connector_polls   fills a poll set with what to watch
 //     idist__connector_next    advances everything without blocking, up to the next event
 //
-// The event that reports its outcome ends an attempt, except IDIST_ERR_NO_FDS: then it keeps
-// trying.
+// An attempt ends with the event that reports its outcome, except for IDIST_ERR_NO_FDS: then the
+// attempt continues.
 #pragma once
 
 #include "os/clock.h"
@@ -49,28 +47,30 @@
 #include "ring/connect/attempt.h"
 
 enum {
-    IDIST__CONNECTOR_POLLS = 2 + IDIST__PENDING_SLOTS, // entries besides those of attempts
-    IDIST__CONNECTOR_LOOK_MS = 50                      // at incoming handshakes that say nothing
+    IDIST__CONNECTOR_POLLS = 2 + IDIST__PENDING_SLOTS, // poll entries that are not for attempts
+    IDIST__CONNECTOR_LOOK_MS = 50 // interval for checking silent incoming handshakes
 };
 
 typedef struct idist__connector {
     idist__ring *ring;
-    int rank;                // ours
-    int listeners[2];        // local socket, TCP; -1: none
-    idist__where *where;     // by rank
-    int socket_count;        // of a link over TCP
-    uint64_t job;            // its number
-    uint8_t key[32];         // authenticates connections of this job
-    bool listener_ready;     // somebody may wait at a listener
-    bool leaves;             // no new attempts
-    bool waits_for_names;    // while ranks join: a name may become known
-    int unknown_rank;        // whose name was not known at the last attempt to connect to it, ...
-    char unknown[256];       // ... and how the lookup failed; "": none did
-    int64_t no_fds_until_ns; // while descriptors are short, nothing is accepted before this time;
-                             // 0: they are not short
+    int rank;             // our rank
+    int listeners[2];     // local socket, TCP; -1 if none
+    idist__where *where;  // by rank
+    int socket_count;     // number of sockets of a link over TCP
+    uint64_t job;         // number of the job
+    uint8_t key[32];      // authenticates connections of this job
+    bool listener_ready;  // a connection may wait at a listener
+    bool leaves;          // no new attempts
+    bool waits_for_names; // set while ranks join: a host name may become known
+    // The rank whose host name could not be resolved in the last attempt to connect to it.
+    int unknown_rank;
+    // Error text of the last failed lookup of a host name, or "" if none has failed.
+    char unknown[256];
+    // Time before which nothing is accepted while descriptors are short, or 0 if they are not.
+    int64_t no_fds_until_ns;
     idist__attempt *attempts;
     idist__pending incoming;
-    int incoming_count; // handshakes in it
+    int incoming_count; // handshakes in `incoming`
 } idist__connector;
 
 static void idist__connector_free(idist__connector *conn) {
@@ -113,19 +113,20 @@ static idist__connector *idist__connector_new(idist__ring *ring) {
     return NULL;
 }
 
-// Whether we reach a rank through a local socket.
+// Returns true if we reach a rank through a local socket.
 static bool idist__connector_is_local(const idist__connector *conn, int rank) {
     return idist__address_is_local(conn->where[rank].text);
 }
 
-// The place of an attempt in the list, or of the end of the list.
+// Returns the pointer in the list that points to an attempt, or the end of the list if there is no
+// such attempt.
 static idist__attempt **idist__connector_find(idist__connector *conn, int rank, int socket) {
     idist__attempt **at = &conn->attempts;
     while (*at && ((*at)->rank != rank || (*at)->socket != socket)) at = &(*at)->next;
     return at;
 }
 
-// Gives up an attempt, or forgets one that is done.
+// Removes and frees an attempt, done or not. Does nothing at the end of the list.
 static void idist__connector_drop(idist__connector *conn, idist__attempt **at) {
     idist__attempt *attempt = *at;
 
@@ -135,7 +136,7 @@ static void idist__connector_drop(idist__connector *conn, idist__attempt **at) {
     idist__mem_free(&conn->ring->w->cfg.mem, attempt);
 }
 
-// Gives up connecting to a rank.
+// Drops all attempts to connect to a rank.
 static void idist__connector_give_up(idist__connector *conn, int rank) {
     int i;
 
@@ -143,7 +144,7 @@ static void idist__connector_give_up(idist__connector *conn, int rank) {
         idist__connector_drop(conn, idist__connector_find(conn, rank, i));
 }
 
-// Whether the link of a rank has never been connected, and lacks this socket.
+// Returns true if the link to a rank has never been connected, and lacks this socket.
 static bool idist__connector_lacks(const idist__connector *conn, int rank, int socket) {
     const idist__link *l = &conn->ring->links[rank];
     bool is_new = !l->transport || (l->open && !idist__link_is_connected(l));
@@ -151,7 +152,8 @@ static bool idist__connector_lacks(const idist__connector *conn, int rank, int s
     return is_new && socket < l->sockets.count && l->sockets.fds[socket] < 0;
 }
 
-// Starts to connect to a rank, unless that is under way. False: out of memory.
+// Starts to connect to a rank, unless attempts are already under way. Returns false if out of
+// memory.
 static bool idist__connector_start(idist__connector *conn, int rank) {
     int socket;
 
@@ -170,7 +172,7 @@ static bool idist__connector_start(idist__connector *conn, int rank) {
     return true;
 }
 
-// A handshake has succeeded: its connection becomes a socket of a link. Returns whether there is an
+// Makes the connection of a finished handshake a socket of a link. Returns true if there is an
 // event: the link is connected, or cannot be watched.
 static bool idist__connector_add(idist__connector *conn, idist__handshake *shake, int socket,
                                  idist__connect_event *event) {
@@ -199,9 +201,9 @@ static bool idist__connector_add(idist__connector *conn, idist__handshake *shake
 
 // ---- accepting ----
 
-// Descriptors are short: gives back those of our own attempts that a higher rank may be making as
-// well, so that its connection can be accepted. Otherwise two ranks with one descriptor each would
-// wait for each other. Returns whether there were any.
+// Closes our own attempts to connect to higher ranks, because descriptors are short. These ranks
+// may be connecting to us, and their connections need descriptors. Otherwise two ranks with one
+// descriptor each would wait for each other. Returns true if it closed any.
 static bool idist__connector_give_way(idist__connector *conn) {
     idist__attempt *attempt;
     bool any = false;
@@ -225,7 +227,7 @@ static bool idist__connector_accept(idist__connector *conn, int listener,
 
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
             conn->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
-            if (idist__pending_evict(&conn->incoming)) return false; // strangers use them up
+            if (idist__pending_evict(&conn->incoming)) return false; // strangers hold the fds
             if (idist__connector_give_way(conn)) return false;
             event->rank = -1;
             event->status = IDIST_ERR_NO_FDS;
@@ -245,8 +247,8 @@ static bool idist__connector_accept(idist__connector *conn, int listener,
     return false;
 }
 
-// Whether to accept the rank that has proven to be at the other end. A lower one is turned away
-// only if we have reached it ourselves.
+// Returns true if we accept the peer of a handshake, which has proven its rank. A lower rank is
+// refused only if our own attempt has reached it.
 static bool idist__connector_welcomes(idist__connector *conn, const idist__handshake *shake) {
     int rank = (int)shake->theirs.rank;
     int socket = (int)shake->theirs.socket;
@@ -260,7 +262,7 @@ static bool idist__connector_welcomes(idist__connector *conn, const idist__hands
     return rank > conn->rank || !ours || ours->state != IDIST__ATTEMPT_GREETS;
 }
 
-// Advances an incoming handshake.
+// Advances an incoming handshake. Returns true if there is an event.
 static bool idist__connector_answer(idist__connector *conn, idist__handshake *shake,
                                     idist__connect_event *event) {
     bool done = false;
@@ -294,7 +296,7 @@ static bool idist__connector_answer(idist__connector *conn, idist__handshake *sh
     return false;
 }
 
-// Accepts, and advances all incoming handshakes.
+// Accepts connections, and advances all incoming handshakes. Returns true at the first event.
 static bool idist__connector_receive(idist__connector *conn, idist__connect_event *event) {
     int64_t now_ns = idist__os_clock_now_ns();
     bool is_full = conn->incoming_count == IDIST__PENDING_SLOTS;
@@ -324,7 +326,8 @@ static bool idist__connector_receive(idist__connector *conn, idist__connect_even
 
 // ---- connecting ----
 
-// CONNECTS -> GREETS, if it is connected.
+// Begins the handshake of an attempt once its socket is connected: CONNECTS -> GREETS. Returns true
+// if there is an event.
 static bool idist__connector_connected(idist__connector *conn, idist__attempt *attempt,
                                        idist__connect_event *event) {
     bool local = idist__connector_is_local(conn, attempt->rank);
@@ -349,7 +352,7 @@ static bool idist__connector_connected(idist__connector *conn, idist__attempt *a
     return false;
 }
 
-// Advances the handshake of an attempt.
+// Advances the handshake of an attempt. Returns true if there is an event.
 static bool idist__connector_greet(idist__connector *conn, idist__attempt *attempt,
                                    idist__connect_event *event) {
     idist__handshake *shake = &attempt->handshake;
@@ -360,8 +363,8 @@ static bool idist__connector_greet(idist__connector *conn, idist__attempt *attem
     status = idist__auth_step(shake, &done);
     if (status == IDIST_OK && !done) return false;
 
-    if (status != IDIST_OK && shake->broke) { // turned away, or there was no room for us
-        idist__attempt_wait(attempt, 5 + conn->rank % 16); // not all ranks at the same moment
+    if (status != IDIST_OK && shake->broke) {              // refused, or the peer had no free slot
+        idist__attempt_wait(attempt, 5 + conn->rank % 16); // ranks retry at different times
         return false;
     }
 
@@ -376,7 +379,8 @@ static bool idist__connector_greet(idist__connector *conn, idist__attempt *attem
     return true;
 }
 
-// The name of the rank's host cannot be resolved. Returns false if it will be tried again.
+// Handles a failure to resolve the host name of a rank. Returns false if the lookup will be
+// repeated.
 static bool idist__connector_unknown(idist__connector *conn, idist__attempt *attempt,
                                      const idist__connect_event *event) {
     if (!conn->waits_for_names || event->error || event->status != IDIST_ERR_SYSTEM) return true;
@@ -393,8 +397,8 @@ static bool idist__connector_unknown(idist__connector *conn, idist__attempt *att
     return false;
 }
 
-// Advances an attempt, which may be gone after that. With an event all attempts to connect to the
-// rank are, unless descriptors are short.
+// Advances an attempt, which may be freed by this call. Returns true if there is an event. Then all
+// attempts to connect to the rank have been freed, unless descriptors are short.
 static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt,
                                  idist__connect_event *event) {
     int rank = attempt->rank;
@@ -417,9 +421,9 @@ static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt
 
 // ---- all of them ----
 
-// This rank leaves the world. Attempts that the peer cannot know of are dropped. One in which we
-// have already proven who we are continues, because the peer may have accepted it; its link then
-// says BYE. Returns whether any is left.
+// Stops connecting, because this rank leaves the world. Drops the attempts that the peers cannot
+// know of. An attempt in which we have already proven who we are continues, because the peer may
+// have accepted it; its link then says BYE. Returns true if any attempt is left.
 static bool idist__connector_leave(idist__connector *conn) {
     const idist__attempt *attempt = conn->attempts;
 
@@ -437,7 +441,7 @@ static bool idist__connector_leave(idist__connector *conn) {
     return conn->attempts != NULL;
 }
 
-// When to go on even if poll reports nothing.
+// Returns the time at which the connector has work even if poll reports nothing.
 static int64_t idist__connector_due_ns(const idist__connector *conn) {
     const idist__attempt *attempt;
     int64_t due_ns = IDIST__FOREVER;
@@ -451,12 +455,12 @@ static int64_t idist__connector_due_ns(const idist__connector *conn) {
     return due_ns;
 }
 
-// Entries of poll that idist__connector_polls fills at most.
+// Returns the largest number of poll entries that idist__connector_polls fills.
 static size_t idist__connector_capacity(const idist__connector *conn) {
     return IDIST__CONNECTOR_POLLS + (size_t)conn->ring->w->group.size * (size_t)conn->socket_count;
 }
 
-// Fills entries of poll. Returns how many.
+// Fills a poll set. Returns the number of entries.
 static int idist__connector_polls(const idist__connector *conn, idist__os_poll_entry *entries) {
     bool accepts = conn->incoming_count < IDIST__PENDING_SLOTS && !conn->no_fds_until_ns;
     const idist__attempt *attempt;
@@ -478,8 +482,8 @@ static int idist__connector_polls(const idist__connector *conn, idist__os_poll_e
     return count;
 }
 
-// Poll has reported at least one of these entries. We do not check which, because another thread
-// may have closed some meanwhile: everything tries to advance.
+// Notes that poll has reported at least one of the entries. Does not check which, because another
+// thread may have closed some of them meanwhile: everything tries to advance.
 static void idist__connector_polled(idist__connector *conn) {
     idist__attempt *attempt;
     int i;
@@ -491,7 +495,7 @@ static void idist__connector_polled(idist__connector *conn) {
         conn->incoming.place[i].ready = true;
 }
 
-// Goes on until something happens. False: nothing more can happen now.
+// Advances everything until there is an event. Returns false if nothing more can happen now.
 static bool idist__connector_next(idist__connector *conn, idist__connect_event *event) {
     idist__attempt *attempt, *next;
 

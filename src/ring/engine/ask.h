@@ -1,4 +1,4 @@
-// ring/engine/ask.h: which members hold up a call, and whom those wait for in turn
+// ring/engine/ask.h: finds the members that hold up a call, and the ranks that they wait for
 //
 // Functions: idist__ask_*, idist__absent_*.
 #pragma once
@@ -17,12 +17,11 @@
 //------------------------------------------------------------------------------
 // which members hold up a call
 //
-// A rank knows how far each member has come (idist__seen) and, once it has sent WAITS, whether the
-// member answered.
+// A rank knows how far each member has come (idist__seen). Once it has sent WAITS, it also knows
+// which members have answered.
 //------------------------------------------------------------------------------
 
-// Returns the rank of the world whose message a receive is getting, or -1 if none has begun to
-// arrive.
+// Returns the world rank whose message a receive is getting, or -1 if none has begun to arrive.
 static int idist__absent_sender(const idist__task *t) {
     const idist_group *g = t->group;
     const idist__ring *ring = idist__ring_of(g->w);
@@ -38,10 +37,10 @@ static int idist__absent_sender(const idist__task *t) {
     return -1;
 }
 
-typedef enum idist__absence { // of a member that a call may be waiting for
-    IDIST__ABSENT = 1,        // it has not entered the call
-    IDIST__SILENT = 2,        // it has not answered when it was asked
-    IDIST__NEEDED = 4         // this rank waits for something that only that one can send
+typedef enum idist__absence { // ways in which a member may hold up a call; a set of bits
+    IDIST__ABSENT = 1,        // the member has not entered the call
+    IDIST__SILENT = 2,        // the member was asked and has not answered
+    IDIST__NEEDED = 4         // this rank waits for something that only the member can send
 } idist__absence;
 
 static int idist__absent_how(const idist__task *t, int rank) {
@@ -53,7 +52,7 @@ static int idist__absent_how(const idist__task *t, int rank) {
     int absence = 0;
 
     if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
-        entered = true; // or an earlier step of the same parent
+        entered = true; // an earlier step of the same parent counts too
     if (!entered) absence |= IDIST__ABSENT;
     if (asked_ns && l->here_ns < asked_ns && !l->bye) absence |= IDIST__SILENT;
     if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
@@ -72,8 +71,8 @@ static int idist__absent_next(const idist__task *t, int rank, int absence) {
     return rank;
 }
 
-// Returns the rank of the world that a call waits for, or -1 if it waits for none in particular. Of
-// several ranks it is one that does not answer, or else one that has not entered the call.
+// Returns the world rank that a call waits for, or -1 if it waits for none in particular. Among
+// several ranks, prefers one that does not answer, then one that has not entered the call.
 static int idist__absent_whom(const idist__task *t) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT | IDIST__NEEDED, IDIST__NEEDED, IDIST__ABSENT};
@@ -95,11 +94,11 @@ static int idist__absent_whom(const idist__task *t) {
 }
 
 //------------------------------------------------------------------------------
-// whom those members wait for in turn
+// which ranks those members wait for
 //
-// A rank that holds up a call may itself wait for another one, which may be stopped. So before a
-// call is given up or a warning is written, this rank asks (ASK) those that it waits for; each says
-// for whom it waits (ANSWER), and that rank is asked next:
+// A rank that holds up a call may itself wait for another rank, which may be stopped. So before a
+// call fails or a warning is written, this rank sends ASK to the ranks that it waits for. Each of
+// them answers with the rank that it waits for (ANSWER), and that rank is asked next:
 //
 //     rank 0            rank 1              rank 2 (stopped)
 //       | --- ASK ------> |
@@ -107,13 +106,14 @@ static int idist__absent_whom(const idist__task *t) {
 //       | <-- ANSWER 2 -- |                   |
 //       | --- ASK ----------------------------> |
 //
-// The ranks are asked once more in the middle of the time that is left. By then they know whether
-// the rank that they wait for answers them. No rank has more than one question open to another one,
-// so what waits in a link is bounded, and nobody asks before a call is nearly out of time.
+// The ranks are asked again in the middle of the remaining time. By then they know whether the rank
+// that they wait for answers them. A rank has at most one unanswered ASK to each other rank, so the
+// frames that wait in a link are bounded. No rank asks before a call is nearly out of time.
 //------------------------------------------------------------------------------
 
-enum { IDIST__ASK_MOST = 8 };                  // members that one call asks, and links of a chain
-#define IDIST__ASK_SILENCE_NS (50 * IDIST__MS) // from then on a rank counts as silent
+enum { IDIST__ASK_MOST = 8 }; // most members that one call asks, and most ranks in a chain
+// Time without an answer after which a rank counts as silent.
+#define IDIST__ASK_SILENCE_NS (50 * IDIST__MS)
 
 // Returns true if a rank was asked and does not answer.
 static bool idist__ask_is_silent(const idist__link *l) {
@@ -136,13 +136,13 @@ static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
     idist__link_control(ring, l, &frame, NULL);
 }
 
-// Asks a rank, unless this round of questions has done so.
+// Asks a rank, unless this round has already asked it.
 static void idist__ask_once(idist__ring *ring, int rank) {
     if (ring->links[rank].asked_ns < ring->asking_ns) idist__ask_rank(ring, rank, IDIST__PASS_ON);
 }
 
-// Begins a round of questions for a call that is nearly out of time. Calls that are so at the same
-// time share a round.
+// Begins a round of ASK frames for a call that is nearly out of time. Calls that run out of time
+// together share a round.
 static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
     static const int order[] = {IDIST__NEEDED, IDIST__ABSENT};
     int64_t now_ns = idist__os_clock_now_ns(), until_ns, again_ns;
@@ -165,7 +165,7 @@ static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// Asks the ranks that have answered in this round once more, when it is time for that.
+// Asks the ranks that have answered in this round again, when it is time.
 static void idist__ask_again(idist__ring *ring) {
     int i;
 
@@ -176,7 +176,7 @@ static void idist__ask_again(idist__ring *ring) {
         if (ring->links[i].answered_ns > ring->asking_ns) idist__ask_rank(ring, i, IDIST__PASS_ON);
 }
 
-// Returns the call in which the program waits; NULL: it is not in one.
+// Returns the call in which the program waits, or NULL if it waits in none.
 static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
@@ -190,7 +190,8 @@ static const idist__task *idist__ask_call(const idist__world *w) {
     return oldest;
 }
 
-// Returns the rank that this rank waits for, as it has said in this round; -1: it has not.
+// Returns the rank that `rank` waits for, according to its answer in this round. Returns -1 if it
+// has not answered or waits for none.
 static int idist__ask_answered(const idist__ring *ring, int rank) {
     const idist__link *l = &ring->links[rank];
 
@@ -198,8 +199,8 @@ static int idist__ask_answered(const idist__ring *ring, int rank) {
     return (int)l->answer.aux - 1;
 }
 
-// Follows the answers from a rank on, to the end or until two ranks of them wait for each other.
-// Fills chain, which begins with the rank, and returns its length.
+// Follows the answers from `rank` on, until one is missing or the chain meets itself. Stores the
+// ranks in chain[], beginning with `rank`, and returns their number.
 static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
     int count = 1, i;
 
@@ -220,8 +221,8 @@ static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
     return count;
 }
 
-// Appends whom a rank waits for, and whom that one waits for, and so on. Of a long chain only the
-// ends are named. Returns whether there was anything to append.
+// Appends to a text the chain of ranks that wait for each other, beginning with `rank`. Names only
+// the ends of a long chain. Returns true if there was anything to append.
 static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, size_t capacity) {
     int chain[IDIST__ASK_MOST], count = idist__ask_follow(ring, rank, chain), i;
     const idist__rank_info *nodes = ring->w->nodes;

@@ -1,15 +1,15 @@
-// ring/engine/cancel.h: forgetting a call, and telling others that a group failed
+// ring/engine/cancel.h: cancels a call, and tells other ranks that a group failed
 //
-// After idist__cancel_task no byte of the buffers of a call is touched, whatever still arrives.
-// What a task may have in the links, and what becomes of it:
+// After idist__cancel_task, no byte of a call's buffers is touched, whatever still arrives. A task
+// may have the following in the links, and each is treated in its own way:
 //
-//   receives posted, or matched    taken out; payloads that still come for them are dropped
-//   sends not begun                taken out; the credit of an eager one comes back
-//   sends partly written           completed from a copy, or the stream would be useless
-//   sends that wait for CTS        taken out; the answer will find nothing
+//   receives posted, or matched    removed; payloads that still arrive for them are dropped
+//   sends not begun                removed; the credit of an eager send comes back
+//   sends partly written           completed from a copy, to keep the stream valid
+//   sends that wait for CTS        removed; the answer will be ignored
 //
-// A call that no other rank knows of ends without consequences. If a peer knows of it already, the
-// group fails too; the return values say which it is.
+// If no other rank knows of the call, cancelling has no consequences. If a peer already knows of
+// the call, the group fails too. The return values say which is the case.
 #pragma once
 
 #include "base/mem.h"
@@ -27,15 +27,15 @@
 #include "ring/algo/host_run.h"
 #include "ring/engine/deadlock.h"
 
-// Invalidates the addresses that this rank has announced in RTS frames: what peers on this host
-// read there from now on, they discard.
+// Invalidates the addresses that this rank has announced in RTS frames: from now on, peers on this
+// host discard what they read there.
 static void idist__cancel_withdraw(const idist__ring *ring) {
     if (!ring->shm) return;
     __atomic_fetch_add(&idist__segment_doorbell(ring->shm, ring->shm->me)->withdrawn, 1u,
                        __ATOMIC_SEQ_CST);
 }
 
-// Removes the transfers of a task from a list. Returns whether there were any.
+// Removes the transfers of a task from a list. Returns true if there were any.
 static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *list,
                                const idist__task *t) {
     idist__transfer *xfer, *next;
@@ -52,8 +52,8 @@ static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *li
     return any;
 }
 
-// A frame that is partly written must be completed. Its payload is copied, because the buffer
-// belongs to the caller again.
+// Completes a frame that is partly written. Copies the payload, because the buffer belongs to the
+// caller again.
 static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t unwritten = xfer->piece - xfer->piece_moved;
 
@@ -62,7 +62,7 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     if (xfer->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
     if (!unwritten) {
-        // An RTS would wait for its CTS; its type is written already and can change here.
+        // An RTS would wait for its CTS. Its type is already written and can be changed here.
         if (xfer->frame.type == IDIST__RTS) xfer->frame.type = IDIST__CREDIT;
         xfer->nbytes = xfer->piece = xfer->piece_moved = xfer->moved = 0;
         return;
@@ -81,7 +81,8 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     xfer->nbytes = xfer->piece = unwritten;
 }
 
-// Takes out what is queued to be written. Returns whether the peer knows of any of it.
+// Removes the transfers of a task from the output queue. Returns true if the peer knows of any of
+// them.
 static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__task *t) {
     idist__transfer **at = &l->out;
     bool known = false;
@@ -110,7 +111,7 @@ static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__
     return known;
 }
 
-// Takes a task out of the messages that came early. Returns whether it had claimed one.
+// Detaches a task from the unexpected messages of a link. Returns true if the task had claimed one.
 static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__task *t) {
     idist__message *msg, *next;
     bool claimed = false;
@@ -133,7 +134,7 @@ static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__
     return claimed;
 }
 
-// Takes a task out of all links. Returns whether a peer knows of any of it.
+// Removes a task from all links. Returns true if a peer knows of any of it.
 static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     bool known = false;
     int i;
@@ -143,7 +144,7 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
 
         if (l->in_transfer && l->in_transfer->task == t) {
             idist__transfer *xfer = l->in_transfer;
-            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, xfer); // it is in no list
+            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, xfer); // in no list
             l->in_transfer = NULL;
             l->target = NULL;
             known = true;
@@ -160,8 +161,8 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     return known;
 }
 
-// The fast path for a send that waits for CTS or a receive without a message: it has one transfer,
-// and thousands may be cancelled at once. False: it is not of this kind.
+// Cancels a send that waits for CTS, or a receive without a message. This is a fast path: the task
+// has one transfer, and thousands may be cancelled at once. Returns false for any other task.
 static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
     idist__transfer *xfer = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
 
@@ -174,7 +175,7 @@ static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
     return true;
 }
 
-// Takes back the announcement that this rank waits in a receive.
+// Withdraws the announcement that this rank waits in a receive.
 static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
     idist__frame frame;
 
@@ -199,7 +200,7 @@ static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
 static bool idist__cancel_task(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool was_waiting = idist__cancel_waiting(ring, t);
-    bool known = was_waiting || idist__cancel_links(ring, t); // a waiting send has announced itself
+    bool known = was_waiting || idist__cancel_links(ring, t); // the peer knows of a waiting send
 
     if (t->call.kind == IDIST__SEND) return !known;
 
@@ -213,7 +214,7 @@ static bool idist__cancel_task(idist__task *t) {
     return false;
 }
 
-// A receive that has found no message is in a list of its group only.
+// Cancels a receive if it has found no message. Such a receive is only in a list of its group.
 static bool idist__cancel_retract(idist__task *t) {
     return idist__deadlock_is_unmatched(t) && idist__cancel_task(t);
 }

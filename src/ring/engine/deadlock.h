@@ -1,15 +1,15 @@
-// ring/engine/deadlock.h: two ranks that wait for each other in different calls
+// ring/engine/deadlock.h: finds two ranks that wait for each other in different calls
 //
-// Calls on different groups, or a receive and a collective, exchange nothing that could be
-// compared. They are found by WAITS, a frame that a rank sends once it has waited for a while.
-// Neither rank can ever go on if all of this holds on both sides:
+// Ranks compare the fingerprints of their calls. But calls on different groups, or a receive and a
+// collective, exchange none. So a rank that has waited for a while sends a WAITS frame. Neither of
+// two ranks can ever proceed if all of this holds on both sides:
 //
-//   - the rank has one thread and one call under way, which blocks without a time-out of its own,
-//     so it can do nothing else;
-//   - that call lacks something that only the other rank can begin to send; or it is a collective
-//     that no rank completes before all have entered it, and the other rank, which waits in a send
-//     or receive, has not;
-//   - the other rank has not begun it, and nothing that could provide it is on its way.
+//   - the rank has one thread and one call in progress, which blocks without its own time-out, so
+//     it can do nothing else;
+//   - the call lacks something that only the other rank can begin to send; or it is a collective
+//     that no rank completes before all have entered it, and the other rank waits in a send or
+//     receive instead;
+//   - the other rank has not begun to send what is missing, and nothing on its way can provide it.
 //
 // In any doubt (another thread, a request, a group we no longer know) nothing is reported, and the
 // deadline of the call decides.
@@ -35,14 +35,14 @@ static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const
     return false;
 }
 
-// Whether a receive has found no message yet.
+// Returns true if a receive has found no message yet.
 static bool idist__deadlock_is_unmatched(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     const idist__transfer *xfer = idist__op_of(t)->transfer;
     return xfer && (xfer->list == &rg->recvs || xfer->list == &rg->wild);
 }
 
-// Whether t lacks something that the peer of this link has to begin.
+// Returns true if t lacks something that the peer of this link has to begin.
 static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, int group_rank) {
     const idist__op *op = idist__op_of(t);
 
@@ -65,9 +65,9 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
            idist__deadlock_has_transfer(&l->waiting, t);
 }
 
-// Whether t is a collective that needs all members, and the peer waits in a send or receive before
-// it has entered t. Its contribution may come through other ranks, so there may be no transfer that
-// shows this.
+// Returns true if t is a collective that needs all members, and the peer waits in a send or receive
+// before it has entered t. The peer's contribution may come through other ranks, so there may be no
+// transfer that shows this.
 static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame *waits) {
     if (!idist__kind_is_p2p((idist__kind)waits->fingerprint.kind)) return false;
     if ((int32_t)(t->seq - waits->tag) <= 0) return false; // tag: the last call that it has entered
@@ -82,20 +82,20 @@ static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame
     }
 }
 
-// Whether what the peer waits for may still come from us.
+// Returns true if what the peer waits for may still come from us.
 static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
                                        const idist__frame *waits) {
     const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
     const idist__message *msg;
 
     if (waits->fingerprint.kind == IDIST__RECV)
-        return waits->aux != l->p2p_sent; // aux: messages it had got from us when it said so
+        return waits->aux != l->p2p_sent; // aux: messages that the peer had got from us by then
     if (waits->fingerprint.kind != IDIST__SEND)
-        return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered that call
+        return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered it too
 
     for (msg = l->early; msg; msg = msg->next)
         if (msg->frame.type == IDIST__RTS && msg->frame.id == waits->id)
-            return false; // its message is here, and no receive wants it
+            return false; // the message is here, and no receive wants it
 
     return true;
 }

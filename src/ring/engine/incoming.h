@@ -1,13 +1,14 @@
-// ring/engine/incoming.h: what an arriving frame does
+// ring/engine/incoming.h: carries out the frames that arrive
 //
 // A frame is a header of 64 bytes, and for some types a payload; ring/msg/ring_model.h lists them.
-// The reader calls idist__incoming_begin when a header is complete, writes the payload to
-// link.target (NULL: drops it), and calls idist__incoming_end.
+// The reader calls idist__incoming_begin when a header is complete. Then it writes the payload to
+// link.target, or drops it if that is NULL, and calls idist__incoming_end.
 //
-// A peer is authenticated but may be faulty. No frame of its can make this rank write out of bounds
-// or read a payload that its type does not carry: idist__incoming_is_allowed checks every header,
-// and the link is given up when one is malformed. A field that ends up in an error text (a status,
-// the kind and the root of a call) must have a value that a rank of this world can send.
+// A peer is authenticated but may be faulty. None of its frames can make this rank write out of
+// bounds or read a payload that the type does not carry. The function idist__incoming_is_allowed
+// checks every header, and the link is closed if one is malformed. Some fields appear in error
+// texts: a status, and the kind and root of a call. They must have values that a rank of this world
+// can send.
 #pragma once
 
 #include "os/clock.h"
@@ -34,7 +35,8 @@ static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int 
              ring->w->nodes[peer].hostname);
 }
 
-// ABORT: another rank failed a group. If the group does not exist here yet, the frame waits for it.
+// Handles ABORT: another rank failed a group. If the group does not exist here yet, keeps the frame
+// until it does.
 static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
@@ -42,7 +44,7 @@ static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
 
     l->text[l->in.nbytes] = 0;
     if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
-    if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // its call has ended
+    if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // the peer's call has ended
 
     if (g) {
         idist__group_fail(g, (idist_status)status, l->text);
@@ -56,9 +58,9 @@ static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     memcpy(msg->data, l->text, sizeof l->text);
 }
 
-// WAITS: the peer waits in a call. Since we may be what it waits for, it learns that we entered the
-// call too, or which call of the group was our last. If we are in a different call, both ranks
-// learn that.
+// Handles WAITS: the peer waits in a call, perhaps for us. Tells it that we have entered the call
+// too, or which call of the group was our last. If we are in a different call, both ranks learn of
+// it.
 static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
     const idist__frame *waits = &l->in;
     idist_group *g = idist__world_find_group(ring->w, waits->ctx);
@@ -68,7 +70,7 @@ static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
 
     l->peer_waits = *waits;
 
-    // It may not have been connected when the group failed.
+    // The peer may not have been connected when the group failed.
     if (closed && closed->status != IDIST_OK)
         idist__link_abort(ring, l, waits->ctx, closed->status, "the group has failed before");
 
@@ -84,8 +86,8 @@ static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
     idist__deadlock_find(ring, peer);
 }
 
-// ASK: a call of the peer is nearly out of time. It learns whom this rank waits for, and whether
-// that rank answers this one.
+// Handles ASK: a call of the peer is nearly out of time. Answers with the rank that this rank waits
+// for, and says if that rank does not answer this one.
 static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
     const idist__task *t = idist__ask_call(ring->w);
     int whom = t ? idist__absent_whom(t) : -1;
@@ -102,7 +104,7 @@ static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
     if (whom >= 0 && pass_on) idist__ask_rank(ring, whom, 0);
 }
 
-// ANSWER: to an ASK of ours. The rank that the peer waits for is asked next.
+// Handles ANSWER, to an ASK of ours. Asks the rank that the peer waits for next.
 static void idist__incoming_answer(idist__ring *ring, idist__link *l) {
     int whom = (int)l->in.aux - 1;
 
@@ -112,7 +114,8 @@ static void idist__incoming_answer(idist__ring *ring, idist__link *l) {
     if (whom >= 0 && l->asked_ns >= ring->asking_ns && ring->asking_ns) idist__ask_once(ring, whom);
 }
 
-// BYE: the peer leaves the world. After a failure nothing else comes from it, and it reads nothing.
+// Handles BYE: the peer leaves the world. After a failure the peer sends nothing more, and reads
+// nothing.
 static void idist__incoming_bye(idist__ring *ring, idist__link *l, int peer) {
     idist__world *w = ring->w;
 
@@ -127,7 +130,7 @@ static void idist__incoming_bye(idist__ring *ring, idist__link *l, int peer) {
     idist__link_close(ring, l);
 }
 
-// HERE: the answer to a WAITS of ours.
+// Handles HERE, the answer to a WAITS of ours.
 static void idist__incoming_here(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
 
@@ -139,8 +142,9 @@ static void idist__incoming_no_memory(idist__ring *ring, idist_group *g) {
     idist__ring_fail_memory(ring, g ? g : &ring->w->group);
 }
 
-// EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
-// of its own; nothing follows an RTS. False when the frame is malformed.
+// Handles EAGER and RTS, which begin a message. The payload of an EAGER goes to the receive that
+// wants it, or to memory of its own; an RTS has no payload. Returns false if the frame is
+// malformed.
 static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer) {
     idist__frame *frame = &l->in;
     idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -176,15 +180,16 @@ static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer)
     return true;
 }
 
-// Takes out the send that a CTS or PULLED answers; NULL: it has been cancelled.
+// Takes the send that a CTS or PULLED answers out of its list. Returns NULL if the send has been
+// cancelled.
 static idist__transfer *idist__incoming_answered(idist__ring *ring, const idist__link *l) {
     idist__transfer *xfer = idist__transfer_find(ring, &l->waiting, l->in.id);
     if (xfer) idist__transfer_take(xfer);
     return xfer;
 }
 
-// CTS without an RTS before it: the peer has posted a receive of a collective. If we have not
-// posted the send, the frame waits for it.
+// Handles a CTS that answers no RTS: the peer has posted a receive of a collective. If we have not
+// posted the send, keeps the frame until we do.
 static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     idist__transfer *xfer;
@@ -197,7 +202,7 @@ static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer)
     else if (!idist__message_new(ring, l, &l->in, 0)) idist__incoming_no_memory(ring, g);
 }
 
-// CTS: the peer has a place for a message.
+// Handles CTS: the peer has a buffer for a message.
 static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer;
 
@@ -210,14 +215,14 @@ static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int
     if (xfer) idist__link_send_data(ring, l, xfer, l->in.aux);
 }
 
-// PULLED: the peer has read a message that we announced in our memory.
+// Handles PULLED: the peer has read a message that we announced in our memory.
 static void idist__incoming_pulled(idist__ring *ring, const idist__link *l) {
     idist__transfer *xfer = idist__incoming_answered(ring, l);
     if (xfer) idist__transfer_done(ring, xfer);
 }
 
-// DATA: a piece of a message that we asked for. False when it is longer than the message, or has a
-// number that we did not give.
+// Handles DATA, a piece of a message that we asked for. Returns false if the piece is longer than
+// the rest of the message, or has a number that we did not give.
 static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer = idist__transfer_find(ring, &l->receiving, l->in.id);
 
@@ -227,7 +232,7 @@ static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
     }
 
     if (xfer && l->in.nbytes > xfer->nbytes - xfer->moved) return false;
-    l->in_transfer = xfer; // NULL: the receive has been cancelled
+    l->in_transfer = xfer; // NULL if the receive has been cancelled
     l->target = xfer ? xfer->data + xfer->moved : NULL;
 
     return true;
@@ -244,7 +249,7 @@ static bool idist__incoming_names_call(const idist__ring *ring, const idist__fra
     const idist__fingerprint *print = &frame->fingerprint;
 
     if (frame->type == IDIST__HERE && !print->kind && !print->seq)
-        return true; // it has entered none yet
+        return true; // the peer has entered no call yet
     if (frame->type == IDIST__ANSWER && !frame->aux) return true;
     if (frame->type < IDIST__WAITS && print->kind == IDIST__RECV) return false;
 
@@ -252,7 +257,7 @@ static bool idist__incoming_names_call(const idist__ring *ring, const idist__fra
            idist__fingerprint_root(print) < ring->w->group.size;
 }
 
-// Whether the peer may send this header, of a frame that carries no message.
+// Returns true if the peer may send this header, whose frame carries no message.
 static bool idist__incoming_is_control(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *frame = &l->in;
     bool has_text = frame->type == IDIST__ABORT || (frame->type == IDIST__BYE && frame->aux);
@@ -276,10 +281,10 @@ static bool idist__incoming_is_control(const idist__ring *ring, const idist__lin
     }
 }
 
-// Whether the peer may send this header. Messages that no receive wants yet are bounded by the
-// eager window and, for groups that do not exist here, by a fixed number. Frames without payload
-// (RTS, CTS) for groups that do exist are not bounded: a correct rank may have any number of calls
-// under way.
+// Returns true if the peer may send this header. Unexpected messages are bounded by the eager
+// window and, for groups that do not exist here, by a fixed number. Frames without payload (RTS,
+// CTS) for groups that exist are not bounded: a correct rank may have any number of calls in
+// progress.
 static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *frame = &l->in;
     const idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -300,7 +305,7 @@ static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__lin
     }
 }
 
-// A header is complete. False when it is malformed.
+// Handles a complete header. Returns false if it is malformed.
 static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
     bool ok = true;
 
@@ -336,7 +341,7 @@ static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
     return ok;
 }
 
-// A frame and its payload are complete.
+// Ends a frame whose payload is complete.
 static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer = l->in_transfer;
     idist__message *msg = l->in_message;

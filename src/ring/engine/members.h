@@ -1,12 +1,12 @@
-// ring/engine/members.h: opening and closing a group, and its groups by host
+// ring/engine/members.h: opens and closes a group, and its groups by host
 //
-// Frames for a group may arrive before it exists here. They wait in the links until the group is
-// opened. Closing a group drops what is left, and the ring remembers its context for a while, to
-// drop frames that arrive later.
+// Frames for a group may arrive before the group exists here. They wait in the links until the
+// group is opened. Closing a group drops what is left. The ring remembers the context of a closed
+// group for a while, to drop frames that arrive later.
 //
-// Once a group is open, its members meet. If they all share memory, each of them has offered a
-// region there, and collectives use those. If they are on several hosts, the group gets two inner
-// groups for collectives by host (`local` and `leaders`, see ring/algo/host_plan.h).
+// Once a group is open, its members meet. If they all share memory, each member has offered a
+// region of it, and collectives use these regions. If the members are on several hosts, the group
+// gets two inner groups for collectives by host (`local` and `leaders`, see ring/algo/host_plan.h).
 #pragma once
 
 #include "base/mem.h"
@@ -23,7 +23,8 @@
 
 enum { IDIST__GROUP_LOCAL = 1, IDIST__GROUP_LEADERS = 2 }; // mixed into the context of the parent
 
-// Drops what has arrived for a context, and what still arrives.
+// Drops what has arrived for a context, and marks it as closed so that later frames are dropped
+// too.
 static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
     idist__closed *closed = &ring->closed[ring->nclosed++ % IDIST__CLOSED];
     int i;
@@ -68,7 +69,8 @@ static void idist__members_close(idist_group *g) {
     if (rg->local) idist__group_free(rg->local);
     if (rg->leaders) idist__group_free(rg->leaders);
 
-    // If the group failed before its members met here, others may have used the groups by host.
+    // If the group failed before its members met here, other ranks may have used the groups by
+    // host.
     if (drops_local)
         idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LOCAL), g->status);
     if (drops_leaders)
@@ -101,7 +103,7 @@ static void idist__members_hear(idist_group *g, idist__link *l) {
             idist__group_fail(g, (idist_status)(int)(int64_t)msg->frame.aux, msg->data);
 }
 
-// Makes the ring's part of a group.
+// Initializes the ring's part of a group.
 static idist_status idist__members_init(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -139,7 +141,7 @@ static idist_status idist__members_init(idist_group *g) {
 
 // ---- groups by host ----
 
-// Makes a group inside another one, from world ranks.
+// Makes a group inside another group, from world ranks.
 static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
                                              int n, idist_group **out) {
     idist__world *w = parent->w;
@@ -152,7 +154,7 @@ static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt,
     status = idist__members_init(g);
 
     if (status != IDIST_OK) {
-        g->rank = -1; // it is not open
+        g->rank = -1; // the group is not open
         idist__group_free(g);
         return status;
     }
@@ -167,7 +169,7 @@ static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt,
 
 typedef struct idist__group_hosts { // the members of a group by host
     uint64_t *local_offers;         // regions that the members on this host offer
-    int *local, *leaders;           // world ranks: members on this host; first member of each host
+    int *local, *leaders; // world ranks: the members on this host, the first member of each host
     int local_count, leader_count;
     bool in_order; // the members of each host are consecutive
 } idist__group_hosts;
@@ -209,9 +211,10 @@ static idist_status idist__members_split_by_host(idist_group *g, const idist__gr
     return status;
 }
 
-// Gives a group what its members can use: regions of shared memory, or groups by host. offers: the
-// region that each member offers; NULL: the first one of each. The world passes NULL and so needs
-// no exchange: all ranks know the table of hosts, and all first regions are free.
+// Gives a group what its members can use: regions of shared memory, or groups by host. The array
+// `offers` has the region that each member offers. If it is NULL, each member offers its first
+// region. The world passes NULL and so needs no exchange: all ranks know the table of hosts, and
+// all first regions are free.
 static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t n = (size_t)g->size;

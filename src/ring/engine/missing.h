@@ -1,7 +1,8 @@
 // ring/engine/missing.h: names the ranks that a call waits for
 //
-// A call that waits for long or misses its deadline names the ranks that hold it up, and says in
-// whose eyes: after a network has failed in part, a rank may read there that it does not answer.
+// A call that waits long or misses its deadline names the ranks that hold it up. The text also
+// names the rank that got no answer. After a partial network failure, a rank may find itself among
+// the ranks that did not answer.
 #pragma once
 
 #include "base/text.h"
@@ -17,7 +18,8 @@
 #include "ring/engine/deadlock.h"
 #include "ring/engine/ask.h"
 
-// Whether this rank itself could not connect to those that it names.
+// Appends a note to a text if this rank ran out of descriptors during the call. Then this rank
+// could not connect to the ranks in the text.
 static void idist__missing_fds(const idist__task *t, char *text, size_t capacity) {
     if (idist__ring_of(t->group->w)->no_fds_ns > t->started_ns)
         idist__text_append(text, capacity,
@@ -32,8 +34,8 @@ static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
     return t != NULL;
 }
 
-// The last call before t that this rank has completed and that needs something from every member,
-// so that all of them have entered it. NULL: none is remembered.
+// Returns the last call before t that this rank has completed and that needs something from every
+// member, so that all members have entered it. Returns NULL if the history has none.
 static const idist__fingerprint *idist__missing_common(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     uint32_t back;
@@ -42,7 +44,7 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
         const idist__fingerprint *past = &rg->history[(t->seq - back) % IDIST__HISTORY];
         bool sums = past->kind == IDIST__ALL_REDUCE &&
                     idist__dtype_is_builtin((idist_dtype)past->dtype) &&
-                    past->check; // with 0 elements nobody waits
+                    past->check; // with 0 elements no rank waits
 
         if (past->seq != t->seq - back) return NULL;
         if (past->algorithm & IDIST__ON_DEVICE || !(sums || past->kind == IDIST__BARRIER)) continue;
@@ -52,8 +54,8 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
     return NULL;
 }
 
-// The last call in which a member was heard, or, if that is later, the last one that it must have
-// entered: in many algorithms a rank receives from only a few others.
+// Returns the last call in which a member was heard or, if that is later, the last call that the
+// member must have entered. In many algorithms a rank receives from only a few others.
 static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
     const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
     const idist__fingerprint *common = idist__missing_common(t);
@@ -63,13 +65,14 @@ static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, 
     return &seen->fingerprint;
 }
 
-// Names the other side of a message, and whom that one waits for.
+// Names the peer of a message, and the rank that the peer waits for. Returns the number of ranks
+// that hold up the call.
 static int idist__missing_peer(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     int whom = idist__absent_whom(t), count = 1;
 
     if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) {
-        if (!t->patient || whom < 0) return 0; // it gets more time
+        if (!t->patient || whom < 0) return 0; // the receive gets more time
         idist__text_append(text, capacity, "rank %d on %s, whose message has begun to arrive", whom,
                            g->w->nodes[whom].hostname);
     } else {
@@ -82,8 +85,9 @@ static int idist__missing_peer(const idist__task *t, char *text, size_t capacity
     return count;
 }
 
-// Every member has entered the call and answers, but the data does not come. Names the member that
-// this rank needs, if that one has said whom it waits for.
+// Names the member that this rank needs, if that member has said which rank it waits for. Called
+// when every member has entered the call and answers, but the data does not come. Returns the
+// number of ranks named.
 static int idist__missing_needed(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     char chain[300] = "";
@@ -97,10 +101,10 @@ static int idist__missing_needed(const idist__task *t, char *text, size_t capaci
     return 1;
 }
 
-// Which members to name: those of the first row below that fits any. A rank that has not entered
-// the call may itself wait in an earlier one; then it answers. A rank that has entered may have
-// been stopped since, or may have finished the call and be computing; in the second case this rank
-// needs nothing from it.
+// Names the members that hold up a call: those that match the first row of order[] that any member
+// matches. Returns their number. A rank that has not entered the call may itself wait in an earlier
+// call; then it answers. A rank that has entered may have been stopped since, or may have finished
+// the call and be computing. In the second case this rank needs nothing from it.
 static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT, IDIST__SILENT};
@@ -114,7 +118,7 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     step =
         idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_run_awaited_step(t) : NULL;
 
-    if (step && !t->late.announced) { // nobody was asked yet
+    if (step && !t->late.announced) { // no member was asked yet
         if (!idist__missing_name(step, text, capacity))
             idist__text_append(text, capacity, "ranks of another host");
         return 1;

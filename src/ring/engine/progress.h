@@ -1,24 +1,24 @@
-// ring/engine/progress.h: reads links, writes what is queued, finds links that ended
+// ring/engine/progress.h: reads links, writes what is queued, finds links that have ended
 //
-// Moves the calls of the ring backend: polls the links, hands frames to incoming.h, and judges
-// links that ended. Everything in ring/engine runs under the lock of the world, which only sleeping
-// releases.
+// Drives the calls of the ring backend. Polls the links, hands frames to incoming.h, and decides
+// which ended links mean a lost rank. Everything in ring/engine runs under the lock of the world,
+// which only sleeping releases.
 //
 // PATH OF A MESSAGE
 //
-// idist__progress_run       a caller polls, or the progress thread does
-// idist__progress_move_all  each link in turn: writes what is queued, reads what has arrived
-// idist__progress_read      bytes, straight into a large message or through the stage of the link
+// idist__progress_run       called by a caller that polls, or by the progress thread
+// idist__progress_move_all  for each link, writes what is queued and reads what has arrived
+// idist__progress_read      reads bytes, directly into a large message or through the link's stage
 // idist__progress_parse     cuts the stage into frames and payloads
-// idist__incoming_begin     a header is complete: may the peer send this? where does the data go?
-// idist__incoming_end       the payload is complete: the receive is done
-// idist__op_run             the algorithm that posted the receive goes on
+// idist__incoming_begin     checks a complete header, and finds where the payload goes
+// idist__incoming_end       ends the receive when the payload is complete
+// idist__op_run             resumes the algorithm that posted the receive
 //
-// A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
-// The rest of a large payload bypasses the stage: it is read straight to where it belongs.
+// A link has a stage: memory for bytes that were read ahead. Many small frames arrive by one read.
+// The rest of a large payload bypasses the stage: it is read directly to its destination.
 //
-// With few links it is cheapest to try to read every one; with many, ring->watch tells which ones
-// have data. Links of which a read costs no system call are always tried.
+// With few links it is cheapest to try to read every one. With many links, ring->watch tells which
+// ones have data. Links on which a read costs no system call are always tried.
 #pragma once
 
 #include "os/clock.h"
@@ -48,17 +48,17 @@
 #include "ring/engine/announce.h"
 
 enum {
-    IDIST__PROGRESS_READS = 16,    // of one link before the others get their turn
-    IDIST__PROGRESS_DIRECT = 4096, // from how many bytes on a payload bypasses the stage
-    IDIST__PROGRESS_FEW = 4,       // up to how many polled links trying each is cheaper than poll
-    IDIST__PROGRESS_TURNS = 8,     // of a caller that polls, of which one reads all links
-    IDIST__PROGRESS_WAKES = 3      // entries of a poll set before those of the connector
+    IDIST__PROGRESS_READS = 16,    // reads of one link before the next link has its turn
+    IDIST__PROGRESS_DIRECT = 4096, // bytes from which on a payload bypasses the stage
+    IDIST__PROGRESS_FEW = 4,       // polled links up to which trying each is cheaper than poll
+    IDIST__PROGRESS_TURNS = 8,     // of this many polls of a caller, one reads all links
+    IDIST__PROGRESS_WAKES = 3      // entries of a poll set before the connector's
 };
 
 static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Takes a frame, or what is there of it, out of the stage. Most frames are there as a whole, and
-// copying a constant size takes a fifth of the instructions.
+// Takes a frame, or the part of it that has arrived, out of the stage. Most frames have arrived
+// completely, and copying a constant size takes a fifth of the instructions.
 static void idist__progress_take_frame(idist__link *l, size_t unread) {
     size_t nbytes = idist__progress_least(IDIST__FRAME_BYTES - l->in_moved, unread);
 
@@ -68,8 +68,8 @@ static void idist__progress_take_frame(idist__link *l, size_t unread) {
     l->at += nbytes;
 }
 
-// Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete. False
-// when one is malformed.
+// Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete.
+// Returns false if a frame is malformed.
 static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, size_t frames) {
     while (l->open && l->at < l->end && frames) {
         size_t unread = l->end - l->at;
@@ -105,7 +105,7 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, s
     return true;
 }
 
-// The connection to a rank is of no use any more. Unless that rank has finalized, it is lost.
+// Closes a link that is of no more use. Unless the peer has finalized, it is lost.
 static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
     idist__link *l = &ring->links[peer];
 
@@ -114,8 +114,9 @@ static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
     if (!l->bye) idist__group_lose_rank(ring->w, peer, how);
 }
 
-// How much to read into the stage, which is empty: only the header of a frame with a large payload,
-// if that costs no system call. Then the payload is copied once, to where it belongs.
+// Returns the number of bytes to read into the stage, which is empty. If the transport shows
+// headers without a system call, reads only the header of a frame with a large payload. Then the
+// payload is copied once, to its destination.
 static size_t idist__progress_capacity(const idist__link *l) {
     idist__frame frame;
 
@@ -126,7 +127,7 @@ static size_t idist__progress_capacity(const idist__link *l) {
     return IDIST__FRAME_BYTES;
 }
 
-// Reads what has arrived, up to a bound. False when the stream has just ended or broken: see
+// Reads what has arrived, up to a limit. Returns false if the stream has just ended or broken: see
 // idist__progress_judge.
 static bool idist__progress_read(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
@@ -175,7 +176,7 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
     return true;
 }
 
-// The frame with which the stage of a link goes on, if its payload is there as well.
+// Copies the next frame in the stage of a link. Returns true if it is a complete EAGER message.
 static bool idist__progress_staged(const idist__link *l, idist__frame *frame) {
     size_t unread = l->end - l->at;
 
@@ -185,7 +186,7 @@ static bool idist__progress_staged(const idist__link *l, idist__frame *frame) {
     return frame->type == IDIST__EAGER && frame->nbytes <= unread - sizeof *frame;
 }
 
-// Reads what has arrived of a link if its stage is empty. Returns whether it holds anything.
+// Reads what has arrived on a link if its stage is empty. Returns true if the stage holds anything.
 static bool idist__progress_fill(idist__link *l) {
     idist__frame frame;
 
@@ -197,8 +198,9 @@ static bool idist__progress_fill(idist__link *l) {
     return true;
 }
 
-// A receive beside other calls, or with a request: takes its message out of the stage, or a large
-// one out of the link, without a task. Messages that earlier receives want go to them first.
+// Tries to complete a receive without a task, if it has a request or other calls are in progress.
+// Takes the message out of the stage, or a large one out of the link. Messages that earlier
+// receives want go to them first.
 static bool idist__progress_take(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
@@ -234,13 +236,13 @@ static bool idist__progress_take(const idist_group *g, const idist__call *call) 
     return true;
 }
 
-// Whether the process of a rank is known to have died, rather than to have left the world.
+// Returns true if the process of a rank is known to have died, rather than to have left the world.
 static bool idist__progress_has_died(const idist__ring *ring, int peer) {
     int local = ring->shm ? ring->shm->local[peer] : -1;
     return local >= 0 && idist__liveness_get(ring->shm, local) == IDIST__ENDED_DIED;
 }
 
-// Declares ranks lost whose streams have ended: those that are known to have died, or all.
+// Declares ranks lost whose streams have ended: the ranks that are known to have died, or all.
 static void idist__progress_declare(idist__ring *ring, bool all) {
     int i, me = ring->w->group.rank;
 
@@ -264,10 +266,10 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
     }
 }
 
-// A stream has ended. When one rank dies, others that have heard of it may end too, and their
-// streams with them. So what there is to know is gathered first: those others may have sent the
-// reason before they ended, and one whose process died is more likely to be the first than one that
-// has left.
+// Decides which ranks are lost after a stream has ended. When one rank dies, ranks that learn of
+// the death may end too, and their streams with them. So this function first gathers what can be
+// known. Ranks that learned of it may have sent the reason before they ended. A rank whose process
+// died is more likely to be the first than one that has left.
 static void idist__progress_judge(idist__ring *ring) {
     int i;
 
@@ -282,7 +284,7 @@ static void idist__progress_judge(idist__ring *ring) {
         if (l->open && !l->ended) idist__progress_read(ring, i);
         while (l->open && !l->ended && idist__progress_has_died(ring, i)) {
             ring->shm->ports[ring->shm->local[i]].look = true; // its death may not be counted yet
-            idist__progress_read(ring, i);                     // the rest of what it has written
+            idist__progress_read(ring, i);                     // the rest of what the rank wrote
         }
     }
 
@@ -293,7 +295,8 @@ static void idist__progress_judge(idist__ring *ring) {
     idist__progress_declare(ring, true);
 }
 
-// Returns a call that waits for this rank, or has something to send to it; NULL: there is none.
+// Returns a call that waits for this rank, or has something to send to it, or NULL if there is
+// none.
 static const idist__task *idist__progress_needs(const idist__ring *ring, int peer) {
     const idist__link *l = &ring->links[peer];
     const idist__transfer *xfer;
@@ -321,8 +324,8 @@ static bool idist__progress_all_left(const idist_group *g) {
     return g->size > 1;
 }
 
-// Returns a receive from any rank of a group that has this member and that all others have left,
-// too, or NULL if there is none.
+// Returns a receive from any source, in a group that has this member and that all other members
+// have left too. Returns NULL if there is none.
 static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
     const idist__task *t;
 
@@ -338,7 +341,8 @@ static const idist__task *idist__progress_forsaken(const idist__ring *ring, int 
 }
 
 // Fails the group of a call that needs a rank which has left the world. The cause is why the rank
-// left, not the rank itself. A message to or from the rank says as well that it has left.
+// left, not the rank itself. For a message to or from the rank, the text also says that it has
+// left.
 static void idist__progress_miss(idist__ring *ring, const idist__task *t, int peer) {
     const idist__link *l = &ring->links[peer];
     idist_group *g = t->group;
@@ -360,16 +364,17 @@ static void idist__progress_miss(idist__ring *ring, const idist__task *t, int pe
     idist__ring_fail(ring, g, l->bye_status, cause);
 }
 
-// Looks for calls that need a rank which has left the world. A rank leaves when it has completed
-// its calls, so the others complete these as well; but it begins nothing any more.
+// Finds calls that need a rank which has left the world, and fails their groups. A rank leaves when
+// it has completed its calls, so the other ranks complete these calls as well. But a rank that has
+// left begins no new call.
 static void idist__progress_left(idist__ring *ring) {
     const idist__task *t;
     int i;
 
     for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
         if (!ring->links[i].bye) continue;
-        // A rank leaves in order when all have called idist_finalize, which ends the calls that
-        // other threads of this rank are in.
+        // A rank leaves in order when all ranks have called idist_finalize. That ends the calls
+        // which other threads of this rank are in.
         if (ring->w->life.closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
         if (!t) t = idist__progress_forsaken(ring, i);
@@ -377,7 +382,8 @@ static void idist__progress_left(idist__ring *ring) {
     }
 }
 
-// Descriptors are short: what needs a connection goes on trying, and may miss its deadline.
+// Warns once that descriptors are short. Calls that need a connection keep trying, and may miss
+// their deadline.
 static void idist__progress_short_of_fds(idist__ring *ring) {
     if (!ring->no_fds_ns)
         idist__log_print(&ring->w->log, IDIST_LOG_WARN,
@@ -386,8 +392,8 @@ static void idist__progress_short_of_fds(idist__ring *ring) {
     ring->no_fds_ns = idist__os_clock_now_ns();
 }
 
-// A rank cannot be reached. If nothing waits for it, it may have left the world in order. Returns
-// whether it is lost.
+// Handles a rank that cannot be reached. If nothing waits for the rank, it may have left the world
+// in order. Returns true if the rank is lost.
 static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_event *event) {
     idist__link *l = &ring->links[event->rank];
 
@@ -400,7 +406,7 @@ static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_
     return true;
 }
 
-// Makes connections for links that want one, and takes those that other ranks make. Returns whether
+// Makes connections for links that want one, and takes those that other ranks make. Returns true if
 // anything has happened.
 static bool idist__progress_connect(idist__ring *ring) {
     idist__connector *conn = ring->connector;
@@ -436,7 +442,7 @@ static bool idist__progress_connect(idist__ring *ring) {
     return happened;
 }
 
-// Serves the links of which ring->watch reports something.
+// Serves the links on which ring->watch reports an event.
 static void idist__progress_serve(idist__ring *ring) {
     idist__os_watch_events events;
     int i, count = idist__os_watch_take(ring->watch, &events);
@@ -465,13 +471,13 @@ static int idist__progress_watch(idist__ring *ring, idist__os_poll_entry *polls)
            idist__connector_polls(ring->connector, polls + IDIST__PROGRESS_WAKES);
 }
 
-// Waits for something to happen to the links, at most until the deadline or until `wake` is called,
-// and serves them.
+// Waits until the links have an event, the deadline passes or `wake` is called. Then serves the
+// links.
 static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
     idist__os_poll_entry *polls = ring->polls;
     int i, ready, count;
 
-    if (idist__progress_connect(ring)) until_ns = 0; // the caller has to look at what has happened
+    if (idist__progress_connect(ring)) until_ns = 0; // the caller has to see what has happened
 
     if (ring->connector) {
         int64_t due_ns = idist__connector_due_ns(ring->connector);
@@ -494,8 +500,8 @@ static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
     idist__progress_connect(ring);
 }
 
-// Serves the links and advances the connections, without blocking. The poll set is not that of
-// idist__progress_sleep, in which another thread may be.
+// Serves the links and advances the connections, without blocking. Has a poll set of its own,
+// because another thread may be in idist__progress_sleep.
 static void idist__progress_turn(idist__ring *ring) {
     idist__os_poll_entry *polls = ring->polls + ring->poll_capacity;
     int count;
@@ -510,7 +516,7 @@ static void idist__progress_turn(idist__ring *ring) {
     idist__progress_connect(ring);
 }
 
-// Whether an algorithm waits for something from this link.
+// Returns true if an algorithm waits for something from this link.
 static bool idist__progress_awaits(const idist__link *l) {
     return l->posted.first || l->receiving.first || l->waiting.first;
 }
@@ -524,13 +530,13 @@ static bool idist__progress_awaits_any(const idist__ring *ring) {
     return false;
 }
 
-// Moves what can move, without blocking. all: otherwise, of a few polled links only those are read
-// from which an algorithm waits for something.
+// Makes all progress that is possible without blocking. If `all` is false and there are only a few
+// polled links, reads only the polled links from which an algorithm waits for something.
 static void idist__progress_move(idist__ring *ring, bool all) {
     bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
     int i;
 
-    if (ring->shm) idist__liveness_any(ring->shm); // then reading tells which one
+    if (ring->shm) idist__liveness_any(ring->shm); // if a rank has ended, reading tells which one
     if (few && !all) all = !idist__progress_awaits_any(ring);
 
     for (i = 0; i < ring->w->group.size; i++) {
@@ -549,7 +555,7 @@ static void idist__progress_move(idist__ring *ring, bool all) {
     if (ring->ask_again_ns) idist__ask_again(ring);
 }
 
-// Before a sleep: nothing may wait for more to send.
+// Writes the sends that are held back. Called before a sleep.
 static void idist__progress_uncork(idist__ring *ring) {
     int i;
 
@@ -557,15 +563,15 @@ static void idist__progress_uncork(idist__ring *ring) {
         if (ring->links[i].corked) idist__link_flush(ring, &ring->links[i]);
 }
 
-// Moves everything that can move, without blocking.
+// Makes all progress that is possible without blocking, on all links.
 static void idist__progress_move_all(idist__ring *ring) { idist__progress_move(ring, true); }
 
-// How often a rank looks for processes of its host that have ended.
+// Returns the interval at which a rank looks for processes of its host that have ended.
 static int64_t idist__progress_look_ns(const idist__segment *seg) {
     return idist__liveness_patience(seg) * IDIST__LOOK_NS;
 }
 
-// The system does not let us see whether other processes of this host have ended.
+// Warns once that the system does not let us see whether other processes of this host have ended.
 static void idist__progress_is_blind(idist__ring *ring) {
     if (!ring->told_blind)
         idist__log_print(&ring->w->log, IDIST_LOG_WARN,
@@ -575,9 +581,9 @@ static void idist__progress_is_blind(idist__ring *ring) {
     ring->told_blind = true;
 }
 
-// If it is time for that, looks for what neither reading nor the doorbell tells: the end of a
-// process on this host and, in case this rank never sleeps, what its sockets have. waits: we are
-// about to sleep. Otherwise we are busy, and check only a few beacons.
+// Looks for what neither reading nor the doorbell tells, if it is time. This is the end of a
+// process on this host and, in case this rank never sleeps, input on the sockets. If `waits` is
+// set, this rank is about to sleep. Otherwise it is busy, and checks only a few beacons.
 static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) {
     if (!ring->shm || now_ns - ring->looked_ns <= idist__progress_look_ns(ring->shm)) return;
     ring->looked_ns = now_ns;
@@ -588,8 +594,8 @@ static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) 
     if (ring->polled_link_count) idist__progress_turn(ring);
 }
 
-// A caller polls. A read that finds nothing costs a system call, so links that no algorithm is
-// waiting on are read less often.
+// Makes progress for a caller that polls. A read that finds nothing costs a system call, so links
+// that no algorithm waits for are read less often.
 static void idist__progress_run(idist__world *w) {
     idist__ring *ring = idist__ring_of(w);
 

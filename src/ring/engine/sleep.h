@@ -1,21 +1,22 @@
-// ring/engine/sleep.h: sleeping, waking, and waiting until everything is written
+// ring/engine/sleep.h: sleeps, wakes, and waits until everything is written
 //
 // A rank sleeps in one of three ways:
 //
-//   no shared memory             in poll, on ring->watch (all connections), the sockets of the
-//                                connector and the wake-up of this process
-//   shared memory and streams    in poll as well, and its beacon is in the set; its doorbell says
-//                                ASLEEP_IN_POLL, so that a rank of this host wakes it by the beacon
+//   no shared memory             in poll, on ring->watch (all connections), the connector's
+//                                sockets, and the wake-up descriptor of this process
+//   shared memory and streams    in poll as well, with its beacon in the set; its doorbell says
+//                                ASLEEP_IN_POLL, so ranks of this host wake it through the beacon
 //   shared memory only           on its doorbell, a futex (ASLEEP_ON_WORD)
 //
-// With shared memory it looks for processes that have ended every IDIST__LOOK_NS (10 ms), in a long
-// wait every 30 ms, and less often while many ranks sleep: see ring/shm/liveness.h.
+// With shared memory the rank also checks for processes that have ended. It does so every
+// IDIST__LOOK_NS (10 ms), in a long wait every 30 ms, and less often while many ranks sleep. See
+// ring/shm/liveness.h.
 //
-// A rank marks its doorbell before it sleeps and then looks at everything once more, so no wake-up
-// is lost between the look and the sleep. A doorbell that has been rung is not rung again. The last
-// look may itself consume a wake-up (it polls when there are many streams), so we sleep only while
-// the doorbell is still marked. Another thread that reads the links while we sleep may consume one
-// as well; it has to call `wake` afterwards.
+// A rank marks its doorbell before it sleeps and then checks everything once more, so no wake-up is
+// lost between the check and the sleep. A doorbell that has been rung is not rung again. The last
+// check may itself consume a wake-up (it polls when there are many streams), so we sleep only while
+// the doorbell is still marked. Another thread that reads the links while we sleep may also consume
+// a wake-up; it has to call `wake` afterwards.
 #pragma once
 
 #include "os/clock.h"
@@ -31,9 +32,9 @@
 #include "ring/connect/connector.h"
 #include "ring/engine/progress.h"
 
-// Sleeps beside the other ranks of this host: in poll or on the doorbell, until something happens
-// or it is time to look for processes that have ended. Each sleep that nothing interrupts makes the
-// next one a little longer.
+// Sleeps beside the other ranks of this host, in poll or on the doorbell. Returns when something
+// happens or it is time to look for processes that have ended. Each sleep that nothing interrupts
+// makes the next one a little longer.
 static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
     idist__world *w = ring->w;
     const idist__segment *seg = ring->shm;
@@ -53,7 +54,7 @@ static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t 
     else if (ring->extra_sleep_ns < 2 * IDIST__LOOK_NS) ring->extra_sleep_ns += IDIST__MS;
 }
 
-// Sleeps until I/O arrives, `wake` is called or the deadline passes; handles what arrived.
+// Sleeps until input arrives, `wake` is called or the deadline passes. Handles what has arrived.
 static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     const idist__segment *seg = ring->shm;
@@ -84,7 +85,7 @@ static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__ring_settle(ring);
 }
 
-// Tells the other ranks of the host whether this one is in a call that waits.
+// Tells the other ranks of the host whether this rank is in a call that waits.
 static void idist__sleep_attend(idist__world *w, bool waits) {
     const idist__ring *ring = idist__ring_of(w);
     if (ring->shm) idist__doorbell_attend(ring->shm, waits);
@@ -101,8 +102,8 @@ static void idist__sleep_wake(idist__world *w) {
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 
-// Whether frames are waiting to be written or, when all ranks leave in order, a BYE has yet to
-// arrive.
+// Returns true if frames are waiting to be written or, when all ranks leave in order, a BYE has yet
+// to arrive.
 static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
     int i;
 

@@ -1,6 +1,6 @@
-// ring/engine/start_task.h: calls start, and are checked against other ranks
+// ring/engine/start_task.h: starts calls, and checks them against other ranks
 //
-// idist__start_task_start sends a call one of five ways:
+// idist__start_task_start runs a call in one of five ways:
 //
 //   send, recv                 ring/msg/
 //   a group of one rank        core/, a copy
@@ -8,8 +8,8 @@
 //   members on several hosts   ring/algo/host_run.h
 //   otherwise                  ring/algo/choose.h, messages between ranks
 //
-// Every collective notes its fingerprint first, and compares it with what other ranks have already
-// sent for the call of the same number.
+// Every collective first records its fingerprint, and compares it with what other ranks have
+// already sent for the call of the same number.
 #pragma once
 
 #include "os/clock.h"
@@ -61,7 +61,8 @@ static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// A blocking call without a task, while there are no tasks. False: it needs one.
+// Tries a blocking call without a task, while there are no tasks. Returns false if the call needs
+// one.
 static bool idist__start_task_quick(idist_group *g, const idist__call *call) {
     const idist__link *l;
 
@@ -77,7 +78,7 @@ static bool idist__start_task_quick_message(idist_group *g, const idist__call *c
     return call->kind == IDIST__SEND ? idist__send_quick(g, call) : idist__progress_take(g, call);
 }
 
-// Before a call starts: reads what has arrived, in case its group has failed.
+// Reads what has arrived before a call starts, in case the call's group has failed.
 static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
         idist__progress_move_all(ring);
@@ -87,7 +88,7 @@ static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
 
     ring->last_start_ns = t->started_ns;
 
-    // A sleeping rank looks for processes that have ended, but this one may never sleep.
+    // A sleeping rank looks for processes that have ended, but this rank may never sleep.
     if (!t->group->inner) {
         idist__progress_look(ring, t->started_ns, false);
         idist__ring_settle(ring);

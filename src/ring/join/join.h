@@ -1,32 +1,33 @@
-// ring/join/join.h: all steps in order; making and freeing the ring
+// ring/join/join.h: all steps of a join, in order; makes and frees the ring
 //
-// What idist_initialize does in the ring backend: the ranks meet in a key-value store, learn where
-// each of them listens, agree on shared memory inside each host, and connect the pairs that have
-// none: all of them, or in a world of many ranks some (ring/join/links.h). From then on nobody
-// needs the store, and nobody listens any more, unless connections are still to be made.
+// Carries out idist_initialize in the ring backend. The ranks meet in a key-value store, learn
+// where each rank listens, and agree on shared memory inside each host. Then they connect the pairs
+// without shared memory: all of them, or only some in a world of many ranks (ring/join/links.h).
+// After that no rank needs the store. No rank listens any more, unless connections are still to be
+// made.
 //
-// The way in is idist__join_open.
+// The entry point is idist__join_open.
 //
 // STEPS
 //
-// What the ranks write into the store, in order; R is a rank. All names begin with a prefix that
-// no other world uses.
+// The ranks write the following into the store, in this order; R is a rank. All names begin with a
+// prefix that no other world uses.
 //
-//   idist/ranks in a file: whether ranks are drawn (rank 0)     idist__draw_check_given
-//   idist/R     how many worlds rank R has opened here          idist__join_store_open
+//   idist/ranks in a file: are ranks assigned here? (rank 0)    idist__draw_check_given
+//   idist/R     number of worlds that rank R has opened here    idist__join_store_open
 //   job         number of the job, number of ranks (rank 0)     idist__records_agree_on_job
-//   node/R      what rank R says about itself                   idist__records_exchange
-//   nodes       all of these, collected by rank 0
+//   node/R      the record of rank R                            idist__records_exchange
+//   nodes       all records, collected by rank 0
 //   tcp/R       where rank R listens for other hosts            idist__records_listen_tcp
 //   -           ranks of a host map one file in memory          idist__segment_agree_share
-//   -           each rank connects to other, lower ones         idist__links_connect
-//   joined/R    rank R is done; rank 0 awaits all of them and   idist__join_store_leave
+//   -           each rank connects to lower ranks               idist__links_connect
+//   joined/R    rank R is done; rank 0 waits for all ranks and  idist__join_store_leave
 //               closes the store
 //
-// And when a rank cannot join:
+// If a rank cannot join, it also writes:
 //
-//   failed      why a rank gave up                              idist__join_failure_tell
-//   heard       how many ranks have read that
+//   failed      why the rank gave up                            idist__join_failure_tell
+//   heard       number of ranks that have read `failed`
 #pragma once
 
 #include "os/clock.h"
@@ -55,7 +56,7 @@
 #include "ring/join/segment_map.h"
 #include "ring/join/segment_agree.h"
 
-enum { IDIST__OPEN_NBYTES = 20 << 20 }; // a thread's stack, the server of the store, buffers
+enum { IDIST__OPEN_NBYTES = 20 << 20 }; // a thread's stack, the store's server, buffers
 
 static void idist__join_free(idist__ring *ring) {
     const idist_allocator *mem = &ring->w->cfg.mem;
@@ -68,7 +69,7 @@ static void idist__join_free(idist__ring *ring) {
         idist__message *msg, *next;
 
         idist__link_close(ring, l);
-        idist__sockets_close(&l->sockets); // the others had not been connected yet
+        idist__sockets_close(&l->sockets); // closes sockets of links that were not complete
         idist__link_write_failed(ring, l); // frees what was not written
 
         for (msg = l->early; msg; msg = next) {
@@ -93,7 +94,8 @@ static void idist__join_free(idist__ring *ring) {
     idist__mem_free(mem, ring);
 }
 
-// On failure *out is NULL, or half made: the caller passes it to idist__join_free.
+// Allocates the ring. On failure *out is NULL or partly initialized: the caller passes it to
+// idist__join_free.
 static idist_status idist__join_new(idist__world *w, idist__ring **out) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
@@ -127,7 +129,7 @@ static idist_status idist__join_new(idist__world *w, idist__ring **out) {
     return ring->stages ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-// Memory for poll sets, once it is known how many sockets there may be.
+// Allocates the poll sets. Called once the number of sockets is known.
 static idist_status idist__join_polls(idist__ring *ring) {
     int i;
 
@@ -141,7 +143,7 @@ static idist_status idist__join_polls(idist__ring *ring) {
     return ring->polls ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-// Meets the other ranks; the store is open.
+// Meets the other ranks. The store is open.
 static idist_status idist__join_meet(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     size_t n = (size_t)j->w->group.size;
@@ -170,14 +172,14 @@ static idist_status idist__join_meet(idist__join *j) {
     return status;
 }
 
-// Joining failed here, while others may have joined already: tells them why. The text of a time-out
-// names the ranks that are late, and a reason that came from another rank names that one.
+// Tells the ranks that may have joined why this rank could not. The text of a time-out names the
+// ranks that are late, and a reason that came from another rank names that rank.
 static void idist__join_tell_joined(const idist__join *j, idist_status status) {
     idist__ring *ring = j->ring;
     char text[sizeof idist__me.text], cause[IDIST__TEXT_BYTES] = "";
     int i;
 
-    memcpy(text, idist__me.text, sizeof text); // sending may overwrite it
+    memcpy(text, idist__me.text, sizeof text); // sending may overwrite the text
     if (!j->others_know && status != IDIST_ERR_TIMEOUT && status != IDIST_ERR_PEER_LOST)
         snprintf(cause, sizeof cause, "rank %d could not join: ", ring->w->group.rank);
     idist__text_append(cause, sizeof cause, "%s", idist__text_behind(text, "initialize: "));
@@ -186,14 +188,14 @@ static void idist__join_tell_joined(const idist__join *j, idist_status status) {
         idist__link *l = &ring->links[i];
 
         if (!idist__link_is_connected(l)) continue;
-        if (j->voting && l->transport != &idist__pipe_transport) continue; // it votes as well
+        if (j->voting && l->transport != &idist__pipe_transport) continue; // that rank votes too
         idist__link_abort(ring, l, ring->w->group.ctx, status, cause);
     }
 
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// Frees what only meeting needed, whether it succeeded or not.
+// Frees what was needed only to join, whether joining succeeded or not.
 static void idist__join_end(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
 
@@ -204,14 +206,14 @@ static void idist__join_end(idist__join *j) {
 
     if (j->store) {
         char text[sizeof idist__me.text];
-        memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+        memcpy(text, idist__me.text, sizeof text); // closing may overwrite the text
         idist_store_close(&j->store);
         memcpy(idist__me.text, text, sizeof text);
     }
 }
 
-// Warns of a limit on memory under which this rank may fail to join, or to share memory: an error
-// text of another rank cannot name the limit.
+// Warns of a memory limit under which this rank may fail to join or to share memory. An error text
+// of another rank cannot name the limit.
 static void idist__join_warn_of_limit(idist__world *w) {
     size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
     char limit[160];
@@ -233,12 +235,12 @@ static idist_status idist__join_open(idist__world *w) {
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
     if (w->group.size > 1) idist__join_warn_of_limit(w);
 
-    // Announced now rather than when it is needed: with a second thread, such as the server of the
-    // store, the kernel takes 15 ms for it.
+    // Called now and not when needed: once there is a second thread, such as the store's server,
+    // the kernel takes 15 ms.
     if (w->cfg.transport == IDIST__TRANSPORT_AUTO && w->group.size > 1)
         idist__os_cpu_fence_others(true);
 
-    // The store comes first, so that the others learn of everything that fails after it.
+    // The store comes first, so that the other ranks learn of everything that fails after it.
     if (w->group.size > 1) status = idist__join_store_open(&j);
     else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 
@@ -248,7 +250,8 @@ static idist_status idist__join_open(idist__world *w) {
     idist__join_failure_of_store(&j, status);
 
     w->impl = j.ring;
-    // Those that have joined first: they may be about to give up a call, and the store may be slow.
+    // The ranks that have joined are told first: they may be about to give up a call, and the store
+    // may be slow.
     if (status != IDIST_OK && j.ring && j.ring->links) idist__join_tell_joined(&j, status);
     if (status != IDIST_OK) idist__join_failure_tell(&j, status);
     idist__join_end(&j);

@@ -1,12 +1,12 @@
-// ring/join/join_failure.h: a rank that gives up, and how the others learn why
+// ring/join/join_failure.h: a rank that cannot join tells the other ranks why
 //
-// If one rank cannot join, no rank can. A rank that has joined by then learns it from its first
-// call, because the group of the world has failed. To spare the others their
-// time-out, the rank writes the reason into the store ("failed"), where waiting ranks look for it
-// now and then. A rank that has read it counts itself in "heard"; the owner of the store keeps the
-// store open until all of them have, or for half a second.
+// If one rank cannot join, no rank can. A rank that has joined by then finds out in its first call,
+// because the group of the world has failed. The other ranks should not have to wait for the
+// time-out. So the rank writes the reason into the store under "failed", which waiting ranks check
+// now and then. A rank that has read the reason counts itself in "heard". The owner of the store
+// keeps the store open until all ranks have read it, or for half a second.
 //
-// A process that dies cannot do that. The store sets "failed" for it, see launch/draw.h.
+// A process that dies cannot write the reason. The store sets "failed" for it, see launch/draw.h.
 #pragma once
 
 #include "os/clock.h"
@@ -21,7 +21,8 @@
 
 enum { IDIST__FAILURE_STAY_MS = 500, IDIST__FAILURE_LOST_MS = 300 };
 
-// Rank 0 has a connection of the store and the sockets of a link for each rank.
+// Fails because descriptors are short. Rank 0 needs the most: a connection of the store and the
+// sockets of a link for each rank.
 static idist_status idist__join_failure_no_fds(const idist__join *j) {
     int sockets = j->connector ? j->connector->socket_count : 1;
 
@@ -31,7 +32,7 @@ static idist_status idist__join_failure_no_fds(const idist__join *j) {
         j->w->group.size, (1 + sockets) * j->w->group.size + 8);
 }
 
-// Adds what the server knows to the error text that names the late ranks.
+// Appends what the server knows to the error text that names the late ranks.
 static idist_status idist__join_failure_hint(const idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
     int refused = server ? __atomic_load_n(&server->refused_count, __ATOMIC_RELAXED) : 0;
@@ -52,7 +53,8 @@ static idist_status idist__join_failure_hint(const idist__join *j) {
     return IDIST_ERR_TIMEOUT;
 }
 
-// If joining failed because the server of the store ended, says which process that was.
+// If joining failed because the server of the store ended, changes the error text to name the
+// process of the server.
 static void idist__join_failure_of_store(const idist__join *j, idist_status status) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
     bool lost = j->lost_server || (j->store && j->store->is_lost);
@@ -64,8 +66,8 @@ static void idist__join_failure_of_store(const idist__join *j, idist_status stat
                 idist__text_behind(cause, "store: "));
 }
 
-// Reports a process that has another secret at once, because the ranks may wait for that process
-// until their time-out. It may as well be a stranger.
+// Logs at once that a process with another secret has connected, because the ranks may wait for
+// that process until their time-out. The process may also be a stranger.
 static void idist__join_failure_warn(idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
 
@@ -75,7 +77,7 @@ static void idist__join_failure_warn(idist__join *j) {
                      "initialize: %s (unless that is no process of this job)", server->unlike);
 }
 
-// Fails for the same reason if some rank has given up.
+// If some rank has given up, fails for the same reason. Otherwise returns IDIST_OK.
 static idist_status idist__join_failure_check(idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
     idist__failure failure;
@@ -101,7 +103,7 @@ static idist_status idist__join_failure_check(idist__join *j) {
     j->others_know = true;
     j->told_by_server = failure.by_will != 0;
 
-    if (failure.status == IDIST_ERR_TIMEOUT) { // its text names the ranks that are late
+    if (failure.status == IDIST_ERR_TIMEOUT) { // the text names the ranks that are late
         idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", failure.text);
         return idist__join_failure_hint(j);
     }
@@ -115,7 +117,7 @@ static idist_status idist__join_failure_check(idist__join *j) {
                        (int)failure.rank, failure.text);
 }
 
-// Keeps the store open until all others have read why, or for a moment.
+// Keeps the store open until all other ranks have read the reason, or for a moment.
 static void idist__join_failure_stay(idist__join *j) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_STAY_MS);
     int64_t heard = 0;
@@ -130,20 +132,20 @@ static void idist__join_failure_stay(idist__join *j) {
     }
 }
 
-// Tells the others why this rank gives up, unless the reason came from them.
+// Tells the other ranks why this rank gives up, unless the reason came from them.
 static void idist__join_failure_tell(idist__join *j, idist_status status) {
     idist__failure failure;
     char name[128], text[sizeof idist__me.text];
     int64_t heard;
 
     if (!j->store || !j->prefix[0]) return;
-    memcpy(text, idist__me.text, sizeof text); // the store may overwrite it
+    memcpy(text, idist__me.text, sizeof text); // the store may overwrite the text
     memset(&failure, 0, sizeof failure);
     failure.status = (int32_t)status;
     failure.rank = j->w->group.rank;
     idist__text_copy(failure.text, sizeof failure.text, idist__text_behind(text, "initialize: "));
 
-    // If this does not reach the store, the others learn of it when the store ends.
+    // If the reason does not reach the store, the other ranks find out when the store ends.
     idist__join_state_name(j, name, sizeof name, "failed", -1);
     if (!j->others_know) idist_store_set(j->store, name, &failure, sizeof failure);
     idist__store_drop_will(j->store);
@@ -154,13 +156,13 @@ static void idist__join_failure_tell(idist__join *j, idist_status status) {
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// The connection to a rank ended. It may have given up and said why, or the server is about to say
-// that it died.
+// Fails because the connection to a rank ended. First waits for a reason in the store. The rank may
+// have given up and said why, or the server is about to say that it died.
 static idist_status idist__join_failure_lost(idist__join *j, int rank, const char *how) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_LOST_MS);
     char text[300];
 
-    idist__text_copy(text, sizeof text, how); // it may lie where a failure writes its text
+    idist__text_copy(text, sizeof text, how); // `how` may point to the text of the last failure
 
     do {
         idist_status status = idist__join_failure_check(j);
@@ -172,7 +174,7 @@ static idist_status idist__join_failure_lost(idist__join *j, int rank, const cha
                        j->w->nodes[rank].hostname, text);
 }
 
-// The time is up, and the server of the store has not said who is missing.
+// Fails because the time is up, and the server of the store does not answer.
 static idist_status idist__join_failure_silent(const idist__join *j) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
 
@@ -182,7 +184,7 @@ static idist_status idist__join_failure_silent(const idist__join *j) {
                        by_rank_0 ? "rank 0" : "the store's server");
 }
 
-// The time is up, and rank 0 has not set this value, without which there is no job.
+// Fails because the time is up, and rank 0 has not set a value that the whole job needs.
 static idist_status idist__join_failure_without_0(idist__join *j, const char *name) {
     const char *names[1];
     bool exists;
@@ -197,7 +199,7 @@ static idist_status idist__join_failure_without_0(idist__join *j, const char *na
     return idist__join_failure_hint(j);
 }
 
-// The time is up: names the ranks, from `rank` on, that have not set this value.
+// Fails because the time is up. Names the ranks, from `rank` on, that have not set a value.
 static idist_status idist__join_failure_late(idist__join *j, const char *what, int rank) {
     char name[128], text[300] = "";
     int i, missing = 0;

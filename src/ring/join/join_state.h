@@ -10,46 +10,45 @@
 #include "ring/msg/ring_model.h"
 #include "ring/connect/connector.h"
 
-// Values of idist__config.transport that matter here.
-
-typedef struct idist__record { // what a rank says about itself
+typedef struct idist__record { // what a rank publishes about itself
     char hostname[64];
     uint64_t host;       // equal for all ranks of a host
-    char local[64];      // address of its local socket, or ""
-    uint64_t processors; // equal for all ranks that have the same ones
-    uint32_t shm;        // whether it takes part in shared memory
-    uint32_t algorithm;  // its setting IDIST_ALGO, which must be equal on all ranks
-    uint64_t loopback;   // idist__config_reach_key, if it has reached the store by loopback; else 0
+    char local[64];      // address of the rank's local socket, or ""
+    uint64_t processors; // equal for all ranks on the same processors
+    uint32_t shm;        // nonzero if the rank takes part in shared memory
+    uint32_t algorithm;  // the rank's IDIST_ALGO, which must be equal on all ranks
+    // idist__config_reach_key if the rank has reached the store by loopback, else 0.
+    uint64_t loopback;
 } idist__record;
 
 typedef struct idist__tcp_record {
     char text[160];         // where a rank listens: "tcp:[ADDRESS]:PORT"
-    uint32_t round_trip_us; // to the server of the store; 0: not known
-    uint32_t mbits;         // bandwidth of the interface; 0: not known
-    uint32_t sockets;       // its setting IDIST_SOCKETS; 0: automatic
-    uint64_t window_nbytes; // that can be under way in one socket; 0: not known
+    uint32_t round_trip_us; // round trip to the server of the store; 0 if not known
+    uint32_t mbits;         // bandwidth of the interface; 0 if not known
+    uint32_t sockets;       // the rank's IDIST_SOCKETS; 0 if automatic
+    uint64_t window_nbytes; // bytes that can be in flight in one socket; 0 if not known
 } idist__tcp_record;
 
 typedef struct idist__join {
     idist__world *w;
     idist__ring *ring;
     idist_store *store;
-    bool owns_store;              // we opened it; otherwise it is a view of the user's
+    bool owns_store;              // we opened the store; otherwise it is a view of the user's store
     bool lost_server;             // the server ended while we opened the store
-    bool others_know;             // somebody else has told all ranks why we give up
-    bool told_by_server;          // ... namely the server, for a process that ended
+    bool others_know;             // another process has told all ranks why we give up
+    bool told_by_server;          // the server has told all ranks, for a process that ended
     bool voting;                  // we gave up while the connections of this host carry votes
-    bool warned;                  // that the server has refused a process
-    char prefix[64];              // of our names in the store
-    idist__tcp_record *tcp;       // by rank; NULL: there is no TCP
+    bool warned;                  // we have logged that the server refused a process
+    char prefix[64];              // prefix of our names in the store
+    idist__tcp_record *tcp;       // by rank; NULL if there is no TCP
     const idist__record *records; // by rank
     idist__connector *connector;
-    bool *wanted;     // by rank: a connection is needed now, and there is none yet
-    int wanted_count; // ranks of which that is true
+    bool *wanted;     // by rank: true if a connection is needed now and missing
+    int wanted_count; // number of entries of `wanted` that are true
     int64_t deadline_ns;
 } idist__join;
 
-// The name of a value in the store, of one rank or (rank < 0) of all.
+// Formats the name of a value in the store: a value of one rank, or of all ranks if rank < 0.
 static void idist__join_state_name(const idist__join *j, char *name, size_t capacity,
                                    const char *what, int rank) {
     if (rank < 0) snprintf(name, capacity, "%s%s", j->prefix, what);
@@ -63,24 +62,24 @@ static idist_status idist__join_state_set(idist__join *j, const char *what, int 
     return idist__store_post(j->store, name, value, nbytes);
 }
 
-// Whether the store is that of a torch agent, which outlives the workers.
+// Returns true if the store belongs to a torch agent, which outlives the workers.
 static bool idist__join_state_is_torch(const idist__join *j) {
     return j->w->cfg.meet.kind == IDIST__MEET_TORCH;
 }
 
-// The server of our store, if it runs in this process.
+// Returns the server of our store if it runs in this process, else NULL.
 static const idist__server *idist__join_state_server(const idist__join *j) {
     if (!j->owns_store || j->store->run != idist__client_run) return NULL;
     return ((const idist__client_store *)j->store->impl)->server;
 }
 
-// How often a waiting rank asks whether another one has given up: less often in a large world,
-// where all ranks ask one server.
+// Returns the interval in ms at which a waiting rank asks whether another rank has given up. The
+// interval is longer in a large world, where all ranks ask one server.
 static int idist__join_state_ask_ms(const idist__join *j) {
     return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500;
 }
 
-// Milliseconds until the deadline, at least 1; negative: there is none.
+// Returns the milliseconds until the deadline, at least 1, or -1 if there is no deadline.
 static int idist__join_state_ms_left(const idist__join *j) {
     int64_t left;
 

@@ -1,10 +1,10 @@
-// ring/join/join_store.h: opening the store, and values that a rank waits for
+// ring/join/join_store.h: opens the store, and waits for values in it
 //
 // Worlds made one after another through the same store must not see each other's values. So each
 // rank counts its worlds in the store, and the count is part of all names. In a store of our own
-// the count can only be 1; a higher one means that two processes have the same rank. A torch agent
-// keeps its store when it restarts the workers, so there the number of restarts is part of the
-// names too.
+// the count can only be 1; a higher count means that two processes have the same rank. A torch
+// agent keeps its store when it restarts the workers, so there the number of restarts is part of
+// the names too.
 #pragma once
 
 #include "os/clock.h"
@@ -21,11 +21,12 @@
 
 enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
 
-// The server of the store by which this thread last tried to join.
+// Identifies the server of the store through which this thread last tried to join.
 IDIST__TLS uint64_t idist__join_store_last_server;
 
-// Waits for a value. After a time-out the error names the ranks that have not set it, or that have
-// not set `cause`, a value that must exist first. A value of the job, without a rank, is rank 0's.
+// Waits for a value. After a time-out the error names the ranks that have not set the value. If
+// `cause` is given, it names the ranks that have not set `cause`, a value that must exist first.
+// Rank 0 sets the values of the whole job, for which rank is -1.
 static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
                                           const char *cause, void *value, size_t nbytes) {
     char name[128];
@@ -54,7 +55,7 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
     return idist__join_failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
 
-// Waits until these ranks, at most IDIST__JOIN_BATCH of them, have set a value.
+// Waits until `count` ranks from `first` on, at most IDIST__JOIN_BATCH, have set a value.
 static idist_status idist__join_store_await_some(idist__join *j, const char *what, int first,
                                                  int count) {
     char names[IDIST__JOIN_BATCH][128];
@@ -80,7 +81,7 @@ static idist_status idist__join_store_await_some(idist__join *j, const char *wha
     return idist__join_failure_late(j, what, 0);
 }
 
-// Waits until all ranks have set a value, by few requests: each of them may have to wait for a
+// Waits until all ranks have set a value. Makes few requests, because each may have to wait for a
 // processor that hundreds of ranks want.
 static idist_status idist__join_store_await_all(idist__join *j, const char *what) {
     int first, n = j->w->group.size;
@@ -98,7 +99,8 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
 
 // Opens the store of a new world. Rank 0 may still serve, at the same address, the store of the
 // last world that this thread joined or failed to join. It may also close that store during our
-// handshake. This can happen once, so a second loss is that of the new rank 0.
+// handshake. This can happen only once, so if the server is lost again, it is the new rank 0 that
+// was lost.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     uint64_t last = desc->server ? 0 : idist__join_store_last_server;
@@ -111,7 +113,7 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
         bool closes = may_close && status == IDIST_ERR_PEER_LOST;
 
         if (closes) may_close = false;
-        cfg->listener = -1; // the store owns it now
+        cfg->listener = -1; // the store owns the listener now
 
         if (status == IDIST_OK && last && idist__store_server_id(j->store) == last) {
             idist_store_close(&j->store);
@@ -129,8 +131,8 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
     }
 }
 
-// Opens the store of a new world at the address, and in a file waits until that of the last world,
-// which this thread may have given up before the others, is gone.
+// Opens the store of a new world at the address. In a file, waits until the store of the last world
+// is gone, which this thread may have left before the other ranks.
 static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     bool again = false;
@@ -158,7 +160,7 @@ static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc
     }
 }
 
-// Opens a store of our own at the address from the launcher or the environment.
+// Opens a store of our own, at the address from the launcher or the environment.
 static idist_status idist__join_store_open_own(idist__join *j) {
     idist__config *cfg = &j->w->cfg;
     idist_store_desc desc;
@@ -177,7 +179,7 @@ static idist_status idist__join_store_open_own(idist__join *j) {
         if (status != IDIST_OK) return status;
     }
 
-    if (cfg->drawn) { // our rank came from it
+    if (cfg->drawn) { // our rank was assigned from this store
         j->store = cfg->drawn;
         cfg->drawn = NULL;
         j->owns_store = true;
@@ -202,15 +204,16 @@ static idist_status idist__join_store_rank_taken(const idist__join *j) {
                        cfg->rank_var ? cfg->rank_var : "desc.rank");
 }
 
-// Whether this rank's number comes together with the answer to its next request, which saves a
-// round trip. See idist__join_store_claim.
+// Returns true if the count of this rank's worlds arrives with the answer to its next request,
+// which saves a round trip. See idist__join_store_claim.
 static bool idist__join_store_claims_late(const idist__join *j) {
     if (!j->owns_store || j->w->cfg.rank == 0 || idist__join_state_is_torch(j)) return false;
     return j->store->run == idist__client_run; // NOLINT(clang-analyzer-core.NullDereference)
 }
 
-// The request after the number has ended with this status: whether we are the only process with
-// this rank. If we are not, or cannot tell, the others are told nothing of us.
+// Checks that no other process has claimed our rank. `status` is the result of the request sent
+// after our claim. If another process has the rank, or we cannot tell, this rank publishes nothing
+// about itself.
 static idist_status idist__join_store_claim(idist__join *j, idist_status status) {
     if (!idist__join_store_claims_late(j)) return status;
 
@@ -228,7 +231,7 @@ static idist_status idist__join_store_open(idist__join *j) {
     int64_t world_number = 0;
     idist_status status;
 
-    // A view of the caller's store has a limit of its own for answers.
+    // A view of the caller's store has its own limit on the wait for answers.
     status =
         cfg->store ? idist_store_prefix(cfg->store, "", &j->store) : idist__join_store_open_own(j);
     if (status != IDIST_OK) return status;
@@ -252,11 +255,13 @@ static idist_status idist__join_store_open(idist__join *j) {
     return IDIST_OK;
 }
 
-// This rank is done. Rank 0 closes the store only when all ranks are, because until then they learn
-// of a death through it. (It may close the store before it has answered the last request.) The
-// others wait for that if the store is in a file: should they open another world there, they must
-// not find the store of this one. Over sockets, idist__join_store_open_new sees to that, without
-// another round trip for all who do not.
+// Publishes that this rank is done. Rank 0 closes the store only when all ranks are done, because
+// until then they learn of a death through it. Rank 0 may close the store before it has answered
+// the last request.
+//
+// If the store is in a file, the other ranks wait for its end. If they open another world there,
+// they must not find the store of this world. Over sockets, idist__join_store_open_new ensures
+// this, without another round trip for ranks that open no other world.
 static idist_status idist__join_store_leave(idist__join *j) {
     char one = 1;
     idist_status status = idist__join_state_set(j, "joined", j->w->group.rank, &one, sizeof one);

@@ -1,17 +1,18 @@
-// ring/join/links.h: connections that ranks need from the start
+// ring/join/links.h: makes the connections that ranks need from the start
 //
-// Ranks that share memory need no connection in the end: they connect in a tree, over which they
-// agree on the memory; then they close it. Of all other pairs, in a world of up to
-// IDIST__LINKS_MANY ranks, all connect. In a larger one those connect whose distance is a power of
-// two, around the ring of all ranks: the partners in the algorithms of few steps, and the
-// neighbours in rings. News of a failure spreads over these. The rest connect when they need to.
+// Ranks that share memory need no connection in the end. They connect in a tree, over which they
+// agree on the memory, and then close the connections. In a world of up to IDIST__LINKS_MANY ranks,
+// all other pairs connect. In a larger world, a pair connects if its distance around the ring of
+// all ranks is a power of two. These pairs are the partners in the algorithms of few steps, and the
+// neighbors in rings. News of a failure spreads over their connections. The rest connect when they
+// need to.
 //
 //   idist__links_want             asks for a connection to a rank
-//   idist__links_connect          makes those that are wanted: of two ranks, the higher connects
+//   idist__links_connect          makes the wanted connections: of two ranks, the higher connects
 //   idist__links_connect_others   connects the pairs that share no memory, as described above
 //
-// A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
-// connection merely broke, or the name of the host is not known yet: then it is tried again.
+// A failed incoming handshake is ignored. A failed outgoing handshake fails the join. But if the
+// connection merely broke, or the host name is not known yet, the rank tries again.
 #pragma once
 
 #include "os/clock.h"
@@ -32,23 +33,23 @@
 
 enum {
     IDIST__LINKS_POLL_MS = 20,
-    IDIST__LINKS_ASK_MS = 400 // before it asks for the first time whether a rank has given up
+    IDIST__LINKS_ASK_MS = 400 // before a rank first asks whether another rank has given up
 };
 
-#ifndef IDIST__LINKS_MANY // a test has few ranks
+#ifndef IDIST__LINKS_MANY // a test with few ranks sets this to 0
 #define IDIST__LINKS_MANY 64
 #endif
-#ifndef IDIST__LINKS_NEAR // a test has none of these: all connections are made on demand
+#ifndef IDIST__LINKS_NEAR // a test sets this to 0: all connections are made on demand
 #define IDIST__LINKS_NEAR 1
 #endif
 
-// Whether two ranks connect in a world of many ranks before they need to.
+// Returns true if two ranks of a large world connect while they join.
 static bool idist__links_are_near(int a, int b, int n) {
     int there = a < b ? b - a : a - b, back = n - there;
     return IDIST__LINKS_NEAR && (!(there & (there - 1)) || !(back & (back - 1)));
 }
 
-// Where the ranks listen for us: at a local socket on this host, or else at TCP.
+// Finds the address where each rank listens for us: a local socket on this host, else TCP.
 static void idist__links_find(idist__join *j) {
     const idist__record *me = &j->records[j->w->group.rank];
     int i;
@@ -74,7 +75,7 @@ static idist_status idist__links_late(const idist__join *j) {
         if (j->wanted[i] && missing++ < 16)
             idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
 
-    // The other ranks repeat this text, so it names this one.
+    // The other ranks repeat this text, so the text names this rank.
     if (conn->unknown[0] && j->wanted[conn->unknown_rank])
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "initialize: rank %d on %s was not connected within %d ms to rank %s%s: "
@@ -88,14 +89,15 @@ static idist_status idist__links_late(const idist__join *j) {
                        missing > 16 ? ", ..." : "");
 }
 
-// Ranks of one host connect by local sockets or loopback. Whether they are of one host may be what
-// the user says.
+// Returns true if an address is local to this host, and the user has set the host id, which may be
+// wrong. Ranks of one host connect by local sockets or loopback.
 static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
     bool is_local = idist__address_is_local(where) || idist__address_is_loopback(where);
     return is_local && j->w->cfg.host_id[0];
 }
 
-// Whether another host has told us a loopback address, which only its IDIST_ADDR can give.
+// Returns true if another host has published a loopback address, which only its IDIST_ADDR can
+// give.
 static bool idist__links_misled(const idist__join *j, int rank, const char *where) {
     bool same_host = j->records[rank].host == j->records[j->w->group.rank].host;
     char host[sizeof j->tcp->text];
@@ -106,7 +108,7 @@ static bool idist__links_misled(const idist__join *j, int rank, const char *wher
            idist__address_host_is_loopback(host);
 }
 
-// A connection could not be made.
+// Fails because a connection could not be made.
 static idist_status idist__links_failed(idist__join *j, const idist__connect_event *event) {
     const char *where = event->rank < 0 ? "" : j->connector->where[event->rank].text;
     char how[sizeof idist__me.text];
@@ -154,7 +156,7 @@ static idist_status idist__links_progress(idist__join *j) {
     return IDIST_OK;
 }
 
-// Sleeps until something is ready, and goes on.
+// Sleeps until something is ready, then advances the connections.
 static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entries) {
     int count = idist__connector_polls(j->connector, entries);
     int ms = idist__os_clock_ms_until(j->deadline_ns), ready;
@@ -196,7 +198,7 @@ static idist_status idist__links_connect(idist__join *j) {
         if (status == IDIST_OK && idist__os_clock_now_ns() - asked_ns > ask_ns) {
             int64_t begun_ns = idist__os_clock_now_ns();
 
-            status = idist__join_failure_check(j); // handshakes stand still while we ask
+            status = idist__join_failure_check(j); // handshakes make no progress while we ask
             asked_ns = idist__os_clock_now_ns();
             ask_ns = idist__join_state_ask_ms(j) * IDIST__MS + 4 * (asked_ns - begun_ns);
         }
@@ -208,7 +210,8 @@ static idist_status idist__links_connect(idist__join *j) {
     return status;
 }
 
-// Connects to the ranks with which we do not share memory, or only to some of them.
+// Connects to the ranks with which we do not share memory: to all of them, or in a large world only
+// to some.
 static idist_status idist__links_connect_others(idist__join *j) {
     int i, me = j->w->group.rank, n = j->w->group.size;
     bool many = n > IDIST__LINKS_MANY, lacks_some = false;
@@ -228,7 +231,7 @@ static idist_status idist__links_connect_others(idist__join *j) {
         lacks_some = true;
     }
 
-    if (lacks_some) { // the ring makes the rest
+    if (lacks_some) { // the ring makes the remaining connections
         j->ring->connector = j->connector;
         j->connector = NULL;
     }

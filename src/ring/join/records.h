@@ -1,9 +1,9 @@
-// ring/join/records.h: the number of the job, and a record of every rank
+// ring/join/records.h: exchanges the job number, and a record of every rank
 //
-// Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
-// then publishes a record: its host, and where its local socket listens. Rank 0 collects the
-// records in one table, so that n ranks take 2 n requests rather than n * n. The table tells
-// whether TCP is needed at all.
+// Rank 0 draws a random job number. The key of all connections is derived from it. Then each rank
+// publishes a record: its host, and where its local socket listens. Rank 0 collects the records in
+// one table, so that n ranks make 2 n requests and not n * n. The table tells whether TCP is needed
+// at all.
 #pragma once
 
 #include "os/random.h"
@@ -25,8 +25,8 @@
 #include "ring/join/join_state.h"
 #include "ring/join/join_store.h"
 
-// Rank 0 publishes the job number and the number of ranks, which every other rank compares with its
-// own.
+// Agrees on the job number and the number of ranks. Rank 0 publishes them, and every other rank
+// compares the number of ranks with its own.
 static idist_status idist__records_agree_on_job(idist__join *j) {
     uint64_t job[2] = {0, 0}; // number of the job, number of ranks
     uint8_t key[32];
@@ -72,15 +72,17 @@ static idist_status idist__records_listen_local(idist__join *j, idist__record *m
     return idist__connection_listen(&address, me->local, &j->connector->listeners[0]);
 }
 
-// Our end of the connection to the store. False: it is no TCP connection of ours.
+// Finds the local address of our connection to the store. Returns false if the store is not ours,
+// or not reached by TCP.
 static bool idist__records_store_address(const idist__join *j, idist__os_address *address) {
     return j->owns_store && j->store->run == idist__client_run &&
            idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd, address) &&
            !idist__os_socket_is_local(address);
 }
 
-// The address to publish. by_loopback: all ranks are on one host, and use TCP because the user
-// wants it, or have reached the store through loopback, so that they reach each other as well.
+// Finds the address to publish: 127.0.0.1 if `by_loopback` is set and IDIST_ADDR is not. There are
+// two causes for `by_loopback`. All ranks are on one host, and the user wants TCP. Or all ranks
+// have reached the store through loopback, so they reach each other that way too.
 static idist_status idist__records_own_address(const idist__join *j, bool by_loopback,
                                                idist__own_address *own) {
     idist__os_address hint;
@@ -94,8 +96,9 @@ static idist_status idist__records_own_address(const idist__join *j, bool by_loo
     return IDIST_OK;
 }
 
-// Listens on all addresses where a secret keeps strangers out, or else at the one that is
-// published. Ranks of this host look that up here, those of other hosts elsewhere.
+// Listens on all addresses if a secret keeps strangers out, else only at the published address. If
+// IDIST_ADDR gives a name, ranks on this host look it up here, and other ranks on their hosts,
+// perhaps with another result.
 static idist_status idist__records_listen_at(idist__join *j, const idist__own_address *own,
                                              bool by_loopback) {
     const idist__secret *secret = &j->w->cfg.secret;
@@ -148,8 +151,8 @@ static idist_status idist__records_listen_tcp(idist__join *j, bool by_loopback) 
     return IDIST_OK;
 }
 
-// Every rank has filled in its own row of a table: rank 0 collects them, under `row`, and publishes
-// the whole, as `all`.
+// Exchanges the rows of a table. Every rank has filled in its own row. Rank 0 collects the rows,
+// under the name `row`, and publishes the whole table as `all`.
 static idist_status idist__records_exchange(idist__join *j, const char *row, const char *all,
                                             void *table, size_t row_nbytes) {
     char *rows = (char *)table;
@@ -168,9 +171,9 @@ static idist_status idist__records_exchange(idist__join *j, const char *row, con
     return idist__join_state_set(j, all, -1, table, row_nbytes * (size_t)n);
 }
 
-// What is known of the network: of all records the longest round trip, the lowest speed of an
-// interface, the smallest window and the highest number of sockets. All ranks have the same table,
-// and so get the same.
+// Combines what all records say of the network: the longest round trip, the lowest bandwidth, the
+// smallest window and the highest number of sockets. All ranks have the same table, and so get the
+// same result.
 static idist__tcp_record idist__records_network(const idist__join *j) {
     idist__tcp_record all;
     int i;
@@ -192,8 +195,9 @@ static idist__tcp_record idist__records_network(const idist__join *j) {
     return all;
 }
 
-// What is under way while the network is full: bandwidth times round trip. Virtual interfaces
-// report a bandwidth that is too low, or none; unneeded posted receives cost little.
+// Returns the bytes that are in flight while the network is full: bandwidth times round trip.
+// Assumes at least 1000 Mbit/s, because virtual interfaces report a bandwidth that is too low, or
+// none. Posting more receives than needed costs little.
 static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) {
     enum { LEAST_MBITS = 1000 };
     uint64_t least = LEAST_MBITS, mbits = network->mbits > least ? network->mbits : least;
@@ -201,8 +205,8 @@ static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) 
     return network->round_trip_us * mbits / 8;
 }
 
-// How many sockets it takes to fill the network, when each of them holds a window of it. Only what
-// the interface reports counts: unneeded sockets compete with each other on a slow link.
+// Returns the number of sockets that fill the network when each holds one window of data. Only the
+// reported bandwidth counts: unneeded sockets compete with each other on a slow link.
 static int idist__records_fill_sockets(const idist__tcp_record *network) {
     uint64_t nbytes = (uint64_t)network->round_trip_us * network->mbits / 8;
     uint64_t count = network->window_nbytes ? nbytes / network->window_nbytes + 1 : 1;
@@ -210,9 +214,9 @@ static int idist__records_fill_sockets(const idist__tcp_record *network) {
     return count < IDIST__SOCKETS_MAX ? (int)count : IDIST__SOCKETS_MAX;
 }
 
-// What is known of the network between the hosts, and how many sockets a link gets.
+// Records what is known of the network between the hosts, and how many sockets a link gets.
 static void idist__records_measure(idist__join *j, bool by_loopback) {
-    enum { OVERHEAD_US = 5 }; // of a sender and a receiver
+    enum { OVERHEAD_US = 5 }; // time that a sender and a receiver take
     idist__tcp_record network = idist__records_network(j);
     char *text = j->w->about.network;
     size_t capacity = sizeof j->w->about.network;
@@ -234,7 +238,7 @@ static void idist__records_measure(idist__join *j, bool by_loopback) {
                            j->connector->socket_count > 1 ? "s" : "");
 }
 
-// The same for the addresses of the TCP sockets.
+// Exchanges the addresses of the TCP sockets, and derives the number of sockets of a link.
 static idist_status idist__records_exchange_tcp(idist__join *j, bool by_loopback) {
     size_t i, n = (size_t)j->w->group.size;
     idist_status status;
@@ -292,7 +296,7 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     for (i = 0; i < w->group.size && status == IDIST_OK; i++) {
         status = idist__records_enter(j, &records[i], i);
         if (records[i].host != host) one_host = false;
-        if (!records[i].local[0]) all_local = false; // this rank uses TCP only
+        if (!records[i].local[0]) all_local = false; // that rank uses TCP only
         if (!me->loopback || records[i].loopback != me->loopback) all_loopback = false;
         if (records[i].processors != me->processors) continue;
         if (i < w->group.rank) w->machine.sharing_rank++;
@@ -300,7 +304,7 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     }
 
     j->records = records;
-    if (status == IDIST_OK && !(one_host && all_local)) // the same on all ranks
+    if (status == IDIST_OK && !(one_host && all_local)) // all ranks decide the same
         status = idist__records_exchange_tcp(j, one_host || all_loopback);
 
     return status;

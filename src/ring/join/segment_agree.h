@@ -1,9 +1,9 @@
 // ring/join/segment_agree.h: the ranks of a host agree on a segment that all of them share
 //
-// The ranks of a host form a tree (ring/join/segment_vote.h). Each of them lights its beacon and
-// connects to its parent. The root makes the file and sends its descriptor to its children, as
-// every rank does that gets it. Each rank maps the file, reserves its own pipes and first region,
-// and votes on whether that worked:
+// The ranks of a host form a tree (ring/join/segment_vote.h). Each rank opens its beacon and
+// connects to its parent. The root makes the file and sends its descriptor to its children. Every
+// rank that receives the descriptor sends it on to its own children. Each rank maps the file,
+// reserves its own pipes and first region, and votes on whether that worked:
 //
 //   root           makes the file    sends it    maps it   collects votes   sends the lowest
 //   other ranks    receive it        send it     map it    collect votes,   receive the lowest
@@ -11,21 +11,22 @@
 //
 // The file is used only if it worked everywhere. A second vote then decides whether the ranks read
 // each other's memory through the kernel (ring/join/segment_probe.h), and pipes take over the links
-// (ring/join/take_over.h). If it did not work, the connections of the tree stay, all other pairs
-// connect as well, and every rank knows from the vote which rank could not map the file, and why.
+// (ring/join/take_over.h). If the file did not work everywhere, the connections of the tree stay,
+// and all other pairs connect as well. Every rank knows from the vote which rank could not map the
+// file, and why.
 //
-//   idist__segment_agree_share            all of this: the way in
-//     idist__segment_beacon_light         others may look for us from now on
-//     idist__links_connect                to our parent and children
-//     idist__segment_beacon_see           whether the system lets us see beacons
-//     idist__segment_agree_pass           the descriptor comes and goes on
-//     idist__segment_agree_vote_map       map the file; first vote
+//   idist__segment_agree_share            the entry point; does all of this
+//     idist__segment_beacon_light         from now on other ranks may check our beacon
+//     idist__links_connect                connects to our parent and children
+//     idist__segment_beacon_see           checks that the system lets us see beacons
+//     idist__segment_agree_pass           receives the descriptor and sends it on
+//     idist__segment_agree_vote_map       maps the file; first vote
 //     idist__segment_agree_vote_reads     second vote
-//     idist__take_over_links              pipes instead of sockets
+//     idist__take_over_links              replaces sockets by pipes
 //
 // MESSAGES
 //
-//   idist__segment_hello   parent to child, with the descriptor (without one: the root has no file)
+//   idist__segment_hello   parent to child, with the descriptor (or none if the root has no file)
 //   idist__ballot          child to parent, then parent to child; twice
 #pragma once
 
@@ -46,7 +47,7 @@
 #include "ring/join/segment_beacon.h"
 #include "ring/join/take_over.h"
 
-typedef struct idist__segment_hello { // comes with the descriptor; see ring/join/segment_layout.h
+typedef struct idist__segment_hello { // sent with the descriptor; see ring/join/segment_layout.h
     uint64_t shm_nbytes, window_nbytes;
 } idist__segment_hello;
 
@@ -65,8 +66,8 @@ static bool idist__segment_agree_send(int sock, const void *buf, size_t nbytes, 
     return sent == (ptrdiff_t)nbytes; // a new socket never cuts a short message
 }
 
-// Receives a message; *fd is -1 if it has no descriptor. On failure errno is 0 if the peer has
-// ended.
+// Receives a message. Sets *fd to its descriptor, or to -1 if it has none. On failure errno is 0 if
+// the peer has ended.
 static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int *fd,
                                          int64_t deadline_ns) {
     ptrdiff_t received;
@@ -82,8 +83,8 @@ static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int
                                       deadline_ns);
 }
 
-// Makes the file or receives it, and sends it to our children. Without a file *error says why; the
-// ranks vote all the same.
+// Makes or receives the file, and sends it to our children. Without a file, *error says why, and
+// the ranks vote all the same.
 static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *seg,
                                               const idist__vote_tree *tree, int *error) {
     const idist__link *links = j->ring->links;
@@ -117,7 +118,7 @@ static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *se
 
 // ---- the two votes ----
 
-// Says in the ballot that this rank cannot share memory, and why: it cannot see beacons, or
+// States in the ballot that this rank cannot share memory, and why: it cannot see beacons, or
 // something else failed.
 static void idist__segment_agree_refuse(const idist__join *j, const idist__segment *seg,
                                         int beacon_error, int error, idist__ballot *ballot) {
@@ -130,8 +131,8 @@ static void idist__segment_agree_refuse(const idist__join *j, const idist__segme
              *limit ? limit : strerror(beacon_error ? beacon_error : error));
 }
 
-// Maps the file, unless there is an error already, and votes on that. Sets *all if every rank of
-// this host has mapped it.
+// Maps the file, unless an error has already occurred, and votes on the result. Sets *all if every
+// rank of this host has mapped the file.
 static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment *seg,
                                                   const idist__vote_tree *tree, int beacon_error,
                                                   int error, bool *all) {
@@ -162,7 +163,7 @@ static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment
     return status;
 }
 
-// Votes on how the ranks read each other's memory. All of them have mapped the file.
+// Votes on how the ranks read each other's memory. All ranks of this host have mapped the file.
 static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segment *seg,
                                                     const idist__vote_tree *tree) {
     idist__ballot ballot;
@@ -179,8 +180,8 @@ static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segme
 
 // ---- all of it ----
 
-// Finds the ranks of this host that take part, and our rank among them. Writes their world ranks
-// to `ranks`.
+// Finds the ranks of this host that take part, and our rank among them. Stores their world ranks in
+// `ranks`.
 static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *seg, int *ranks) {
     const idist__record *own = &j->records[j->w->group.rank];
     int i;
@@ -218,7 +219,7 @@ static idist_status idist__segment_agree_run(idist__join *j, idist__segment *seg
     return status;
 }
 
-// Shares memory with the other ranks of this host, if that works on all of them.
+// Shares memory with the other ranks of this host, if all of them can.
 static idist_status idist__segment_agree_share(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     int size = j->w->group.size, *ranks;
@@ -231,7 +232,7 @@ static idist_status idist__segment_agree_share(idist__join *j) {
     seg = idist__segment_map_new(mem, (size_t)size);
     if (!seg) return IDIST_ERR_NO_MEMORY;
 
-    ranks = seg->local + size; // room for them was allocated with the other table
+    ranks = seg->local + size; // allocated together with seg->local
     idist__segment_agree_find_ranks(j, seg, ranks);
     idist__segment_vote_set_tree(&tree, ranks, seg->n, seg->me);
     status = idist__segment_agree_run(j, seg, &tree, &all);

@@ -1,13 +1,14 @@
-// ring/join/segment_beacon.h: the beacons of the ranks of a host
+// ring/join/segment_beacon.h: opens and checks the beacons of the ranks of a host
 //
-// Ranks that share memory have no connection to each other. So a rank learns from beacons
-// (os/beacon.h) that the process of another one has ended, and ring/shm/liveness.h looks at them.
-// Each rank lights its own before it connects to anybody; from then on others may look for it.
+// Ranks that share memory have no connection to each other. So a rank learns from a beacon
+// (os/beacon.h) that the process of another rank has ended; ring/shm/liveness.h checks the beacons.
+// Each rank opens its own beacon before it connects to any rank. From then on other ranks may check
+// it.
 //
 // A system may forbid such sockets. Then the loss of a rank would go unnoticed, so the ranks do not
-// share memory there: each of them looks at the beacons of its parent and children in the tree
+// share memory. Each rank checks the beacons of its parent and children in the tree
 // (ring/join/segment_vote.h), and votes against the segment if it cannot see them. These beacons
-// are lit, because their ranks are connected to this one.
+// are open, because their ranks are connected to this rank.
 #pragma once
 
 #include "os/beacon.h"
@@ -16,7 +17,8 @@
 #include "ring/shm/segment.h"
 #include "ring/join/join_state.h"
 
-// Sets *address to the beacon of a rank. Its local socket has the same name without the last word.
+// Sets *address to the beacon of a rank: the name of the rank's local socket with "-beacon"
+// appended.
 static bool idist__segment_beacon_find(const idist__join *j, int rank, idist__os_address *address) {
     char where[sizeof j->records->local + 8];
 
@@ -25,7 +27,7 @@ static bool idist__segment_beacon_find(const idist__join *j, int rank, idist__os
     return idist__address_parse(address, where) == IDIST_OK;
 }
 
-// Finds the beacons of all ranks of this host, and lights our own. Returns 0, or an errno.
+// Finds the beacons of all ranks of this host, and opens our own. Returns 0, or an errno.
 static int idist__segment_beacon_light(const idist__join *j, idist__segment *seg,
                                        const int *ranks) {
     int i;
@@ -42,7 +44,7 @@ static int idist__segment_beacon_light(const idist__join *j, idist__segment *seg
     return 0;
 }
 
-// Looks at our own beacon and at those of our parent and children. Returns 0 if the system lets us
+// Checks our own beacon and the beacons of our parent and children. Returns 0 if the system lets us
 // see them all, or an errno.
 static int idist__segment_beacon_see(const idist__segment *seg) {
     int bit, error = idist__os_beacon_look(seg->observer, &seg->ports[seg->me].beacon);

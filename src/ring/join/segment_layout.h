@@ -1,17 +1,17 @@
-// ring/join/segment_layout.h: where things lie in the memory that the ranks of a host share
+// ring/join/segment_layout.h: the layout of the memory that the ranks of a host share
 //
-// ring/shm/segment.h has the picture of the file. All offsets and sizes follow from three numbers:
-// the ranks on this host, the shared memory of each rank (desc.shm_nbytes of the root), and the
-// size of a window. So the ranks need to send each other no more than these.
+// ring/shm/segment.h has the picture of the file. Three numbers determine all offsets and sizes:
+// the ranks on this host, the shared memory per rank (desc.shm_nbytes of the root), and the window
+// size. So the ranks send each other only these numbers.
 //
-//   pipes      a rank has one from each rank: as large as possible, at most IDIST__PIPE_MAX, and in
-//              all at most a quarter of its memory
+//   pipes      a rank has one pipe from each rank: as large as possible, at most IDIST__PIPE_MAX,
+//              and all pipes together at most a quarter of the rank's memory
 //   region 0   half of what is left goes to its buffers, up to IDIST__CHUNK_MAX each
-//   others     as many as fit, with buffers of a quarter of the size
+//   others     as many regions as fit, with buffers of a quarter of the size
 //   window     a hole that costs nothing until idist_alloc fills it: as large as the memory of the
 //              host, because a program may allocate all of it
 //
-// Where memory is too short for region 0, there are no regions, and collectives are messages.
+// If memory is too short for region 0, there are no regions, and collectives are messages.
 #pragma once
 
 #include "os/memory.h"
@@ -28,7 +28,7 @@ static size_t idist__segment_layout_round_up(size_t nbytes) {
     return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
 }
 
-// Sets the offsets and sizes in *m, of which n is known.
+// Sets the offsets and sizes in *seg, which knows its number of ranks.
 static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
                                       size_t window_nbytes) {
     size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
@@ -68,13 +68,13 @@ static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
     seg->part_nbytes = idist__segment_layout_round_up(seg->part_nbytes);
     seg->parts_at = IDIST__PAGE + (size_t)seg->n * seg->front_nbytes;
     seg->window_at = seg->parts_at + (size_t)seg->n * seg->part_nbytes;
-    seg->window_at = (seg->window_at + page - 1) / page * page; // mapped by itself
+    seg->window_at = (seg->window_at + page - 1) / page * page; // mapped separately
     seg->window_nbytes = window_nbytes;
     seg->reserved_count = 0;
 }
 
-// Returns the size of a window: at least the memory of the host, a power of two. Returns 0 where
-// addresses have 32 bits.
+// Returns the size of a window: a power of two of at least 1 GiB. It covers the memory of the host,
+// unless all windows together reach 4 TiB first. Returns 0 if addresses have 32 bits.
 static size_t idist__segment_layout_window_nbytes(int n) {
     uint64_t ram = idist__os_segment_ram();
     uint64_t nbytes = (uint64_t)1 << 30;

@@ -1,17 +1,17 @@
-// ring/join/segment_map.h: making, mapping and freeing the memory that the ranks of a host share
+// ring/join/segment_map.h: makes, maps and frees the memory that the ranks of a host share
 //
-// The file has no name. The root of the host makes it and hands its descriptor to the other ranks
-// (ring/join/segment_agree.h); every rank maps it.
+// The file has no name. The root of the host makes the file and sends its descriptor to the other
+// ranks (ring/join/segment_agree.h). Every rank maps the file.
 //
-//   idist__segment_map_new       allocates what a rank keeps about the segment
+//   idist__segment_map_new       allocates a rank's own state of the segment
 //   idist__segment_map_create    makes the file; on the root only
-//   idist__segment_map_open      maps the file, and reserves what others write to in our part
+//   idist__segment_map_open      maps the file, and reserves what other ranks write to in our part
 //   idist__segment_map_free      undoes all of that, as far as it was done
 //
-// A file in memory has pages only where somebody has written. If the memory of the host or of a
+// A file in memory has pages only where a process has written. If the memory of the host or of a
 // container is used up, such a write ends the process (SIGBUS). So each rank reserves its part of
-// the file before anybody uses it, and a rank that cannot is no more than a rank that votes against
-// the segment.
+// the file before any rank uses it. A rank that cannot reserve its part merely votes against the
+// segment.
 #pragma once
 
 #include "os/cpu.h"
@@ -41,8 +41,8 @@ static void idist__segment_map_free(const idist_allocator *mem, idist__segment *
     idist__mem_free(mem, seg);
 }
 
-// Returns NULL when memory is short. m->local has room for twice as many ranks as it needs: the
-// caller keeps a second table there.
+// Allocates a segment that is not mapped yet. Returns NULL if out of memory. The array seg->local
+// has space for twice as many ranks as it needs: the caller keeps a second table there.
 static idist__segment *idist__segment_map_new(const idist_allocator *mem, size_t world_size) {
     idist__segment *seg = (idist__segment *)idist__mem_alloc(mem, sizeof *seg);
 
@@ -63,8 +63,8 @@ static idist__segment *idist__segment_map_new(const idist_allocator *mem, size_t
     return NULL;
 }
 
-// Makes the file, and sets the layout. The file has no windows if a limit on the size of files does
-// not leave room for them. Returns 0, or an errno.
+// Makes the file, and sets the layout. The file has no windows if a limit on the size of files
+// leaves no space for them. Returns 0, or an errno.
 static int idist__segment_map_create(idist__segment *seg, size_t shm_nbytes) {
     idist__segment_layout_set(seg, shm_nbytes, idist__segment_layout_window_nbytes(seg->n));
     seg->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(seg));
@@ -93,7 +93,7 @@ static int idist__segment_map_reserve(const idist__segment *seg) {
     return error;
 }
 
-// Maps the file, reserves our memory in it, and adds our processors to those of the host. Returns
+// Maps the file, reserves our memory in it, and adds our processors to the set of the host. Returns
 // 0, or an errno.
 static int idist__segment_map_open(idist__segment *seg) {
     idist__os_cpu_set cpus;
@@ -114,6 +114,6 @@ static int idist__segment_map_open(idist__segment *seg) {
         __atomic_fetch_or(&idist__segment_header_of(seg)->cpus.bits[i], cpus.bits[i],
                           __ATOMIC_RELAXED);
 
-    // The world's region: its members take for granted that all of them have it.
+    // Reserves the world's region: every member assumes that all members have it.
     return seg->region_count ? idist__pool_reserve(seg, 0) : 0;
 }

@@ -1,19 +1,19 @@
-// ring/join/segment_probe.h: whether ranks of a host read each other's memory, and how fast
+// ring/join/segment_probe.h: tests if ranks of a host can read each other's memory, and how fast
 //
-// A rank can read the memory of another process through the kernel (os/process.h), which saves a
-// copy. Three things may speak against that. A container or a security module may forbid such
-// reads. The pid of a rank may mean another process here, if the two are in different containers.
+// Through the kernel, a rank can read the memory of another process (os/process.h). That saves a
+// copy. There may be three obstacles. A container or a security module may forbid such reads. The
+// pid of a rank may belong to another process here, if the two ranks are in different containers.
 // And the processor may take several times as long for data in the cache of another core.
 //
-//   idist__segment_probe_prepare    each rank leaves in its doorbell where a random number and a
-//                                   sample of its memory lie
-//   -                               the ranks vote, so all have done that
-//   idist__segment_probe_reads      each rank reads the number of every other rank, and measures
-//                                   the sample of the rank before it
+//   idist__segment_probe_prepare    each rank stores in its doorbell the addresses of a random
+//                                   number and of a sample of its memory
+//   -                               the ranks vote, so all of them have prepared
+//   idist__segment_probe_reads      each rank reads the number of every other rank, and times
+//                                   reading the sample of the rank before it
 //
 // The result is a vote: all ranks of a host do what the slowest of them can do. The sample lies
-// twice in the memory of a rank, in its own and in the pipe from its reader. The reader compares
-// the time of a read through the kernel with that of a copy from the pipe.
+// twice in the memory of a rank: in its private memory and in the pipe from its reader. The reader
+// compares the time of a read through the kernel with the time of a copy from the pipe.
 #pragma once
 
 #include "os/clock.h"
@@ -22,22 +22,22 @@
 #include "os/random.h"
 #include "ring/shm/segment.h"
 
-enum { // votes; the lowest one decides
+enum { // votes; the lowest vote decides
     IDIST__READS_NOT,
     IDIST__READS_SLOWLY,
     IDIST__READS_FAST
 };
 
-// Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
-// in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
-// then in our cache, as contributions usually are.
+// Prepares the speed test that the next rank runs. Writes to a block of our private memory and to a
+// block of the pipe from that rank, which is still unused. So both blocks are in our cache, as
+// contributions usually are.
 static void idist__segment_probe_leave_sample(const idist__segment *seg) {
     if (seg->n == 1 || seg->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
     memset(seg->remote_pieces, 1, IDIST__SAMPLE_BYTES);
     memset(idist__segment_pipe(seg, (seg->me + 1) % seg->n, seg->me) + 1, 1, IDIST__SAMPLE_BYTES);
 }
 
-// Leaves what the others need to read our memory. The segment is mapped.
+// Publishes what the other ranks need to read our memory. The segment is mapped.
 static void idist__segment_probe_prepare(idist__segment *seg) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
@@ -49,8 +49,8 @@ static void idist__segment_probe_prepare(idist__segment *seg) {
     idist__segment_probe_leave_sample(seg);
 }
 
-// Returns whether we can read the memory of all others, and they are the processes we take them
-// for.
+// Returns true if we can read the memory of all other ranks, and their pids belong to the right
+// processes.
 static bool idist__segment_probe_reads_all(idist__segment *seg) {
     int i;
 
@@ -69,10 +69,10 @@ static bool idist__segment_probe_reads_all(idist__segment *seg) {
     return true;
 }
 
-// Returns whether the kernel reads the memory of another process at least half as fast as we read
-// memory that we share with it. Some processors need five times as long for what is in the other
-// one's cache. The sample is read in small pieces, of which the fastest counts, because the others
-// may have been interrupted.
+// Returns true if the kernel reads the memory of another process at least half as fast as we read
+// memory shared with it. Some processors need five times as long for data in the other process's
+// cache. The sample is read in small pieces, and the fastest piece counts, because an interrupt may
+// have slowed down the rest.
 static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
     int from = (seg->me + seg->n - 1) % seg->n;
     const char *shared = (const char *)(idist__segment_pipe(seg, seg->me, from) + 1);
@@ -98,8 +98,9 @@ static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
     return remote_ns <= 2 * shared_ns;
 }
 
-// Returns how this rank reads the memory of others, as a vote. All ranks have prepared. Ranks that
-// share cores cannot measure it. Rank 0 may not have written head->ncores yet.
+// Returns how this rank reads the memory of other ranks, as a vote. All ranks have prepared. Ranks
+// that share cores cannot measure the speed. Uses head->cpus, because rank 0 may not have written
+// head->ncores yet.
 static char idist__segment_probe_reads(idist__segment *seg) {
     const idist__segment_header *head = idist__segment_header_of(seg);
 

@@ -1,24 +1,24 @@
 // ring/join/segment_vote.h: the ranks of a host vote, and the lowest vote decides
 //
-// The ranks of a host form a binomial tree, whose root is the lowest one. The parent of a rank is
-// the rank without its lowest set bit, in the numbers of ranks on this host:
+// The ranks of a host form a binomial tree. Its root is the lowest rank. Ranks here are numbered on
+// this host, from 0. The parent of a rank is the rank without its lowest set bit:
 //
 //   0 --+-- 1          a rank has at most log2(n) children,
 //       +-- 2 -- 3     and the tree has log2(n) levels below the root
 //       +-- 4 --+-- 5
 //               +-- 6 -- 7
 //
-// A vote is a number and, if the rank is against, a text. Each rank waits for the ballots of its
-// children, sends the lowest of theirs and its own to its parent, waits for the ballot that has
-// won, and passes that on. So every rank knows the result, and the reason of a rank that was
-// against:
+// A ballot holds a vote, which is a number, and the reason if the rank is against. Each rank waits
+// for the ballots of its children. It sends the lowest of these and its own to its parent. Then it
+// waits for the ballot that has won, and passes that on to its children. So every rank knows the
+// result, and the reason of a rank that was against:
 //
 //   up      leaf -> ... -> root     the lowest ballot so far
-//   down    root -> ... -> leaf     the lowest of all
+//   down    root -> ... -> leaf     the lowest ballot of all
 //
-// The ballots travel over the connections of the tree (ring/join/links.h), before frames do. A rank
-// that fails in between ends the vote for all: its connections end, and whoever waits for it asks
-// the store for the reason (ring/join/join_failure.h).
+// The ballots travel over the connections of the tree (ring/join/links.h), before any frames. A
+// rank that fails in between ends the vote for all, because its connections end. Each rank that
+// waits for the failed rank asks the store for the reason (ring/join/join_failure.h).
 #pragma once
 
 #include "os/clock.h"
@@ -28,11 +28,11 @@
 #include "ring/join/join_state.h"
 #include "ring/join/join_failure.h"
 
-enum { IDIST__VOTE_CHILDREN = 32 }; // of a rank, at most
+enum { IDIST__VOTE_CHILDREN = 32 }; // most children of a rank
 
-typedef struct idist__vote_tree { // our place in the tree; world ranks
-    const int *ranks;             // all of this host, by rank on this host
-    int parent;                   // -1: we are the root
+typedef struct idist__vote_tree { // our place in the tree, in world ranks
+    const int *ranks;             // all ranks of this host, by rank on this host
+    int parent;                   // -1 if we are the root
     int children[IDIST__VOTE_CHILDREN];
     int child_count;
 } idist__vote_tree;
@@ -43,12 +43,12 @@ enum { // votes on whether the segment is used
     IDIST__VOTE_MAPPED
 };
 
-typedef struct idist__ballot { // as it travels through the tree
+typedef struct idist__ballot { // a ballot as it travels through the tree
     char vote;
-    char why[255]; // IDIST__VOTE_FAILED: which rank could not, and why
+    char why[255]; // for IDIST__VOTE_FAILED: which rank could not, and why
 } idist__ballot;
 
-// Finds the place of rank `me` of n.
+// Finds the place in the tree of rank `me` of n.
 static void idist__segment_vote_set_tree(idist__vote_tree *tree, const int *ranks, int n, int me) {
     int bit;
 
@@ -71,7 +71,7 @@ static idist_status idist__segment_vote_broken(idist__join *j, int rank) {
         j, rank, "its connection ended while the ranks of this host agreed on shared memory");
 }
 
-// Waits until a link has something to read. Now and then it asks whether a rank has given up, which
+// Waits until a link has something to read. Now and then asks whether a rank has given up, which
 // may be why nothing arrives.
 static idist_status idist__segment_vote_await(idist__join *j, int rank) {
     idist_status status;
@@ -90,7 +90,7 @@ static idist_status idist__segment_vote_await(idist__join *j, int rank) {
     }
 }
 
-// Gets the ballot of a rank.
+// Receives the ballot of a rank.
 static idist_status idist__segment_vote_hear(idist__join *j, int rank, idist__ballot *ballot) {
     int sock = j->ring->links[rank].sockets.fds[0];
     idist_status status = idist__segment_vote_await(j, rank);
@@ -110,7 +110,7 @@ static idist_status idist__segment_vote_say(idist__join *j, int rank, const idis
     return idist__segment_vote_broken(j, rank);
 }
 
-// Replaces our ballot by the lowest one of this host.
+// Votes, and replaces our ballot by the lowest ballot of this host.
 static idist_status idist__segment_vote_decide(idist__join *j, const idist__vote_tree *tree,
                                                idist__ballot *ballot) {
     idist_status status = IDIST_OK;

@@ -1,18 +1,18 @@
-// ring/join/take_over.h: pipes in shared memory take over the links inside a host
+// ring/join/take_over.h: replaces the links inside a host by pipes in shared memory
 //
-// While the ranks of a host agree on their segment, the links of the tree are local sockets, and
-// the other links inside the host are closed. Once all ranks have mapped the segment, each
-// rank gives all of these links a pipe, which closes the connections of the tree. No byte is lost:
-// after the last vote nothing travels over these connections, and frames begin with the pipes.
+// The ranks of a host agree on their segment over a tree of local sockets. Meanwhile the other
+// links inside the host are closed. Once all ranks have mapped the segment, each rank gives all of
+// these links a pipe, which closes the connections of the tree. No byte is lost: after the last
+// vote nothing travels over these connections, and frames begin with the pipes.
 //
 //   link to            before         after, if we join     after, if we give up
 //   parent, children   local socket   pipe                  local socket
 //   others             closed         pipe                  pipe
 //
-// A rank that gives up after that takes over only the links to ranks that are not its parent or
-// children: the others may have joined, and can be told. Between parent and child votes may still
-// be under way, which a frame would disturb; a child that has joined sees by its parent's beacon
-// that the parent is gone.
+// A rank that gives up after all ranks have mapped the segment takes over only some of the links:
+// those to ranks that are not its parent or children. These ranks may have joined, and can be told.
+// Between parent and child, votes may still be in transit, which a frame would disturb. A child
+// that has joined learns from its parent's beacon that the parent has ended.
 #pragma once
 
 #include "base/log.h"
@@ -23,7 +23,8 @@
 #include "ring/msg/link.h"
 #include "ring/join/join_state.h"
 
-// Says in w->about.sharing how the ranks of this host share memory, and warns if it is too little.
+// Describes in w->about.sharing how the ranks of this host share memory. Warns if the memory is too
+// small for collectives.
 static void idist__take_over_describe(const idist__join *j, const idist__segment *seg) {
     idist__world *w = j->w;
 
@@ -38,8 +39,8 @@ static void idist__take_over_describe(const idist__join *j, const idist__segment
         idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->about.sharing);
 }
 
-// Gives the ring its segment, and the links inside this host their pipes. ranks: the world ranks of
-// this host. status: whether we join or give up.
+// Gives the ring its segment, and the links inside this host their pipes. The array `ranks` has the
+// world ranks of this host; `status` says whether we join or give up.
 static void idist__take_over_links(idist__join *j, idist__segment *seg, const int *ranks,
                                    idist_status status) {
     const idist__segment_header *head = idist__segment_header_of(seg);

@@ -1,4 +1,4 @@
-// ring/msg/combine.h: reducing operands that have arrived
+// ring/msg/combine.h: reduces operands that have arrived
 #pragma once
 
 #include "base/fail.h"
@@ -10,7 +10,7 @@
 
 enum { IDIST__OP_PIECE = 4096 };
 
-// Calls the op of a program. False: the op has thrown an exception, and the group has failed.
+// Calls a user op. Returns false if the op has thrown an exception; then the group has failed.
 IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const void *in,
                                                    void *inout, size_t count, idist_dtype dtype) {
     const idist__op *op = idist__op_of(t);
@@ -30,9 +30,9 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
     return false;
 }
 
-// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
-// its second operand, so where that must survive it is copied, in pieces. If the op throws, the
-// group fails, and nothing more is sent for it.
+// Computes acc = lo (op) hi over count elements. acc may be lo or hi or neither. A user op works in
+// place on its second operand, so an operand that must survive is copied first, in pieces. If the
+// op throws an exception, the group fails, and nothing more is sent for this group.
 static void idist__combine(const idist__task *t, char *acc, const char *lo, const char *hi,
                            size_t count, idist_dtype dtype) {
     const idist__op *op = idist__op_of(t);

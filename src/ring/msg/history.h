@@ -1,9 +1,9 @@
-// ring/msg/history.h: whether two ranks make the same calls
+// ring/msg/history.h: checks that two ranks make the same calls
 //
-// Every frame and every slot of a collective carries the fingerprint of its call, which is compared
-// with ours. That alone is not enough: a rank may complete a call in which it only sends, and the
-// next one too, before it has read the frame that differs. So frames and slots also carry a digest
-// of all calls before (`past`): any rank that gets a later one can tell.
+// Every frame and slot of a collective carries the fingerprint of its call. We compare it with the
+// fingerprint of our call. That check alone is not enough. A rank may complete a call in which it
+// only sends, and the next one too, before it reads the frame that differs. So frames and slots
+// also carry a digest of all earlier calls (`past`): a rank that gets a later frame can tell.
 #pragma once
 
 #include "launch/env.h"
@@ -13,7 +13,7 @@
 #include "ring/msg/ring_model.h"
 #include "ring/msg/op.h"
 
-// Two ranks are in different calls: the group fails on all of them.
+// Fails a group on all of its members, because two ranks are in different calls.
 static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
                                     const idist__fingerprint *theirs,
                                     const idist__fingerprint *ours, const char *field) {
@@ -26,20 +26,21 @@ static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
-// The digest of the calls before a new one. That of a part also covers the calls before its parent.
+// Returns the digest of the calls before a new call. The digest of a part also covers the calls
+// before its parent.
 static uint16_t idist__history_past(const idist__task *t) {
     return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->parent_past);
 }
 
-// Adds a call to the history; `past` is the digest of those before it.
+// Adds a call to the history. `past` is the digest of the calls before it.
 static void idist__history_append(idist__ring_group *rg, const idist__fingerprint *fingerprint,
                                   uint16_t past) {
     uint32_t index = fingerprint->seq % IDIST__HISTORY;
-    uint32_t words[2]; // kind, dtype, op and algorithm; root: with these a fingerprint begins
+    uint32_t words[2]; // the start of a fingerprint: kind, dtype, op and algorithm; root
     uint64_t what;
 
     memcpy(words, fingerprint, sizeof words);
-    words[1] &= IDIST__ROOT_MASK; // whether a rank uses a plan is no difference
+    words[1] &= IDIST__ROOT_MASK; // ranks may differ in whether they use a plan
     memcpy(&what, words, sizeof what);
     what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
 
@@ -48,7 +49,7 @@ static void idist__history_append(idist__ring_group *rg, const idist__fingerprin
     rg->digest = (uint16_t)(((what ^ what >> 32) + fingerprint->check) * 0xd6e8feb86659fd93u >> 48);
 }
 
-// A call begins: adds it to the history.
+// Adds a new call to the history.
 static void idist__history_add(idist__task *t, idist__op *op, idist__algorithm algorithm) {
     idist__fingerprint fingerprint = idist__fingerprint_of_task(t, algorithm);
 
@@ -56,8 +57,8 @@ static void idist__history_add(idist__task *t, idist__op *op, idist__algorithm a
     idist__history_append(idist__ring_group_of(t->group), &fingerprint, op->past);
 }
 
-// What this rank called before the call with this fingerprint, on the group that the user knows.
-// NULL: that is forgotten.
+// Returns the call that this rank made before the call with this fingerprint, on the group that the
+// user knows. Returns NULL if that call is no longer in the history.
 static const idist__fingerprint *idist__history_before(const idist_group *g,
                                                        const idist__fingerprint *fingerprint) {
     uint32_t seq = (fingerprint->whole ? fingerprint->whole : fingerprint->seq) - 1;
@@ -69,8 +70,8 @@ static const idist__fingerprint *idist__history_before(const idist_group *g,
     return before->seq == seq ? before : NULL;
 }
 
-// Writes the digest to a frame. id and aux are free in EAGER: there they tell the previous call, if
-// it is still known, for the error text of the receiver.
+// Writes the digest of the earlier calls to a frame. An EAGER frame has no other use for id and
+// aux. There it carries the previous call, if known, for the error text of the receiver.
 static void idist__history_tell_past(const idist__task *t, idist__frame *frame) {
     const idist__fingerprint *before;
 
@@ -83,8 +84,8 @@ static void idist__history_tell_past(const idist__task *t, idist__frame *frame) 
     frame->aux = before->check;
 }
 
-// Two ranks are in the same call, and made different calls before. `theirs` is the peer's previous
-// call, if its kind is not 0.
+// Fails a group whose members are in the same call but made different calls before. If the kind of
+// `theirs` is not 0, it is the peer's previous call.
 static void idist__history_differs_before(idist__ring *ring, idist_group *g, int peer,
                                           const idist__fingerprint *fingerprint,
                                           const idist__fingerprint *theirs) {
@@ -100,7 +101,8 @@ static void idist__history_differs_before(idist__ring *ring, idist_group *g, int
     idist__history_mismatch(ring, g, peer, fingerprint, fingerprint, "sequence of calls before it");
 }
 
-// The same, found out from a frame. See idist__history_tell_past.
+// Fails a group because a frame shows that the peer made different calls before this one. See
+// idist__history_tell_past.
 static void idist__history_past_differs(idist__ring *ring, idist_group *g, int peer,
                                         const idist__frame *frame) {
     const idist__fingerprint *before = idist__history_before(g, &frame->fingerprint);
@@ -109,7 +111,7 @@ static void idist__history_past_differs(idist__ring *ring, idist_group *g, int p
     memset(&theirs, 0, sizeof theirs);
 
     if (before && frame->type == IDIST__EAGER) {
-        theirs = *before; // for its sequence number
+        theirs = *before; // for the sequence number
         memcpy(&theirs, &frame->id, sizeof frame->id);
         theirs.check = frame->aux;
     }
@@ -117,8 +119,8 @@ static void idist__history_past_differs(idist__ring *ring, idist_group *g, int p
     idist__history_differs_before(ring, g, peer, &frame->fingerprint, &theirs);
 }
 
-// Compares a frame of a collective with our call of the same number, running or finished. False: a
-// mismatch. A frame for a call that we have not entered tells nothing yet.
+// Compares a frame of a collective with our call of the same number, running or finished. Returns
+// false on a mismatch. A frame for a call that we have not entered tells nothing yet.
 static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
                                   const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -136,8 +138,8 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
     if ((int32_t)(frame->fingerprint.seq - g->seq) > 0 || ours->seq != frame->fingerprint.seq)
         return true;
 
-    // A message is left over from a finished call that looked the same: the calls were not the same
-    // after all.
+    // If a message is left over from a finished call with the same fingerprint, the calls were not
+    // the same after all.
     field = idist__fingerprint_difference(&frame->fingerprint, ours);
     while (t && (t->group != g || t->seq != frame->fingerprint.seq)) t = t->next;
     if (!field && is_message && !t) field = "sequence";

@@ -1,46 +1,48 @@
-// ring/msg/link.h: frames out of one link, credits, rendezvous
+// ring/msg/link.h: writes frames to one link; credits, rendezvous
 //
 // WHAT IT IS
 //
-// Non-blocking messages between two ranks over one link, on any transport. idist_send and
-// idist_recv are such messages; collectives are algorithms made of them (ring/algo/).
+// Non-blocking messages between two ranks over one link, on any transport. The messages of
+// idist_send and idist_recv go this way; collectives are algorithms made of such messages
+// (ring/algo/).
 //
-//   transfer   one send or receive under way, posted by this rank
-//   message    one that has arrived before a receive for it was posted (unexpected)
-//   frame      64 bytes that begin everything that goes through a link
-//   link       the connection to one rank: what goes out, what is coming in, credits
+//   transfer   one send or receive in progress, posted by this rank
+//   message    a message that arrived before its receive was posted (unexpected)
+//   frame      the 64-byte header of everything that goes through a link
+//   link       the connection to one rank: its output, its input, and its credits
 //
 // HOW IT FITS
 //
-// The algorithms and calls above post transfers. ring/engine/progress.h reads the links and tells
-// this file of the frames that arrive. No section asks which transport a link has: a transport says
-// what it can do (idist__transport in ring/shm/).
+// The algorithms and calls above post transfers. ring/engine/progress.h reads the links and passes
+// arriving frames to this file. Nothing here asks which transport a link has: a transport says what
+// it can do (idist__transport in ring/shm/).
 //
 // A SMALL MESSAGE (eager)
 //
 // sender     idist__send_post -> idist__link_push -> idist__link_flush -> transport->write
 // receiver   idist__progress_read (engine) -> idist__match_frame -> payload goes to the buffer of
-//            the receive, or into a message if none is posted -> idist__transfer_received
-// sender     gets CREDIT back when half of its window has been consumed
+//            the receive, or to a message if none is posted -> idist__transfer_received
+// sender     gets CREDIT back when the receiver has consumed half of the window
 //
 // A LARGE MESSAGE (rendezvous)
 //
-// sender     RTS                      a message is ready, and where
-// receiver   PULLED                   it has read the message in the sender's memory, or
-//            CTS                      it has a place for it
-// sender     DATA, DATA, ...          pieces of 1 MiB, between which other frames may go
+// sender     RTS                      a message is ready, at this address
+// receiver   PULLED                   has read the message in the sender's memory, or
+//            CTS                      has a buffer for the message
+// sender     DATA, DATA, ...          pieces of 1 MiB; other frames may go between them
 //
-// Where the receiver could read it, idist__link_wants_data chooses.
+// If the receiver can read the sender's memory, idist__link_wants_data chooses between PULLED and
+// CTS.
 //
 // A LARGE MESSAGE OF A COLLECTIVE, WHERE THE RECEIVER CANNOT READ THE SENDER'S MEMORY (granted)
 //
-// Both ranks know of the message before it is sent, so the receiver need not be asked.
+// Both ranks know of the message before it is sent, so the sender need not ask the receiver.
 //
 // receiver   CTS                      when the receive is posted
 // sender     DATA, DATA, ...          when the send is posted and the CTS has come
 //
-// Each such message takes one CTS. A sender that has to wait for it sends an RTS, whose
-// fingerprint tells the receiver which call this rank is in; it needs no answer.
+// Each such message takes one CTS. A sender that has to wait for the CTS sends an RTS. The
+// fingerprint of the RTS tells the receiver which call the sender is in; the RTS needs no answer.
 #pragma once
 
 #include "os/poll.h"
@@ -60,8 +62,8 @@ static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
     return (int)(l - ring->links);
 }
 
-// Watches one descriptor for bytes and one for space, instead of those that were watched; -1: none.
-// False: errno says why it cannot.
+// Watches descriptor `in` for bytes and `out` for space, in place of the descriptors that were
+// watched before; -1 watches none. Returns false with errno set if the system cannot watch them.
 static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, int out) {
     int rank = idist__link_rank(ring, l), was[2], i;
     bool ok = true;
@@ -82,8 +84,8 @@ static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, i
     return ok;
 }
 
-// Watches what is to be read next and, while output is queued that found no space, what is to be
-// written next.
+// Watches the descriptor that is read next. While queued output waits for space, also watches the
+// descriptor that is written next.
 static void idist__link_watch_next(idist__ring *ring, idist__link *l, bool awaits_space) {
     int in = l->transport->descriptor(l->port, false);
     int out = awaits_space ? l->transport->descriptor(l->port, true) : -1;
@@ -107,8 +109,8 @@ static void idist__link_close(idist__ring *ring, idist__link *l) {
     idist__link_leave_transport(ring, l);
 }
 
-// Gives a link the transport that moves its bytes from now on. False: errno says why it cannot, and
-// the link is as it was.
+// Gives a link the transport that moves its bytes from now on. On failure returns false with errno
+// set, and leaves the link unchanged.
 static bool idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
                              void *port) {
     if (!idist__link_watch(ring, l, transport->descriptor(port, false), -1)) {
@@ -130,8 +132,8 @@ static bool idist__link_is_connected(const idist__link *l) {
     return l->open && l->transport != &idist__transport_none;
 }
 
-// A message is to go through this link, in either direction: asks for a connection, if there is
-// none. The receiver asks too, because otherwise it would not learn that its peer has died.
+// Asks for a connection if this link has none, because a message must go through the link in either
+// direction. A receiver asks too: without a connection it would not learn that its peer has died.
 static void idist__link_want(idist__ring *ring, idist__link *l) {
     if (l->wanted || !l->open || l->transport != &idist__transport_none) return;
     l->wanted = true;
@@ -151,8 +153,9 @@ static void idist__link_pop(idist__link *l) {
     if (!l->out) l->out_end = &l->out;
 }
 
-// Drops the control frames that were to go out, because the peer reads no more. What tasks wait for
-// stays: when reading tells whether the peer was lost or has left, the tasks end with their group.
+// Drops the queued control frames, because the peer reads no more. Transfers that tasks wait for
+// stay. The read path finds out whether the peer was lost or has left; then the tasks end with
+// their group.
 static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     idist__transfer **at = &l->out;
 
@@ -173,13 +176,14 @@ static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     l->out_end = at;
 }
 
-// A frame and its payload have gone out.
+// Handles a transfer whose frame and payload were written: it waits for an answer, is complete, or
+// queues its next piece.
 static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t left;
 
     idist__link_pop(l);
 
-    if (xfer->frame.type == IDIST__RTS && xfer->id) { // it asks for an answer
+    if (xfer->frame.type == IDIST__RTS && xfer->id) { // the RTS asks for an answer
         idist__transfer_put(ring, &l->waiting, xfer, idist__index_id_key(xfer->id));
         return;
     }
@@ -194,14 +198,14 @@ static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer 
     left = xfer->nbytes - xfer->moved;
     xfer->piece = left < IDIST__PIECE_BYTES ? left : IDIST__PIECE_BYTES;
     xfer->frame.nbytes = xfer->piece;
-    idist__link_push(l, xfer); // behind the others: a large message does not hold up small ones
+    idist__link_push(l, xfer); // at the end: a large message must not hold up small ones
 }
 
 static bool idist__link_is_out(const idist__transfer *xfer) {
     return xfer->frame_moved == IDIST__FRAME_BYTES && xfer->piece_moved == xfer->piece;
 }
 
-// Collects frames and payloads that go out next. Returns how many parts there are.
+// Collects the frames and payloads that are written next. Returns the number of parts.
 static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
     idist__transfer *xfer;
     int n = 0;
@@ -223,7 +227,7 @@ static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
     return n;
 }
 
-// n bytes of what idist__link_gather has collected have gone out.
+// Marks n bytes of the parts from idist__link_gather as written.
 static void idist__link_account(const idist__link *l, size_t n) {
     idist__transfer *xfer;
 
@@ -240,8 +244,9 @@ static void idist__link_account(const idist__link *l, size_t n) {
     }
 }
 
-// Writes as much as the transport takes. A transfer that has gone out may end its task, and that
-// may send more and come here again; so all that a write has moved is accounted for first.
+// Writes as much as the transport takes. A transfer that is completely written may end its task,
+// which may send more and call this function again. So all that a write has moved is accounted for
+// first.
 static void idist__link_flush(idist__ring *ring, idist__link *l) {
     bool full = false;
 
@@ -267,9 +272,10 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
     if (l->polled) idist__link_watch_next(ring, l, full);
 }
 
-// Whether a small send that the program does not wait for may wait for the next one, so that one
-// system call takes both. Only in a burst: the first send goes out at once. The others go out with
-// the next progress, which comes as soon as the program waits, or the progress thread looks.
+// Returns true if a small send may wait for the next one, so that one system call writes both. The
+// program must not be waiting for the send. Only sends in a burst wait: the first one goes out at
+// once. The next progress writes the rest, as soon as the program waits or the progress thread
+// polls.
 static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
     bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
     bool waits = !idist__task_is_async(t) && !idist__together_now.depth;
@@ -284,7 +290,8 @@ static void idist__link_cork(idist__ring *ring, idist__link *l, size_t nbytes) {
     l->corked_nbytes += nbytes + IDIST__FRAME_BYTES;
 }
 
-// The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
+// Appends a text to the frame of an ABORT or BYE. If there is no memory for the text, the frame
+// goes without it.
 static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const char *text) {
     size_t nbytes = strlen(text);
 
@@ -299,8 +306,8 @@ static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const
     xfer->frame.nbytes = xfer->nbytes;
 }
 
-// Queues a control frame, for which no task waits. `text`, if not NULL, follows it. Without a
-// connection, RTS and CTS are kept until there is one. All other frames are dropped;
+// Queues a control frame, for which no task waits. `text`, if not NULL, follows the frame. If there
+// is no connection yet, RTS and CTS are kept until there is one. All other frames are dropped;
 // idist__announce_late tells a new peer what it has missed.
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *frame,
                                 const char *text) {
@@ -310,7 +317,7 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
     if (!l->open || l->write_dead || !(waits || idist__link_is_connected(l))) return;
     xfer = idist__transfer_new(ring);
 
-    if (!xfer) { // the peer would wait for what the frame says
+    if (!xfer) { // the peer would wait for this frame
         idist_group *g = idist__world_find_group(ring->w, frame->ctx);
         idist__ring_fail_memory(ring, g ? g : &ring->w->group);
         return;
@@ -324,7 +331,7 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
     idist__link_flush(ring, l);
 }
 
-// Tells a rank that this one leaves the world, and how the world failed if it did.
+// Tells a peer that this rank leaves the world and, if the world failed, how.
 static void idist__link_bye(idist__ring *ring, idist__link *l) {
     bool failed = ring->bye_status != IDIST_OK;
     idist__frame frame;
@@ -335,7 +342,7 @@ static void idist__link_bye(idist__ring *ring, idist__link *l) {
     idist__link_control(ring, l, &frame, failed ? ring->w->group.cause : NULL);
 }
 
-// Tells a rank that a group has failed.
+// Tells a peer that a group has failed.
 static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, idist_status status,
                               const char *cause) {
     idist__frame frame;
@@ -347,8 +354,8 @@ static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, i
     idist__link_control(ring, l, &frame, cause);
 }
 
-// Eager bytes have been consumed. The sender gets them back as credit once they amount to half of
-// its window.
+// Counts eager bytes that were consumed. Returns them to the sender as credit once they amount to
+// half of its window.
 static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
     idist__frame frame;
 
@@ -363,30 +370,30 @@ static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbyte
     idist__link_control(ring, l, &frame, NULL);
 }
 
-// Whether the peer may read messages in our memory by itself. `withdrawn` (may be NULL) gets the
-// count of our withdrawn sends that its RTS has to carry.
+// Returns true if the peer may read messages directly in our memory. Stores in *withdrawn, unless
+// that is NULL, the count of our withdrawn sends that our RTS has to carry.
 static bool idist__link_exposes_memory(const idist__link *l, uint8_t *withdrawn) {
     return l->transport->exposes_memory && l->transport->exposes_memory(l->port, withdrawn);
 }
 
-// Whether such a read is slower than a copy through the link.
+// Returns true if reading a message in the sender's memory is slower than a copy through the link.
 static bool idist__link_reads_slowly(const idist__link *l) {
     return l->transport->reads_slowly && l->transport->reads_slowly(l->port);
 }
 
-// Whether a message of this size goes out at once, given the credits for it.
+// Returns true if a message of this size goes out at once, provided that there are credits for it.
 static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
     if (nbytes <= IDIST__EAGER_EXPOSED_BYTES) return true;
     if (nbytes > IDIST__EAGER_BYTES) return false;
     return !idist__link_exposes_memory(l, NULL) || idist__link_reads_slowly(l);
 }
 
-// Whether a message of a collective is sent by grant. The same on both sides.
+// Returns true if a message of a collective is sent by grant. The result is the same on both sides.
 static bool idist__link_grants(const idist__link *l, size_t nbytes) {
     return nbytes > IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
 }
 
-// A receive has been posted whose message the peer may send at once.
+// Sends the CTS for a receive that was just posted: the peer may send its message at once.
 static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     idist__frame cts = xfer->frame;
 
@@ -397,7 +404,7 @@ static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer
     idist__link_control(ring, l, &cts, NULL);
 }
 
-// The peer has a place for a message, under this number.
+// Queues the DATA of a message, for which the peer has a buffer under the number `id`.
 static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *xfer,
                                   uint64_t id) {
     xfer->frame.type = IDIST__DATA;
@@ -409,7 +416,7 @@ static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__tran
     idist__link_flush(ring, l);
 }
 
-// Whether a send of this rank has been announced and not been answered.
+// Returns true if this rank has announced a send that no peer has answered yet.
 static bool idist__link_any_waits(const idist__ring *ring) {
     int i;
 
@@ -418,12 +425,12 @@ static bool idist__link_any_waits(const idist__ring *ring) {
     return false;
 }
 
-// Whether an announced message should come as DATA, rather than be read in the memory of its
-// sender. Then two processors copy, one into the pipe and one out of it, in as little as half the
-// time. The sender must be waiting in a call; this rank need not, since its thread reads the pipe
-// as well. Where reads are fast, the message must be small enough for the caches, and this rank
-// must have no announced send of its own. A receive with a time-out of its own is excluded: DATA
-// arrives only while the sender, or its thread, keeps running.
+// Returns true if an announced message should come as DATA instead of being read in the sender's
+// memory. Then two processors copy at once, one into the pipe and one out of it, in as little as
+// half the time. The sender must be waiting in a call. This rank need not be, since its thread
+// reads the pipe as well. Where reads are fast, the message must be small enough for the caches,
+// and this rank must have no announced send of its own. A receive with a time-out of its own is
+// excluded: DATA arrives only while the sender, or its thread, keeps running.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
                                    const idist__transfer *receive, const idist__frame *frame) {
     if (frame->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
@@ -432,8 +439,8 @@ static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l
     return frame->nbytes <= IDIST__COPIED_BYTES && !idist__link_any_waits(ring);
 }
 
-// Reads an announced message in the memory of its sender. False: that is not possible, or the
-// sender may have given up meanwhile and reused the memory.
+// Reads an announced message in the memory of its sender. Returns false if that is not possible, or
+// if the sender may have cancelled the message meanwhile and reused the memory.
 static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *xfer,
                              const idist__frame *frame) {
     idist__frame pulled;
@@ -453,8 +460,8 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     return true;
 }
 
-// Answers an RTS that has found its receive, which is in no list: reads the message from the
-// sender's memory, or sends CTS. A granted receive has sent its CTS already and goes back to
+// Answers an RTS that was matched to a receive, which is in no list: reads the message from the
+// sender's memory, or sends CTS. A granted receive has already sent its CTS and goes back to
 // `posted`.
 static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer,
                                    idist__transfer *xfer, const idist__frame *frame) {

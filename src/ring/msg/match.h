@@ -1,4 +1,4 @@
-// ring/msg/match.h: which receive gets which message
+// ring/msg/match.h: matches messages with receives
 //
 // Messages of send / recv match the oldest receive of the group that wants this source and tag.
 // Steps of a collective match the receive of the same call and step.
@@ -15,7 +15,7 @@
 #include "ring/msg/transfer.h"
 #include "ring/msg/history.h"
 
-// The oldest receive of recv that wants this message, or NULL.
+// Returns the oldest receive of idist_recv that wants this message, or NULL.
 static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group *g, int peer,
                                             const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -36,8 +36,9 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group
     return !exact || (wild && wild->stamp < exact->stamp) ? wild : exact;
 }
 
-// Takes the receive that gets this message out of its list. Receives for which the message is too
-// large, or of another dtype, fail; the message stays, perhaps with a new tag.
+// Finds the receive that gets this message, and takes it out of its list. Returns NULL if there is
+// none. Receives for which the message is too large or of another dtype fail. The message stays,
+// perhaps with a new tag.
 static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
                                           idist__frame *frame) {
     idist__transfer *xfer;
@@ -52,9 +53,9 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
         if (idist__matching_fits(xfer->task, &frame->fingerprint, from, &tag, &status, text,
                                  sizeof text)) {
             if (frame->nbytes <= xfer->nbytes) return xfer;
-            status = IDIST_ERR_MISMATCH; // two dtypes of the program whose tags happen to be equal
+            status = IDIST_ERR_MISMATCH; // two user dtypes whose tags happen to be equal
             if (xfer->task->call.u.message)
-                xfer->task->call.u.message->group = g; // it keeps the message
+                xfer->task->call.u.message->group = g; // the group keeps the message
             snprintf(text, sizeof text, "rank %d has defined the dtype differently", from);
         }
 
@@ -66,7 +67,8 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
     return NULL;
 }
 
-// Takes the send or receive of a collective that this frame is for out of a list of its link.
+// Finds the send or receive of a collective that this frame is for, and takes it out of a list of
+// its link. Returns NULL if the list has none.
 static idist__transfer *idist__match_step(idist__ring *ring, const idist__transfer_list *list,
                                           int peer, const idist__frame *frame) {
     idist__index_node *hook =
@@ -84,8 +86,8 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
     return NULL;
 }
 
-// Whether a receive of a collective expects what a frame brings. In all_to_allv every pair of ranks
-// may have a dtype of its own.
+// Returns true if a receive of a collective expects what a frame carries. In all_to_allv every pair
+// of ranks may have its own dtype.
 static bool idist__match_agrees(const idist__transfer *xfer, const idist__frame *frame) {
     bool same_dtype = xfer->frame.fingerprint.dtype == frame->fingerprint.dtype &&
                       xfer->frame.fingerprint.check == frame->fingerprint.check;
@@ -113,7 +115,8 @@ static void idist__match_explain(const idist__transfer *xfer, int peer, const id
                              frame->nbytes, me, xfer->nbytes, t, cause, cap);
 }
 
-// The receive for a frame that begins a message. NULL: none is posted yet, or the group has failed.
+// Returns the receive for a frame that begins a message, or NULL if no receive is posted yet or the
+// group has failed.
 static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
                                            idist__frame *frame) {
     idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -134,8 +137,8 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
     return NULL;
 }
 
-// The receive for the first DATA of a message; the caller checks that it granted this number. NULL:
-// none, or the group has failed.
+// Returns the receive for the first DATA of a message, or NULL if there is none or the group has
+// failed. The caller checks that the receive granted this number.
 static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, int peer,
                                              const idist__frame *frame) {
     idist__frame whole = *frame;

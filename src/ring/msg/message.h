@@ -1,4 +1,4 @@
-// ring/msg/message.h: messages that nobody has asked for yet
+// ring/msg/message.h: unexpected messages, which arrived before their receives were posted
 #pragma once
 
 #include "base/mem.h"
@@ -23,8 +23,9 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
     idist__mem_free(&ring->w->cfg.mem, msg);
 }
 
-// Drops the oldest message of a rank for groups that do not exist here. Correct programs leave some
-// behind, for groups that were freed before all had arrived; so too many of them are no error.
+// Drops the oldest message from a rank for a group that does not exist here. Correct programs leave
+// such messages behind when a group is freed before all of its messages have arrived, so exceeding
+// the limit is no error.
 static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     idist__message *msg = l->early;
     bool complete;
@@ -39,7 +40,8 @@ static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     if (complete) idist__link_consumed(ring, l, nbytes);
 }
 
-// The group, if it is one of those that were closed last; else NULL.
+// Returns the entry of a group if it is among the last IDIST__CLOSED groups that were closed, or
+// NULL.
 static const idist__closed *idist__message_find_closed(const idist__ring *ring, uint64_t ctx) {
     uint32_t i;
 
@@ -49,8 +51,8 @@ static const idist__closed *idist__message_find_closed(const idist__ring *ring, 
     return NULL;
 }
 
-// Allocates a message that begins with this frame, with a buffer of `payload` bytes. NULL: out of
-// memory.
+// Allocates a message that begins with this frame and has a buffer of `payload` bytes. Returns NULL
+// if out of memory.
 static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
                                           const idist__frame *frame, size_t payload) {
     idist__message *msg =
@@ -75,15 +77,14 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
     return msg;
 }
 
-// No receive has taken a message. If a matched probe has found it, its tag is new, and so is its
-// key.
+// Moves a message that no receive has taken to its new key, if a matched probe has changed its tag.
 static void idist__message_rekey(idist__ring *ring, idist__message *msg, uint32_t old_tag) {
     if (msg->frame.tag == old_tag) return;
     idist__index_remove(&msg->hook);
     idist__index_insert(&msg->hook, ring->messages, idist__index_frame_key(msg->peer, &msg->frame));
 }
 
-// Gives a message to a receive. The payload of an eager one may still be arriving.
+// Gives a message to a receive. The payload of an eager message may still be arriving.
 static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *msg,
                                 idist__transfer *xfer) {
     xfer->frame = msg->frame;

@@ -1,9 +1,10 @@
-// ring/msg/op.h: a collective under way, and the macros that let an algorithm wait
+// ring/msg/op.h: a running collective, and the macros that let an algorithm wait
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
-// It keeps its place either by itself (streams, see ring/algo/stream.h), or as a coroutine:
-// straight code between CO_BEGIN and CO_END, in which CO_AWAIT leaves the function until its
-// condition holds. No local variable keeps its value across an AWAIT; state lives in idist__op.
+// It keeps its place either by itself (streams, see ring/algo/stream.h), or as a coroutine. A
+// coroutine is straight code between CO_BEGIN and CO_END, in which CO_AWAIT leaves the function
+// until its condition holds. No local variable keeps its value across an AWAIT; state lives in
+// idist__op.
 #pragma once
 
 #include "base/mem.h"
@@ -17,15 +18,15 @@
 #include "core/task.h"
 #include "ring/msg/ring_model.h"
 
-// Receives of a stream that are posted ahead, at least and at most. The peer may send all of them
-// at once, so twice the least are slower on one host: 2 MiB on their way fall out of the caches.
+// Minimum and maximum number of receives of a stream that are posted ahead. The peer may send all
+// of them at once. Twice the minimum is slower on one host: the caches do not hold 2 MiB in flight.
 #define IDIST__SLOTS 4
 #define IDIST__SLOTS_MOST 32
 #define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
 
 typedef struct idist__op idist__op;
 
-typedef struct idist__item { // of a stream
+typedef struct idist__item { // a message of a stream
     int peer;                // rank in the group
     char *data;
     size_t nbytes;
@@ -33,13 +34,13 @@ typedef struct idist__item { // of a stream
 
 // ---- state of an algorithm, one struct per family ----
 
-// Of ring/algo/stream.h, and so of ring_algo.h and chain.h.
+// State of ring/algo/stream.h, and so of ring_algo.h and chain.h.
 typedef struct idist__stream_op {
     size_t recv_total, send_total; // items
     size_t head;                   // items that can be sent before anything has been received
     size_t posted, taken, sent;    // items so far: receives posted, items taken, sends posted
-    size_t chunk_count;            // elements of a chunk
-    size_t block_chunks;           // chunks of a block
+    size_t chunk_count;            // elements in a chunk
+    size_t block_chunks;           // chunks in a block
     char *slots;                   // scratch for receives without an address of their own
     idist__item (*recv_at)(idist__task *t, size_t index);
     idist__item (*send_at)(idist__task *t, size_t index);
@@ -48,86 +49,86 @@ typedef struct idist__stream_op {
 
 typedef struct idist__direct_op {  // ring/algo/direct.h
     size_t recv_total, send_total; // messages
-    size_t posted, sent;           // so far
+    size_t posted, sent;           // messages so far
 } idist__direct_op;
 
 typedef struct idist__dissemination_op { // ring/algo/tree.h
-    int distance;                        // of the current round, a power of two
+    int distance;                        // distance in the current round, a power of two
 } idist__dissemination_op;
 
 typedef struct idist__tree_op { // ring/algo/tree.h
-    int distance; // to the child of the current step, and after the last one to the parent
+    int distance; // distance to the child of the current step, and after the last one to the parent
 } idist__tree_op;
 
 typedef struct idist__doubling_op { // ring/algo/doubling.h
-    int distance;                   // to the partner of the current round, a power of two
-    int active_ranks; // ranks that exchange: the largest power of two within the group
+    int distance;                   // distance to the partner of the current round, a power of two
+    int active_ranks; // number of ranks that exchange: the largest power of two within the group
 } idist__doubling_op;
 
 typedef struct idist__bruck_op { // ring/algo/bruck.h
-    int distance;                // of the current round, a power of two
-    size_t packed_blocks;        // all_to_all: blocks that travel in this round
+    int distance;                // distance in the current round, a power of two
+    size_t packed_blocks;        // all_to_all: blocks sent in this round
 } idist__bruck_op;
 
 enum { IDIST__HOST_ROUND = 3 }; // steps of a plan that run at once
 
 typedef struct idist__host_op {     // ring/algo/host_run.h
-    struct idist__host_step *steps; // the plan; NULL: not made yet
+    struct idist__host_step *steps; // the plan, or NULL if not made yet
     size_t step_count;
     size_t current;                          // the first step of the round under way
-    size_t running_count;                    // steps of that round
-    idist__task *running[IDIST__HOST_ROUND]; // their tasks, until we have seen them all end
+    size_t running_count;                    // steps of the round under way
+    idist__task *running[IDIST__HOST_ROUND]; // their tasks, until we have seen each one end
     idist__task *next;                       // the next call in the queue of the group
 } idist__host_op;
 
 typedef struct idist__shared_op { // ring/share/
-    uint32_t call_number;         // among the shared calls of the group
-    int next_rank;                // where the check of the other members goes on
-    int awaited;                  // the member whose next step is awaited
+    uint32_t call_number;         // number among the shared calls of the group
+    int next_rank;                // rank at which the check of the other members continues
+    int awaited;                  // the member whose next step this rank waits for
     bool entered;                 // our slot announces the call
-    bool remote;                  // contributions may be read across memories, through the kernel
-    bool in_place;                // our contribution is read where it is
-    bool direct;                  // the others write to our result
-    uint64_t first_chunk;         // number of the call's first chunk, over all calls of the group
+    bool remote;          // we may read contributions in other processes, through the kernel
+    bool in_place;        // other ranks read our contribution where it is
+    bool direct;          // other ranks write directly to our result
+    uint64_t first_chunk; // number of the call's first chunk, counted over all calls of the group
     size_t nchunks;
-    size_t chunk_count;   // elements of a block in each chunk
+    size_t chunk_count;   // elements of a block that each chunk holds
     size_t chunk;         // the chunk under way
     size_t exposed;       // chunks that we have exposed
     size_t largest_count; // v-forms: elements of the largest part
     idist__task *next;    // the next call in the queue of the group
 } idist__shared_op;
 
-// The backend's part of a task. Sends and receives of the program use `transfer` alone; the rest is
-// not cleared for them.
+// The backend's part of a task. Sends and receives of the program use only `transfer`; the other
+// fields are not cleared for them.
 struct idist__op {
-    idist__transfer *transfer; // of a send or receive of the program; NULL when it has ended
+    idist__transfer *transfer; // of a send or receive of the program; NULL once it has ended
 
-    // Every collective.
+    // Fields of every collective.
     void (*run)(idist__task *t);
-    void (*finish)(idist__task *t);   // after the last step, to copy the result to its place, say
+    void (*finish)(idist__task *t);   // after the last step, e.g. to copy the result to its place
     idist__algorithm algorithm;       // part of the fingerprint
-    int line;                         // where the coroutine goes on
-    bool running;                     // run is on the stack
-    uint16_t past;                    // digest of the calls before
-    uint32_t slots_pending;           // bit k: the receive in slot k is not complete
-    size_t slot_count;                // receives of a stream that are posted ahead
-    int sends_pending, recvs_pending; // not complete
+    int line;                         // line where the coroutine resumes
+    bool running;                     // `run` is on the stack
+    uint16_t past;                    // digest of the earlier calls
+    uint32_t slots_pending;           // bit k is set while the receive in slot k is not complete
+    size_t slot_count;                // number of receives of a stream that are posted ahead
+    int sends_pending, recvs_pending; // transfers that are not complete
 
-    // What it works on.
-    int n, rank, root; // size of the group, our rank
-    size_t size;       // of an element as it is reduced: over messages, F16 is carried as F32
+    // The operands of the collective.
+    int n, rank, root; // size of the group, our rank, the root
+    size_t size;       // size of an element as it is reduced: in messages F16 is sent as F32
     size_t count;
     size_t nbytes; // count * size
     idist__reduce_fn reduce;
     const idist__user_op *user; // &user_op, or NULL
-    idist__user_op user_op;     // a copy: the op may be freed while the call runs
+    idist__user_op user_op;     // a copy, because the program may free the op during the call
     const char *in;             // our contribution
     char *out;                  // our result
     char *work;                 // scratch of the algorithm
     char *element;              // scratch for one element that is larger than IDIST__OP_PIECE
     char *memory;               // all scratch, in one allocation
 
-    union { // which one is valid follows from `algorithm` and the kind of the call
+    union { // which member is valid depends on `algorithm` and the kind of the call
         idist__stream_op stream;
         idist__direct_op direct;
         idist__dissemination_op dissemination;
@@ -155,14 +156,14 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
     default: break;      \
         }
 
-// A buffer that nobody reads or writes may be NULL. Algorithms add offsets to it, which C does not
-// allow for null pointers.
+// Returns a buffer, or a valid address instead of NULL. A buffer that no rank reads or writes may
+// be NULL, but algorithms add offsets to it, which C does not allow for null pointers.
 static char *idist__op_buffer(const void *buffer) {
     static const char nothing[1] = {0};
     return (char *)(uintptr_t)(buffer ? buffer : nothing);
 }
 
-// Fills in what a collective works on, as its call says.
+// Sets the fields that describe what a collective works on, from its call.
 static void idist__op_prepare(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -184,7 +185,8 @@ static void idist__op_prepare(idist__task *t) {
     op->out = idist__op_buffer(call->recv);
 }
 
-// What the messages of a collective carry. In all_to_allv each pair of ranks compares its dtype.
+// Returns the fingerprint that the messages of a collective carry. In all_to_allv each pair of
+// ranks compares its own dtype.
 static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
     idist__fingerprint print = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
 

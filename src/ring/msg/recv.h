@@ -1,4 +1,4 @@
-// ring/msg/recv.h: posting receives
+// ring/msg/recv.h: posts receives
 #pragma once
 
 #include "core/model.h"
@@ -13,8 +13,8 @@
 #include "ring/msg/match.h"
 #include "ring/msg/send.h"
 
-// A step of a collective: nbytes come from a rank of the group, into slot 0 .. 31 (-1: only
-// counted).
+// Posts a receive for a step of a collective: nbytes from a rank of the group, into slot 0 .. 31. A
+// receive in slot -1 is only counted.
 static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
                              size_t nbytes) {
     idist__op *op = idist__op_of(t);
@@ -57,7 +57,8 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     }
 }
 
-// The link from which a receive may take the next message itself. NULL: there is none.
+// Returns the link from which a receive may take its next message directly, or NULL if there is
+// none.
 static idist__link *idist__recv_link(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = call->root >= 0 ? &ring->links[idist__group_world_rank(g, call->root)] : NULL;
@@ -67,8 +68,8 @@ static idist__link *idist__recv_link(const idist_group *g, const idist__call *ca
     return l->early || l->in_moved || l->ended || ring->failed ? NULL : l;
 }
 
-// Whether a receive takes the message that begins with this frame, as it is. Otherwise it has to go
-// on as a task.
+// Returns true if a receive takes the message that begins with this frame as it is. Otherwise the
+// receive has to become a task.
 static bool idist__recv_wants(const idist_group *g, const idist__call *call, const idist__link *l,
                               const idist__frame *frame) {
     if (frame->type != IDIST__EAGER || frame->ctx != g->ctx ||
@@ -83,7 +84,7 @@ static bool idist__recv_wants(const idist_group *g, const idist__call *call, con
     return frame->nbytes == frame->fingerprint.check * idist_dtype_size(call->dtype);
 }
 
-// Accounts for a message that a receive has taken.
+// Accounts for a message that a receive has taken from the link.
 static void idist__recv_taken(idist__ring *ring, const idist__call *call, idist__link *l,
                               const idist__frame *frame) {
     l->p2p_received++;
@@ -94,8 +95,8 @@ static void idist__recv_taken(idist__ring *ring, const idist__call *call, idist_
                              (size_t)frame->fingerprint.check);
 }
 
-// Takes the message with this header out of the link, if the receive wants it and it is there
-// completely.
+// Takes the message with this header out of the link, if the receive wants it and all of it is
+// there.
 static bool idist__recv_take(const idist_group *g, const idist__call *call, idist__link *l,
                              const idist__frame *frame) {
     if (!idist__recv_wants(g, call, l, frame)) return false;
@@ -105,8 +106,8 @@ static bool idist__recv_take(const idist_group *g, const idist__call *call, idis
     return true;
 }
 
-// A blocking receive while nothing else is under way: waits a moment for its message, and takes it
-// if it is the next one and there completely.
+// Tries a blocking receive while no other call is in progress. Waits a moment for the next message,
+// and takes it if the receive wants it and all of it is there.
 static bool idist__recv_quick(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = idist__recv_link(g, call);
@@ -120,14 +121,15 @@ static bool idist__recv_quick(const idist_group *g, const idist__call *call) {
     return idist__recv_take(g, call, l, &frame);
 }
 
-// Whether a receive of recv wants this message, as one from world rank `from`.
+// Returns true if a receive of idist_recv wants this message as one from world rank `from`.
 static bool idist__recv_takes(const idist__task *t, const idist__message *msg, int from) {
     if (msg->peer != from || msg->claim || msg->frame.type > IDIST__RTS) return false;
     if (msg->frame.fingerprint.kind != IDIST__SEND || msg->frame.ctx != t->group->ctx) return false;
     return idist__matching_matches(t, from, (int)msg->frame.tag);
 }
 
-// The first message of a rank that a receive wants: messages of one rank keep their order.
+// Returns the first message of a rank that a receive wants, or NULL. Messages of one rank keep
+// their order.
 static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
     idist__message *msg = ring->links[from].early;
     idist__index_node *hook;
@@ -144,7 +146,7 @@ static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t
     return hook ? idist__index_message(hook) : NULL;
 }
 
-// Puts a receive of recv into the list for its kind.
+// Adds a receive of idist_recv to the list for its kind.
 static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer *xfer) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int root = t->call.root;
@@ -161,8 +163,8 @@ static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer 
     idist__transfer_put(ring, &rg->recvs, xfer, key);
 }
 
-// Posts a receive of recv, and gives it the earliest message that it wants, over all links that one
-// may come from.
+// Posts a receive of idist_recv. Gives it the earliest message that it wants, over all links that a
+// message may come from.
 static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__transfer *xfer = idist__transfer_new(ring);
@@ -192,7 +194,7 @@ static void idist__recv_start(idist__task *t) {
     }
 
     if (!earliest) return;
-    // Older receives did not want it, so it goes to this one, or this one fails.
+    // No older receive wants the message, so it goes to this receive, or this receive fails.
     tag = earliest->frame.tag;
     xfer = idist__match_recv(ring, t->group, earliest->peer, &earliest->frame);
     if (xfer)

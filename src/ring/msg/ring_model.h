@@ -13,38 +13,39 @@
 // frames, transfers, messages, links, the backend's part of world and group
 //------------------------------------------------------------------------------
 
-// A frame is 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
+// A frame of 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
 // payload may follow.
 //
 //   type    meaning                       payload    fields besides ctx
-//   EAGER   a whole message               message    print, tag, nbytes, past; id and aux: the
-//                                                    previous call (idist__history_tell_past)
-//   RTS     a message is ready            -          print, tag, past, id (the sender's number for
-//                                                    it), nbytes (its size), aux (its address),
-//                                                    flags (low bits of the number of sends that
-//                                                    the rank has withdrawn)
-//   CTS     send it                       -          id (as in RTS), aux (the receiver's number);
-//                                                    granted: id is 0; print, tag
-//   DATA    a piece of it                 piece      id (the receiver's number), nbytes, aux (size
-//                                                    of the message), print, tag, past
-//   PULLED  I have read it myself         -          id (as in RTS)
+//   EAGER   a whole message               message    fingerprint, tag, nbytes, past; id and aux:
+//                                                    the previous call (idist__history_tell_past)
+//   RTS     a message is ready            -          fingerprint, tag, past, id (the sender's
+//                                                    number for the message), nbytes (its size),
+//                                                    aux (its address), flags (low bits of the
+//                                                    number of sends that the rank has withdrawn)
+//   CTS     clear to send                 -          id (as in RTS), aux (the receiver's number);
+//                                                    granted: id is 0; fingerprint, tag
+//   DATA    a piece of the message        piece      id (the receiver's number), nbytes, aux (size
+//                                                    of the message), fingerprint, tag, past
+//   PULLED  I have read the message       -          id (as in RTS)
 //   CREDIT  eager bytes were consumed     -          nbytes (how many)
-//   WAITS   I am waiting in a call        -          print, flags, tag (the last collective of the
-//                                                    group that I have entered), aux (send / recv
-//                                                    messages received so far), id (of an RTS)
-//   HERE    I have entered it too         -          print, of that call or of the last one that
-//                                                    I have entered
+//   WAITS   I am waiting in a call        -          fingerprint, flags, tag (the last collective
+//                                                    of the group that I have entered), aux (send
+//                                                    / recv messages received so far), id (of an
+//                                                    RTS)
+//   HERE    I am here (to WAITS)          -          fingerprint, of the call in WAITS if I have
+//                                                    entered it, else of my last call of the group
 //   ABORT   the group has failed          text       aux (the status), nbytes
 //   LEFT    I have freed the group        -          -
 //   ASK     whom do you wait for?         -          flags (PASS_ON)
-//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0: for none),
-//                                                    print (of the call), flags (UNANSWERED)
-//   BYE     I leave the world             text       aux (0: in order, after the last barrier;
-//                                                    else the status with which the world failed),
-//                                                    nbytes (of the text; in order: 0)
+//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0 if for none),
+//                                                    fingerprint (of the call), flags (UNANSWERED)
+//   BYE     I leave the world             text       aux (0 in order, after the last barrier, or
+//                                                    the status with which the world failed),
+//                                                    nbytes (of the text; 0 in order)
 typedef struct idist__frame {
     uint8_t type, flags;
-    uint16_t past; // of EAGER, RTS and DATA in a collective: digest of the calls before it
+    uint16_t past; // of EAGER, RTS, DATA in a collective: digest of the calls before it
     uint32_t tag;  // step of a collective, or the user's tag
     uint64_t ctx;  // group
     idist__fingerprint fingerprint;
@@ -70,155 +71,157 @@ enum {
 };
 
 enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
-enum { IDIST__PASS_ON = 1 };                         // of ASK: ask the rank that you wait for
-enum { IDIST__UNANSWERED = 1 };                      // of ANSWER: that rank does not answer me
+enum { IDIST__PASS_ON = 1 };                         // flag of ASK: ask the rank that you wait for
+enum { IDIST__UNANSWERED = 1 };                      // flag of ANSWER: that rank does not answer me
 
 #define IDIST__FRAME_BYTES sizeof(idist__frame)
 typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES ? 1 : -1];
-// Payload of a DATA frame. Frames of other messages wait this long behind it.
+// Largest payload of a DATA frame. A frame of another message may have to wait behind one of these.
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)
-// Eager bytes, frames included, that are under way to one rank or wait there to be consumed. Credit
-// comes back only when half has been consumed, so this is twice what MPI programs often have under
-// way: 64 messages of 16 KiB.
+// Limit on the eager bytes, frames included, that are on their way to one rank or wait there to be
+// consumed. Credit comes back only when half has been consumed. So the limit is twice what MPI
+// programs often have in flight, which is 64 messages of 16 KiB.
 #define IDIST__WINDOW_BYTES ((size_t)2 << 20)
-// The largest eager message where the receiver can read larger ones in our memory, and fast.
+// Largest eager message if the receiver can read larger ones in our memory, and fast.
 #define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
-// The largest message that goes through a pipe in shared memory where the receiver could also read
-// it fast in our memory. Of larger ones the pipe would displace too much from the caches.
+// Largest message that goes through a pipe in shared memory if the receiver could also read it fast
+// in our memory. Larger messages would displace too much from the caches on their way through the
+// pipe.
 #define IDIST__COPIED_BYTES ((size_t)1 << 20)
-#define IDIST__TEXT_BYTES ((size_t)400) // of an ABORT
+#define IDIST__TEXT_BYTES ((size_t)400) // longest text of an ABORT or BYE
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
-#define IDIST__QUICK_YIELDS 16 // polls of the quick way when cores are oversubscribed
-#define IDIST__TURN_NS 64      // a poll of the quick way takes about this long
+#define IDIST__QUICK_YIELDS 16 // polls of a quick call when cores are oversubscribed
+#define IDIST__TURN_NS 64      // about how long one poll of a quick call takes
 #define IDIST__HISTORY 64
-// A rank that sleeps looks this often whether processes of its host have ended, or less often: see
-// ring/shm/liveness.h.
-#ifndef IDIST__LOOK_NS // a test sets it so high that nobody ever looks
+// Interval at which a sleeping rank checks whether processes of its host have ended. The interval
+// may be longer: see ring/shm/liveness.h.
+#ifndef IDIST__LOOK_NS // a test sets it so high that no rank ever looks
 #define IDIST__LOOK_NS (10 * IDIST__MS)
 #endif
 
-enum { IDIST__CLOSED = 256 };       // groups whose end a ring remembers
-enum { IDIST__UNKNOWN_MAX = 1024 }; // messages of a rank that are kept for groups not known here
+enum { IDIST__CLOSED = 256 };       // closed groups that a ring remembers
+enum { IDIST__UNKNOWN_MAX = 1024 }; // messages kept from one rank for groups not known here
 enum { IDIST__BUCKETS = 1024 };
 
-// A node of a hash table, inside of what it finds; see ring/msg/transfer.h.
+// A node of a hash table, embedded in the struct that the table finds; see ring/msg/transfer.h.
 typedef struct idist__index_node {
-    struct idist__index_node *next, **at; // `at` is what points to it
-    struct idist__index_bucket *bucket;   // NULL: it is in no table
+    struct idist__index_node *next, **at; // `at` is the pointer that points here
+    struct idist__index_bucket *bucket;   // NULL if in no table
 } idist__index_node;
 
 typedef struct idist__index_bucket {
     idist__index_node *first, **end; // oldest first; `end` is valid unless the bucket is empty
 } idist__index_bucket;
 
-// One send or receive under way. It is in at most one list: a link's out, waiting, posted or
-// receiving, a group's recvs or wild, or the ring's idle ones. It is in none while it is the
+// A send or receive in progress. It is in at most one list: a link's out, waiting, posted or
+// receiving, a group's recvs or wild, or the ring's idle list. It is in no list while it is the
 // in_transfer of an EAGER frame, or the claim on a message.
 typedef struct idist__transfer {
     struct idist__transfer *next;
-    struct idist__transfer **at;       // what points to it
+    struct idist__transfer **at;       // the pointer that points here
     struct idist__transfer_list *list; // the list that holds it, if that is an idist__transfer_list
-    idist__index_node hook;            // in ring->transfers, if frames look it up
-    idist__task *task;         // NULL for control frames and for the rest of a cancelled message
-    int slot;                  // of a receive in a collective; -1: none
-    bool send;                 // false: a receive
-    bool started;              // the peer has been told of it
+    idist__index_node hook;            // in ring->transfers, if frames look the transfer up
+    idist__task *task;         // NULL for control frames and the rest of a cancelled message
+    int slot;                  // of a receive in a collective; -1 if none
+    bool send;                 // false for a receive
+    bool started;              // the peer knows of the transfer
     char *data;                // the user's buffer
     size_t nbytes, moved;      // of the whole message
-    idist__frame frame;        // what goes out, or what the receive wants
-    size_t frame_moved;        // bytes of the frame that have gone out
+    idist__frame frame;        // the frame to write, or what the receive wants
+    size_t frame_moved;        // bytes of the frame that were written
     size_t piece, piece_moved; // payload behind the frame
-    uint64_t id;               // our number for it in RTS, CTS, DATA and PULLED; 0: none
+    uint64_t id;               // our number in RTS, CTS, DATA and PULLED; 0 if none
     bool granted;              // a receive whose message the peer may send at once
     uint64_t stamp;            // order of posting
-    char *owned;               // payload that is freed with the transfer
+    char *owned;               // payload that is freed with the transfer, or NULL
 } idist__transfer;
 
 typedef struct idist__transfer_list {
     idist__transfer *first, **end; // oldest first; `end` is valid unless the list is empty
 } idist__transfer_list;
 
-// What arrived before this rank could use it: an EAGER or RTS without a receive, a CTS without its
-// send, an ABORT for a group that does not exist here yet.
+// A frame that arrived too early: an EAGER or RTS without a receive, a CTS without a send, or an
+// ABORT for an unknown group.
 typedef struct idist__message {
-    struct idist__message *next, **at; // in its link's list; `at` is what points to it
+    struct idist__message *next, **at; // in its link's list; `at` is the pointer that points here
     idist__index_node hook;            // in ring->messages
     int peer;
     idist__frame frame;
-    char *data;             // the payload of an EAGER or the text of an ABORT, behind this struct
-    size_t moved;           // bytes of it that have arrived
-    idist__transfer *claim; // the receive that gets it once it has arrived completely
-    idist__transfer *self_send; // to ourselves: the payload is still in the sender's buffer
-    bool unknown;               // its group did not exist here when it arrived
-    uint64_t stamp;             // order of arrival
+    char *data;             // payload of an EAGER or text of an ABORT, behind this struct
+    size_t moved;           // payload bytes that have arrived
+    idist__transfer *claim; // the receive that gets the message once it is complete
+    // The send of a message to ourselves, whose payload is still in the sender's buffer; or NULL.
+    idist__transfer *self_send;
+    bool unknown;   // its group did not exist here on arrival
+    uint64_t stamp; // order of arrival
 } idist__message;
 
-enum { IDIST__SOCKETS_MAX = IDIST__CONFIG_SOCKETS_MAX }; // of a link
+enum { IDIST__SOCKETS_MAX = IDIST__CONFIG_SOCKETS_MAX }; // maximum per link
 
-typedef struct idist__sockets {  // of a link; see ring/msg/sockets.h
-    int fds[IDIST__SOCKETS_MAX]; // -1: not connected yet
+typedef struct idist__sockets {  // the sockets of a link; see ring/msg/sockets.h
+    int fds[IDIST__SOCKETS_MAX]; // -1 if not connected yet
     int count;
-    int in, out;              // which socket is read next, and which one is written next
-    size_t in_left, out_left; // bytes until another one is
+    int in, out;              // index of the socket to read next, index of the socket to write next
+    size_t in_left, out_left; // bytes until the next socket takes its turn
 } idist__sockets;
 
-// Sends of up to IDIST__CORK_MESSAGE bytes that follow each other within IDIST__CORK_NS wait for
-// each other, up to IDIST__CORK_BYTES of them.
+// Limits for writing small sends together. Sends of up to IDIST__CORK_MESSAGE bytes that follow
+// each other within IDIST__CORK_NS are held back, up to IDIST__CORK_BYTES in all.
 #define IDIST__CORK_MESSAGE ((size_t)4096)
 #define IDIST__CORK_BYTES ((size_t)32 * 1024)
 #define IDIST__CORK_NS ((int64_t)20000)
-enum { IDIST__PARTS = 64 }; // that one write takes: frames and payloads
+enum { IDIST__PARTS = 64 }; // frames and payloads that one write takes
 
 typedef struct idist__link { // the connection to one rank
     const idist__transport *transport;
     idist__sockets sockets;
-    void *port; // the transport's: &sockets, or an idist__pipe_port for shared memory
+    void *port; // the transport's port: &sockets, or an idist__pipe_port for shared memory
     bool open;
-    bool polled;                 // as its transport says
-    int watched_in, watched_out; // descriptors that ring->watch watches for it; -1: none
-    bool bye;                    // the peer has left the world: the end of the stream is no loss
-    idist_status bye_status;     // IDIST_OK: in order; else how the world failed, as `text` says
-    bool ended; // the stream is at its end; ring/engine/progress.h decides what that means
+    bool polled;                 // the transport's `polled`
+    int watched_in, watched_out; // descriptors of this link that ring->watch watches, or -1
+    bool bye;                    // the peer has left the world: the end of the stream is no failure
+    idist_status bye_status;     // IDIST_OK in order, else how the world failed, as `text` says
+    bool ended; // the stream has ended; ring/engine/progress.h decides what that means
     int ended_errno;
-    bool write_dead; // writing has failed; reading will tell why
-    bool corked;     // some of what goes out waits for more, see idist__link_may_cork
+    bool write_dead; // writing has failed; the read path finds out why
+    bool corked;     // some output is held back for more, see idist__link_may_cork
 
-    idist__transfer *out, **out_end; // going out, in order
-    size_t corked_nbytes;            // of those that wait for more
+    idist__transfer *out, **out_end; // the output queue, in order
+    size_t corked_nbytes;            // bytes that are held back
     int64_t sent_ns;                 // when the last send of the program began
     idist__transfer_list waiting;    // sends that wait for CTS or PULLED
     idist__transfer_list posted;     // receives of collectives, not matched yet
-    idist__transfer_list receiving;  // matched; DATA is coming
+    idist__transfer_list receiving;  // receives that are matched; DATA is coming
 
     idist__message *early, **early_end; // unexpected messages, in order of arrival
-    int unknown_count;                  // of those, for groups that do not exist here
+    int unknown_count;                  // unexpected messages for groups that do not exist here
 
-    // Credits. window + what is on its way, lies unread at the peer, or is owed to us there
-    // = IDIST__WINDOW_BYTES, at all times.
+    // Credits. IDIST__WINDOW_BYTES is always `window` plus the eager bytes that are on their way,
+    // lie unread at the peer, or are still owed to us.
     size_t window;       // eager bytes that we may still send
-    size_t owed;         // eager bytes that we have consumed and not yet told the peer
+    size_t owed;         // eager bytes that we have consumed but not yet returned as credit
     size_t their_window; // eager bytes that the peer may still send
 
-    char *stage; // our part of ring->stages: bytes read ahead, of which [at .. end) are unread
+    char *stage; // our part of ring->stages: bytes read ahead; [at .. end) are unread
     size_t at, end;
     idist__frame in;                  // the frame that is being read
-    size_t in_moved;                  // bytes of it
-    size_t left;                      // payload of it still to come, ...
-    char *target;                     // ... where it goes (NULL: nowhere), ...
-    idist__transfer *in_transfer;     // ... and what it belongs to: a transfer
-    idist__message *in_message;       // or a message
-    char text[IDIST__TEXT_BYTES + 1]; // of an ABORT or a BYE
+    size_t in_moved;                  // bytes of `in` that have arrived
+    size_t left;                      // payload bytes of `in` that have yet to come
+    char *target;                     // where the payload goes; NULL to drop it
+    idist__transfer *in_transfer;     // the transfer that the payload belongs to, or NULL
+    idist__message *in_message;       // the message that the payload belongs to, or NULL
+    char text[IDIST__TEXT_BYTES + 1]; // text of an ABORT or a BYE
 
-    idist__frame peer_waits;         // the last WAITS, while nothing else has come after it
-    uint64_t p2p_sent, p2p_received; // messages of send / recv
+    idist__frame peer_waits;         // the last WAITS, if no other frame has come since
+    uint64_t p2p_sent, p2p_received; // messages of send / recv so far
     int64_t here_ns;                 // when the last HERE came
     int64_t asked_ns;                // when the last ASK went out
-    int64_t answered_ns;             // when the last ANSWER came, ...
-    idist__frame answer;             // ... which is this one
+    int64_t answered_ns;             // when the last ANSWER came
+    idist__frame answer;             // the last ANSWER
 
     struct idist__link *next_wanted; // see ring->wanted
     bool wanted;
-    bool asks; // an ASK has not been answered
+    bool asks; // an ASK of ours has no answer yet
 } idist__link;
 
 typedef struct idist__closed { // a group that has been closed
@@ -228,36 +231,39 @@ typedef struct idist__closed { // a group that has been closed
 
 typedef struct idist__ring { // the backend's part of a world
     idist__world *w;
-    idist__link *links;          // by world rank; our own one holds messages to ourselves
-    idist__os_poll_entry *polls; // scratch of ring/engine/progress.h: two sets, ...
-    size_t poll_capacity;        // ... of so many entries each
-    int watch;                   // of the descriptors of links, each tagged with its rank; -1: none
-    char *stages;                // of all links, in one allocation; most are never touched
-    int wake;                    // descriptor that ends a sleep
+    idist__link *links;          // by world rank; our own link holds messages to ourselves
+    idist__os_poll_entry *polls; // scratch of ring/engine/progress.h: two poll sets
+    size_t poll_capacity;        // number of entries in each poll set
+    int watch;                   // the watch on the descriptors of links, tagged by rank; or -1
+    char *stages;                // stages of all links, in one allocation; most are never touched
+    int wake;                    // the descriptor that ends a sleep
     int corked_count;            // links that are corked
     struct idist__segment *shm;  // memory that the ranks of this host share, or NULL
-    int polled_link_count;       // open links that are polled
-    uint32_t polled_count;       // how often a caller has polled
-    idist__link *wanted;         // links without a connection through which a message is to go
-    struct idist__connector *connector; // NULL: no rank makes connections any more
-    bool said_bye;                      // all that have a connection were told that we leave, ...
-    idist_status bye_status;            // ... and why: IDIST_OK: in order
-    int left_count;                     // ranks that have said that they leave
-    int64_t asking_ns;                  // when the last round of questions began: ring/engine/ask.h
-    int64_t ask_again_ns;               // when its ranks are asked once more; 0: never
-    char unreachable[200];              // why the last connection that was needed could not be made
-    int64_t no_fds_ns;                  // when descriptors were short the last time; 0: never
-    bool told_blind;        // the log says that we cannot look for processes that have ended
-    int64_t looked_ns;      // when we last looked for processes of this host that have ended
-    int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep beside them by now
-    int64_t last_start_ns;  // when the last task started; after a pause of 1 ms the next one reads
-                            // the links first
-    idist__transfer *idle;  // transfers that can be used again
+    int polled_link_count;       // number of open links that are polled
+    uint32_t polled_count;       // number of times that a caller has polled
+    idist__link *wanted;         // links without a connection that must send or receive a message
+    struct idist__connector *connector; // NULL once no rank makes connections any more
+    bool said_bye;                      // all connected peers were told that we leave
+    idist_status bye_status;            // the status in our BYE; IDIST_OK in order
+    int left_count;                     // number of ranks that have sent BYE
+    int64_t asking_ns;     // when the last round of ASK frames began: ring/engine/ask.h
+    int64_t ask_again_ns;  // when the ranks of that round are asked again; 0 if never
+    char unreachable[200]; // why the last needed connection could not be made
+    int64_t no_fds_ns;     // when we last ran out of descriptors; 0 if never
+    bool told_blind;       // we have logged that we cannot see processes end
+    int64_t looked_ns;     // when we last looked for ended processes of this host
+    // Time by which the next sleep beside other ranks exceeds IDIST__LOOK_NS.
+    int64_t extra_sleep_ns;
+    // Time when the last task started. After a pause of 1 ms the next task reads the links first.
+    int64_t last_start_ns;
+    idist__transfer *idle; // transfers for reuse
     uint64_t stamp, next_id;
-    idist__closed closed[IDIST__CLOSED]; // groups that were closed last: what still arrives for
-    uint32_t nclosed;                    // them is dropped
+    // The groups that were closed last, as a ring buffer. Frames that still arrive for them are
+    // dropped.
+    idist__closed closed[IDIST__CLOSED];
+    uint32_t nclosed;
 
-    // A failure that is noticed in the middle of something; see ring/msg/ring_model.h.
+    // A failure that was recorded and not yet carried out; see the last section of this file.
     idist_group *failed;
     idist_status failed_status;
     char failed_cause[400];
@@ -266,31 +272,31 @@ typedef struct idist__ring { // the backend's part of a world
 } idist__ring;
 
 typedef struct idist__seen {        // what is known of a member's progress in a group
-    uint32_t seq;                   // it has entered this call, ...
-    idist__fingerprint fingerprint; // ... which is this one
+    uint32_t seq;                   // number of the last call that the member has entered
+    idist__fingerprint fingerprint; // fingerprint of that call
 } idist__seen;
 
 typedef struct idist__ring_group { // the backend's part of a group
-    int *rank_of;                  // rank in the group by world rank; -1: not a member
+    int *rank_of;                  // rank in the group by world rank; -1 if not a member
     idist__seen *seen;             // by rank in the group
-    idist__transfer_list recvs;    // receives of recv, ...
-    idist__transfer_list wild;     // ... and those from any source or with any tag
+    idist__transfer_list recvs;    // receives of idist_recv with a source and a tag
+    idist__transfer_list wild;     // receives of idist_recv from any source or with any tag
 
-    idist__fingerprint history[IDIST__HISTORY]; // of our own calls, by seq; see ring/msg/history.h
-    uint16_t past[IDIST__HISTORY];              // digest of the calls before each
-    uint16_t digest;                            // of all calls so far
+    idist__fingerprint history[IDIST__HISTORY]; // our own calls, by seq; see ring/msg/history.h
+    uint16_t past[IDIST__HISTORY];              // digest of the calls before each call
+    uint16_t digest;                            // digest of all calls so far
 
-    struct idist__share *share; // of members that share memory; NULL: collectives are messages
-    bool met;                   // all members know of all members' regions
+    struct idist__share *share; // shared memory of the members; NULL if collectives are messages
+    bool met;                   // every member knows the regions of all members
 
     // A group over several hosts; see ring/algo/host_plan.h.
     bool spans_hosts;
-    int nhosts;                // 0: its collectives do not go by host
+    int nhosts;                // 0 if its collectives do not go by host
     bool in_order;             // the members on each host have successive ranks
-    idist_group *local;        // the members on this host; NULL: we are the only one
-    idist_group *leaders;      // the first member of each host; NULL: we are not one of them
-    idist_group *whole;        // the group of which this one is `local` or `leaders`
-    idist__task *first, *last; // calls by host under way; only the first one runs
+    idist_group *local;        // the members on this host; NULL if only this rank
+    idist_group *leaders;      // the first member of each host; NULL if we are none of them
+    idist_group *whole;        // the group for which this group is `local` or `leaders`
+    idist__task *first, *last; // queue of calls by host; only the first one runs
 } idist__ring_group;
 
 static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
@@ -305,15 +311,16 @@ static uint64_t idist__ring_group_host(const idist_group *g, int rank) {
 }
 
 //------------------------------------------------------------------------------
-// failures that are noticed in the middle of something
+// failures that are noticed while transfers are in use
 //
-// Failing a group cancels its tasks and frees their transfers. That must not happen while one of
-// them is in use further up the stack, so the failure is only recorded where it is noticed. The
-// engine carries it out after each frame and at the end of each step, and the loops that run tasks
-// stop at a recorded failure. So there is at most one at a time.
+// Failing a group cancels its tasks and frees their transfers. That must not happen while a
+// transfer is in use further up the stack, so the code that notices a failure only records it. The
+// engine carries out the failure after each frame and at the end of each step. The loops that run
+// tasks stop at a recorded failure. So at most one failure is recorded at a time.
 //------------------------------------------------------------------------------
 
-// Records a failure. The first one counts.
+// Records a failure of a group, unless a failure is already recorded or the group has already
+// failed.
 static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status status,
                              const char *cause) {
     if (ring->failed || g->status != IDIST_OK) return;
@@ -322,7 +329,7 @@ static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status sta
     idist__text_copy(ring->failed_cause, sizeof ring->failed_cause, cause);
 }
 
-// The same as idist__group_fail_memory.
+// Records that a group has failed because this rank is out of memory.
 static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
     const idist__world *w = ring->w;
     char cause[400];
@@ -332,7 +339,7 @@ static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
     idist__ring_fail(ring, g, IDIST_ERR_NO_MEMORY, cause);
 }
 
-// Carries out the failure that was recorded, and those that this one brings about.
+// Carries out the recorded failure, and those that it causes.
 static void idist__ring_settle(idist__ring *ring) {
     while (ring->failed) {
         idist_group *g = ring->failed;

@@ -1,4 +1,4 @@
-// ring/msg/send.h: posting sends
+// ring/msg/send.h: posts sends
 #pragma once
 
 #include "os/cpu.h"
@@ -17,7 +17,7 @@
 #include "ring/msg/history.h"
 #include "ring/msg/match.h"
 
-// The CTS for a message of a collective that came before its send was posted, or NULL.
+// Returns the CTS for a message of a collective that came before its send was posted, or NULL.
 static idist__message *idist__send_find_grant(idist__ring *ring, int peer,
                                               const idist__frame *frame) {
     idist__index_node *hook =
@@ -51,12 +51,12 @@ static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *xfer
     }
 
     idist__transfer_put(ring, &l->waiting, xfer, idist__index_frame_key(peer, &xfer->frame));
-    if (oldest && oldest->task == t) return; // whose RTS has told the peer of this call
+    if (oldest && oldest->task == t) return; // its RTS has told the peer of this call
     rts.type = IDIST__RTS;
     idist__link_control(ring, l, &rts, NULL);
 }
 
-// How a message goes: at once, once it is granted, or once it is asked for.
+// Chooses how to send a message: at once, once it is granted, or after an RTS.
 static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t nbytes = xfer->nbytes;
 
@@ -80,7 +80,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     idist__link *l = &ring->links[world_rank];
     idist__transfer *xfer;
 
-    if (ring->failed == t->group) return; // what there is to send may be wrong
+    if (ring->failed == t->group) return; // the data to send may be wrong
 
     xfer = idist__transfer_new(ring);
 
@@ -107,7 +107,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &xfer->frame);
 
     if (!l->open || l->write_dead) {
-        idist__link_push(l, xfer); // its task ends with its group: that rank was lost, or has left
+        idist__link_push(l, xfer); // its task ends with its group: that rank was lost or has left
         return;
     }
 
@@ -134,7 +134,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     idist__link_flush(ring, l);
 }
 
-// A step of a collective: nbytes go to a rank of the group.
+// Posts a send for a step of a collective: nbytes to a rank of the group.
 static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
                              size_t nbytes) {
     idist__op *op = idist__op_of(t);
@@ -144,8 +144,8 @@ static void idist__send_step(idist__task *t, int to, uint32_t step, const void *
     idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
 }
 
-// A message to ourselves waits among the unexpected ones of our own link. A small one is copied; of
-// a large one the receive copies from the sender's buffer.
+// Sends a message to ourselves, which waits among the unexpected messages of our own link. A small
+// message is copied. The receive copies a large message from the sender's buffer.
 static void idist__send_to_self(idist__task *t, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     int me = ring->w->group.rank;
@@ -214,8 +214,9 @@ static void idist__send_start(idist__task *t) {
                      call->send, call->count * idist_dtype_size(call->dtype), &fingerprint);
 }
 
-// Waits a moment for another rank, in a call that needs nothing but that rank. False: it has waited
-// long enough, or others need the lock; the call has to go on as a task.
+// Waits a moment for another rank, in a call that needs nothing but that rank. Returns false if the
+// call has waited long enough, or if another thread needs the lock; then the call has to become a
+// task.
 static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
     int most =
@@ -229,8 +230,8 @@ static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     return true;
 }
 
-// A send goes out at once if the transport takes all of it, and no earlier one waits for space.
-// Needs no task, transfer or clock.
+// Tries to send a message at once. Returns true if the transport took all of it, which needs that
+// no earlier send waits for space. Uses no task, transfer or clock.
 static bool idist__send_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__group_world_rank(g, call->root)];

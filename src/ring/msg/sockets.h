@@ -1,14 +1,14 @@
-// ring/msg/sockets.h: bytes over stream sockets, and none without a connection
+// ring/msg/sockets.h: the transports tcp, unix and none (a link without a connection)
 //
-// A link over TCP has one socket or several, because one cannot always fill a network: the buffers
-// that the system allows bound what is under way in it, and some clouds limit the bandwidth of each
-// connection. The bytes of the link go through its sockets in stripes, in each direction:
+// A link over TCP has one or several sockets, because one cannot always fill a network. The socket
+// buffers that the system allows limit what is in flight, and some clouds limit the bandwidth of
+// each connection. The bytes of the link go through its sockets in stripes, in each direction:
 //
 //   stripe   | 0 | 1 | 2 | 3 | 4 | ...     IDIST__STRIPE_BYTES each
 //   socket     0   1   2   0   1
 //
-// Sender and receiver both count bytes, so nothing has to say where a stripe begins. A stripe is
-// large enough that hardly any small message is cut, and small against what is under way.
+// Sender and receiver both count bytes, so no frame has to say where a stripe begins. A stripe is
+// so large that it hardly ever cuts a small message, yet small compared with what is in flight.
 #pragma once
 
 #include "os/poll.h"
@@ -16,7 +16,7 @@
 #include "ring/shm/transport.h"
 #include "ring/msg/ring_model.h"
 
-#ifndef IDIST__STRIPE_BYTES // a test cuts frames and payloads anywhere
+#ifndef IDIST__STRIPE_BYTES // a test makes stripes so small that they cut frames and payloads
 #define IDIST__STRIPE_BYTES ((size_t)256 * 1024)
 #endif
 
@@ -31,7 +31,7 @@ static void idist__sockets_init(idist__sockets *s) {
     for (i = 0; i < IDIST__SOCKETS_MAX; i++) s->fds[i] = -1;
 }
 
-// How many sockets the link has, before they are connected.
+// Sets the number of sockets of a link, before they are connected.
 static void idist__sockets_set_count(idist__sockets *s, int count) {
     s->count = count;
     s->in_left = idist__sockets_stripe(s);
@@ -47,7 +47,8 @@ static bool idist__sockets_is_complete(const idist__sockets *s) {
     return true;
 }
 
-// Bytes have moved through the socket number *turn, *left of which belong to its stripe.
+// Accounts for nbytes that went through socket number *turn, of whose stripe *left bytes remained.
+// When none remain, the next socket has its turn.
 static void idist__sockets_moved(const idist__sockets *s, int *turn, size_t *left, size_t nbytes) {
     *left -= nbytes;
     if (*left) return;
@@ -80,7 +81,8 @@ static ptrdiff_t idist__sockets_write(void *port, const idist__os_part *parts, i
 
     n = idist__os_socket_write(s->fds[s->out], of_stripe, i);
 
-    // Reading is to tell why, and may be at another socket, which knows nothing of this.
+    // Only the read path reports why a link broke, and it may be reading another socket of the
+    // link. So this ends all sockets.
     for (i = 0; n < 0 && s->count > 1 && i < s->count; i++) idist__os_socket_end(s->fds[i]);
 
     if (n > 0) idist__sockets_moved(s, &s->out, &s->out_left, (size_t)n);
@@ -100,8 +102,9 @@ static int idist__sockets_descriptor(void *port, bool output) {
     return s->fds[output ? s->out : s->in];
 }
 
-// A link without a connection: what is to go out waits until there is one. It counts as polled, so
-// that the rank sleeps in poll, where the connector's sockets can wake it.
+// The functions below serve a link without a connection, whose output waits until there is one.
+// Such a link counts as polled, so that the rank sleeps in poll, where the connector's sockets can
+// wake it.
 
 static ptrdiff_t idist__sockets_read_nothing(void *port, void *buf, size_t nbytes) {
     (void)port;
@@ -145,7 +148,7 @@ static void idist__sockets_fill_none(idist__transport *transport) {
 
 static idist__transport idist__transport_tcp, idist__transport_unix, idist__transport_none;
 
-// Fills the tables above, before the first world opens.
+// Fills the tables of the socket transports, before the first world opens.
 static void idist__sockets_fill_transports(void) {
     idist__sockets_fill_stream(&idist__transport_tcp, "tcp");
     idist__transport_tcp.lossy_close = true;

@@ -1,4 +1,4 @@
-// ring/msg/transfer.h: sends and receives under way, and finding them by what they wait for
+// ring/msg/transfer.h: sends and receives in progress, and tables to find them by what frames say
 //
 // Functions: idist__transfer_*, idist__index_*.
 #pragma once
@@ -16,18 +16,18 @@
 //------------------------------------------------------------------------------
 // finding transfers and messages by what frames say
 //
-// Thousands of sends and receives may be under way at once, and every frame asks for one of them.
-// So the ring has two hash tables: ring->transfers, and ring->messages for the unexpected messages.
+// Thousands of sends and receives may be in progress at once. Every frame is for one of them. So
+// the ring has two hash tables: ring->transfers, and ring->messages for the unexpected messages.
 //
 //     what a frame asks for                          its key
 //     a posted receive                               group, peer, and tag or number of the call
-//     an unexpected message                          the same
-//     a send that waits for a grant                  the same
+//     an unexpected message                          group, peer, and tag or number of the call
+//     a send that waits for a grant                  group, peer, and number of the call
 //     a send that waits for the answer to its RTS    the id that the frame gives
 //     a receive that waits for DATA                  the id that the frame gives
 //
-// Send / recv has the tag in its key, a collective the sequence number of its call. In a bucket,
-// and so among equal keys, the oldest comes first.
+// The key contains the tag for send / recv, and the sequence number of the call for a collective.
+// In a bucket, and so among equal keys, the oldest entry comes first.
 //------------------------------------------------------------------------------
 
 static void idist__index_insert(idist__index_node *hook, idist__index_bucket *table, uint64_t key) {
@@ -55,8 +55,8 @@ static idist__message *idist__index_message(idist__index_node *hook) {
     return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
 }
 
-// The key of what a rank sends in a group: a message of send / recv (p2p) with this tag, or a step
-// of the collective with this sequence number.
+// Returns the key of a message that a rank sends in a group. With p2p it is a message of send /
+// recv with this tag, else a step of the collective with this sequence number.
 static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_or_seq) {
     return idist__hash_mix(ctx + ((uint64_t)(uint32_t)peer << 33),
                            ((uint64_t)p2p << 32) | tag_or_seq);
@@ -99,14 +99,14 @@ static void idist__transfer_append(idist__transfer_list *list, idist__transfer *
     list->end = &xfer->next;
 }
 
-// The same for one that frames ask for.
+// Appends a transfer to a list, and adds it to the index under `key` so that frames find it.
 static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list,
                                 idist__transfer *xfer, uint64_t key) {
     idist__transfer_append(list, xfer);
     idist__index_insert(&xfer->hook, ring->transfers, key);
 }
 
-// Takes it out of its list and of the index.
+// Takes a transfer out of its list and out of the index.
 static void idist__transfer_take(idist__transfer *xfer) {
     *xfer->at = xfer->next;
     if (xfer->next) xfer->next->at = xfer->at;
@@ -115,7 +115,8 @@ static void idist__transfer_take(idist__transfer *xfer) {
     if (xfer->hook.bucket) idist__index_remove(&xfer->hook);
 }
 
-// The transfer with this number, among those that wait for CTS, PULLED or DATA.
+// Returns the transfer with this number in a list of transfers that wait for CTS, PULLED or DATA,
+// or NULL.
 static idist__transfer *idist__transfer_find(idist__ring *ring, const idist__transfer_list *list,
                                              uint64_t id) {
     idist__index_node *hook = ring->transfers[idist__index_id_key(id) % IDIST__BUCKETS].first;
@@ -136,7 +137,7 @@ static void idist__transfer_free(idist__ring *ring, idist__transfer *xfer) {
     ring->idle = xfer;
 }
 
-// A transfer is complete: completes its task, or resumes the algorithm.
+// Frees a transfer that is complete, and completes its task or resumes the algorithm.
 static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
     idist__task *t = xfer->task;
     bool send = xfer->send;
@@ -159,7 +160,7 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
     idist__op_run(t);
 }
 
-// A receive is complete, of recv or of a collective.
+// Completes a receive, of idist_recv or of a collective.
 static void idist__transfer_received(idist__ring *ring, idist__transfer *xfer, int peer) {
     idist__task *t = xfer->task;
     int tag = (int)xfer->frame.tag;
