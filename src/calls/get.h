@@ -153,7 +153,7 @@ const char *idist_show_config(void) {
     if (w && w->cfg.rank_var)
         idist__text_append(buf, cap, " by %s and %s", w->cfg.rank_var, w->cfg.size_var);
     else if (w && w->cfg.size_var) idist__text_append(buf, cap, " by %s", w->cfg.size_var);
-    if (w && w->cfg.rank_drawn) idist__text_append(buf, cap, ", rank drawn");
+    if (w && w->cfg.rank_drawn) idist__text_append(buf, cap, ", rank assigned");
     idist__text_append(buf, cap, "\n");
     if (w)
         idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",

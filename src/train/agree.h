@@ -78,8 +78,8 @@ static idist_status idist__agree_break(const char *name, idist_group *group, idi
     idist_group *g = NULL;
     bool failed_before;
 
-    snprintf(text, sizeof text, "%s: rank %d cannot go on: %.300s", name, idist_group_rank(group),
-             idist_last_error());
+    snprintf(text, sizeof text, "%s: rank %d cannot continue: %.300s", name,
+             idist_group_rank(group), idist_last_error());
     if (idist__call_enter(name, group, &g) != IDIST_OK) return status;
 
     failed_before = g->status != IDIST_OK; // then all ranks already know

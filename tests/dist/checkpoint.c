@@ -483,7 +483,8 @@ static void damaged(void) {
         steps.reads + 11; // head, two of the table, all, sum, what is between, info, tensor
     tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_ERR_SYSTEM,
            "other bytes when read again");
-    tap_like(idist_last_error(), "what has arrived is not what was in the file", "are noticed");
+    tap_like(idist_last_error(), "the data received differ from the data in the file",
+             "are noticed");
 }
 
 // Heads that lie, with the right checksum over the lie.
@@ -685,8 +686,8 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
     copy_text(path, sizeof path, in_folder("checkpoint_1_score=1.idist"));
     rank_ok(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o));
     rank_is(rank, idist_checkpoint_load(path, wrong, 2, NULL, 0, &o), IDIST_ERR_ARG);
-    rank_check(strstr(idist_last_error(), "tensor 1 is F32 x 6 there, and F32 x 5"), "rank %d: %s",
-               rank, idist_last_error());
+    rank_check(strstr(idist_last_error(), "tensor 1 is F32 x 6 in the file, but F32 x 5"),
+               "rank %d: %s", rank, idist_last_error());
     rank_check(!rank == !strstr(idist_last_error(), "(on rank 0)"), "rank %d: %s", rank,
                idist_last_error());
     rank_is(rank, idist_checkpoint_load(path, t, 1, NULL, 0, &o), IDIST_ERR_ARG);
@@ -700,7 +701,7 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
     if (n > 1) {
         rank_is(rank, idist_checkpoint_load(path, rank == n - 1 ? wrong : t, 2, NULL, 0, &o),
                 IDIST_ERR_ARG);
-        rank_check(strstr(idist_last_error(), "others than on rank 0"), "rank %d: %s", rank,
+        rank_check(strstr(idist_last_error(), "differ from those on rank 0"), "rank %d: %s", rank,
                    idist_last_error());
         rank_is(rank, idist_checkpoint_load(path, t, rank == n - 1 ? -1 : 2, NULL, 0, &o),
                 IDIST_ERR_ARG);

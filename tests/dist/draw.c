@@ -358,7 +358,8 @@ static int by_environment(int number, void *arg) {
     setenv("IDIST_INIT_TIMEOUT_MS", "15000", 1);
     if (!rank_is(number, idist_initialize(NULL), IDIST_OK)) return 1;
     check_world(NULL, 2);
-    rank_check(strstr(idist_show_config(), "meet.job-7\n") && strstr(idist_show_config(), "drawn"),
+    rank_check(strstr(idist_show_config(), "meet.job-7\n") &&
+                   strstr(idist_show_config(), "rank assigned"),
                "show_config: %s", idist_show_config());
     return idist_finalize() != IDIST_OK;
 }

@@ -222,7 +222,7 @@ static void server_while_joining(int rank, const char *key, int store_ms) {
     int64_t stopped_ms = tap_now_ms();
     TAP_REQUIRE(waitpid(pid[0], &status, 0) == pid[0]);
     tap_forget_child(pid[0]);
-    rank_check(status == 0 && strstr(text, "the store's server does not answer any more"),
+    rank_check(status == 0 && strstr(text, "the store's server no longer answers"),
                "status %x, got \"%s\"", (unsigned)status, text);
     int64_t took_ms = tap_now_ms() - stopped_ms; // the time-out, and a second for the last answer
     rank_check(took_ms < 3500 * test_slow_factor(), "it took %lld ms", (long long)took_ms);

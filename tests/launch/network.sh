@@ -128,9 +128,9 @@ says() {
     [ $? = 1 ] && grep -qF -- "$text" "$WORK/rank.$rank"
     ok $? "$name: rank $rank says why" || diag <"$WORK/rank.$rank"
 }
-says 1 "equal host ids" 'It has our IDIST_HOSTID (desc.host_id), "one"' IDIST_HOSTID=one
-says 1 "equal host ids, TCP" 'It has our IDIST_HOSTID (desc.host_id), "one"' IDIST_HOSTID=one \
-    IDIST_TRANSPORT=tcp
+shared='It has the IDIST_HOSTID (desc.host_id) of this rank, "one"'
+says 1 "equal host ids" "$shared" IDIST_HOSTID=one
+says 1 "equal host ids, TCP" "$shared" IDIST_HOSTID=one IDIST_TRANSPORT=tcp
 says 1 "no address of that kind" "or this host has no IPv6 address" MASTER_ADDR=2001:db8::1 \
     0:MASTER_ADDR=10.7.0.1
 on_host 0 ip route add blackhole 10.7.0.2/32
@@ -268,11 +268,11 @@ host_knows 2 "10.7.0.1 node0"
 on_host 1 ip route add blackhole 10.7.0.3/32
 rm -f "$WORK/rank.2"
 (for _ in {1..100}; do
-    grep -qs "is looked up until" "$WORK/rank.2" && names 2 && break
+    grep -qs "retrying until the name resolves" "$WORK/rank.2" && names 2 && break
     sleep 0.05
 done) &
-says 2 "another's name becomes known, and a firewall" "to rank 1. A firewall" "${own[@]}" \
-    2:IDIST_INIT_TIMEOUT_MS=2500
+says 2 "another's name becomes known, and a firewall" "to rank 1. Possible causes: a firewall" \
+    "${own[@]}" 2:IDIST_INIT_TIMEOUT_MS=2500
 wait
 on_host 1 ip route del blackhole 10.7.0.3/32
 says 2 "a loopback address for others" "which the IDIST_ADDR of rank 1 gives" 1:IDIST_ADDR=127.0.0.1

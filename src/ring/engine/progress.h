@@ -253,9 +253,8 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
         if (!l->open || !l->ended || !(all || idist__progress_has_died(ring, i))) continue;
         if (!idist__link_is_connected(l))
             snprintf(how, sizeof how,
-                     "no connection to it from rank %d can be made (%s): it died, or left after a "
-                     "failure",
-                     me, ring->unreachable);
+                     "rank %d cannot connect to it (%s): it died, or left after a failure", me,
+                     ring->unreachable);
         else if (l->ended_errno)
             snprintf(how, sizeof how, "its connection to rank %d broke: %s", me,
                      strerror(l->ended_errno));
@@ -574,10 +573,10 @@ static int64_t idist__progress_look_ns(const idist__segment *seg) {
 // Warns once that the system does not let us see whether other processes of this host have ended.
 static void idist__progress_is_blind(idist__ring *ring) {
     if (!ring->told_blind)
-        idist__log_print(&ring->w->log, IDIST_LOG_WARN,
-                         "cannot see whether other processes of this host have ended (%s), so only "
-                         "a time-out will tell; IDIST_TRANSPORT=socket avoids that",
-                         strerror(ring->shm->blind_error));
+        idist__log_print(
+            &ring->w->log, IDIST_LOG_WARN,
+            "cannot detect that other processes of this host have ended (%s), except by a time-out; IDIST_TRANSPORT=socket avoids this",
+            strerror(ring->shm->blind_error));
     ring->told_blind = true;
 }
 

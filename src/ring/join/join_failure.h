@@ -46,8 +46,7 @@ static idist_status idist__join_failure_hint(const idist__join *j) {
     else if (refused)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
-            ". %d connections were refused or broke off: a wrong secret, another build, "
-            "a stranger, or a rank that died",
+            ". %d connections were refused or broke: a wrong secret, another build, a process of another job, or a rank that died",
             refused);
 
     return IDIST_ERR_TIMEOUT;
@@ -74,7 +73,8 @@ static void idist__join_failure_warn(idist__join *j) {
     if (j->warned || !server || !__atomic_load_n(&server->is_unlike, __ATOMIC_ACQUIRE)) return;
     j->warned = true;
     idist__log_print(&j->w->log, IDIST_LOG_WARN,
-                     "initialize: %s (unless that is no process of this job)", server->unlike);
+                     "initialize: %s (unless that process is not part of this job)",
+                     server->unlike);
 }
 
 // If some rank has given up, fails for the same reason. Otherwise returns IDIST_OK.
@@ -110,7 +110,7 @@ static idist_status idist__join_failure_check(idist__join *j) {
 
     if (failure.rank < 0)
         return idist__fail((idist_status)failure.status,
-                           "initialize: a process that had drawn its rank could not join: %s",
+                           "initialize: a process with an assigned rank could not join: %s",
                            failure.text);
 
     return idist__fail((idist_status)failure.status, "initialize: rank %d could not join: %s",
@@ -178,10 +178,10 @@ static idist_status idist__join_failure_lost(idist__join *j, int rank, const cha
 static idist_status idist__join_failure_silent(const idist__join *j) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
 
-    return idist__fail(IDIST_ERR_TIMEOUT,
-                       "initialize: %s does not answer any more: it is stopped, or the network to "
-                       "it broke",
-                       by_rank_0 ? "rank 0" : "the store's server");
+    return idist__fail(
+        IDIST_ERR_TIMEOUT,
+        "initialize: %s no longer answers: it is stopped, or the network to it is down",
+        by_rank_0 ? "rank 0" : "the store's server");
 }
 
 // Fails because the time is up, and rank 0 has not set a value that the whole job needs.
@@ -225,9 +225,7 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (strcmp(what, "joined") == 0) {
         idist__fail(
             IDIST_ERR_TIMEOUT,
-            "initialize: %d of %d ranks showed up, but did not finish connecting to others "
-            "within %d ms: rank %s%s. A firewall, a missing route or a rank that is stopped "
-            "can be why",
+            "initialize: %d of %d ranks showed up, but did not finish connecting to others within %d ms: rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
             missing, j->w->group.size, j->w->cfg.init_timeout_ms, text,
             missing > 16 ? ", ..." : "");
         return idist__join_failure_hint(j);
@@ -239,11 +237,10 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (!j->w->cfg.store && j->w->cfg.meet.kind == IDIST__MEET_LOCAL)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
-            ". The ranks meet at a local socket, which those of another user, network "
-            "namespace (container) or host cannot reach");
+            ". The ranks meet at a local socket; ranks of another user, network namespace (container) or host cannot reach it");
     if (j->w->cfg.rank_drawn)
         idist__text_append(idist__me.text, sizeof idist__me.text,
-                           ". Ranks are drawn from %s: start %d processes there",
+                           ". Ranks are assigned at %s: start %d processes that meet there",
                            j->w->cfg.meet.name, j->w->group.size);
 
     return idist__join_failure_hint(j);

@@ -124,7 +124,8 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
             idist__join_store_last_server = idist__store_server_id(j->store);
         if (!closes) return status;
         if (idist__os_clock_ms_until(j->deadline_ns) == 0)
-            return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
+            return idist__fail(IDIST_ERR_TIMEOUT,
+                               "store: rank 0 at %s has not started the next world",
                                idist__meet_print(&cfg->meet, text, sizeof text));
         idist__os_clock_pause_ms(1);
         d.timeout_ms = idist__join_state_ms_left(j);
@@ -141,10 +142,10 @@ static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc
         idist_status status = idist__join_store_open_new(j, desc);
 
         if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
-            return idist__fail(status,
-                               "initialize: %s (this process is rank 0; to draw a rank, set none, "
-                               "or desc.rank -1)",
-                               idist__me.text);
+            return idist__fail(
+                status,
+                "initialize: %s (this process is rank 0; to have a rank assigned, set no rank, or desc.rank -1)",
+                idist__me.text);
         j->lost_server = status == IDIST_ERR_PEER_LOST;
         if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
         j->owns_store = true;

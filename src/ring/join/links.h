@@ -82,11 +82,11 @@ static idist_status idist__links_late(const idist__join *j) {
                            "%s (IDIST_ADDR of rank %d)",
                            j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
                            missing > 16 ? ", ..." : "", conn->unknown, conn->unknown_rank);
-    return idist__fail(IDIST_ERR_TIMEOUT,
-                       "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
-                       "firewall, a missing route or a rank that is stopped can be why",
-                       j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
-                       missing > 16 ? ", ..." : "");
+    return idist__fail(
+        IDIST_ERR_TIMEOUT,
+        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
+        j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
+        missing > 16 ? ", ..." : "");
 }
 
 // Returns true if an address is local to this host, and the user has set the host id, which may be
@@ -130,10 +130,10 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
 
     snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(event->error));
     if (idist__links_trust_host_id(j, where))
-        idist__text_append(how, sizeof how,
-                           ". It has our IDIST_HOSTID (desc.host_id), \"%s\", which only ranks of "
-                           "one host may have",
-                           j->w->cfg.host_id);
+        idist__text_append(
+            how, sizeof how,
+            ". It has the IDIST_HOSTID (desc.host_id) of this rank, \"%s\", which only ranks of one host may share",
+            j->w->cfg.host_id);
     else if (idist__links_misled(j, event->rank, where))
         idist__text_append(how, sizeof how,
                            ". That is a loopback address, which the IDIST_ADDR of rank %d gives: "

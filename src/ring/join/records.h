@@ -47,9 +47,9 @@ static idist_status idist__records_agree_on_job(idist__join *j) {
             IDIST_ERR_ENV,
             "initialize: rank 0 was started with a world of %llu ranks, this rank with %d%s",
             (unsigned long long)job[1], j->w->group.size,
-            j->owns_store ? ""
-                          : "; or that was an earlier world at desc.store: give each world a view "
-                            "with a prefix of its own (idist_store_prefix)");
+            j->owns_store
+                ? ""
+                : "; or desc.store still holds an earlier world: give each world a prefix of its own (idist_store_prefix)");
 
     j->connector->job = job[0];
     idist__secret_key(&j->w->cfg.secret, key);

@@ -30,7 +30,7 @@ static void idist__take_over_describe(const idist__join *j, const idist__segment
 
     snprintf(w->about.sharing, sizeof w->about.sharing, "shared memory, %zu KiB per rank%s; %s",
              w->cfg.shm_nbytes >> 10,
-             seg->region_count ? "" : ", too little for collectives, which are messages",
+             seg->region_count ? "" : ", too little for collectives, which use messages",
              seg->reads_fast ? "large buffers are read from the other process"
              : seg->reads_remote
                  ? "large buffers are copied, the kernel reads other processes slowly"

@@ -197,10 +197,10 @@ static int idist__sync_judge(int error, const char *name, const char *folder,
     idist__os_mutex_unlock(&idist__sync_lock);
 
     if (warns)
-        idist__log_print(log, IDIST_LOG_WARN,
-                         "%s: %s: the file system does not sync (%s): what was written is "
-                         "complete, but may be lost if this machine crashes",
-                         name, folder, strerror(error));
+        idist__log_print(
+            log, IDIST_LOG_WARN,
+            "%s: %s: the file system does not sync (%s): the file is complete, but may be lost if this machine crashes",
+            name, folder, strerror(error));
 
     return 0;
 }

@@ -35,11 +35,11 @@ static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint,
     dtype = entry[IDIST__TABLE_DTYPE];
     if (dtype > IDIST_DTYPE_COUNT) dtype = IDIST_DTYPE_COUNT; // printed as an invalid dtype
 
-    return idist__fail(IDIST_ERR_ARG,
-                       "checkpoint_load: %s: tensor %d is %s x %llu there, and %s x %zu here", path,
-                       i, idist_dtype_name((idist_dtype)dtype),
-                       (unsigned long long)entry[IDIST__TABLE_COUNT],
-                       idist_dtype_name(tensor->dtype), tensor->count);
+    return idist__fail(
+        IDIST_ERR_ARG,
+        "checkpoint_load: %s: tensor %d is %s x %llu in the file, but %s x %zu in this call", path,
+        i, idist_dtype_name((idist_dtype)dtype), (unsigned long long)entry[IDIST__TABLE_COUNT],
+        idist_dtype_name(tensor->dtype), tensor->count);
 }
 
 // Checks that a valid file has the tensors of this call. Copies its header, which has the step and
@@ -115,7 +115,7 @@ static idist_status idist__load_open(idist__checkpoint *checkpoint, const char *
     if (!path) return idist__fail(IDIST_ERR_ARG, "checkpoint_load: path is NULL");
     error = idist__os_folder_read_file(IDIST__OS_HERE, path, file);
     if (error == ENOENT)
-        return idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_load: there is no %s", path);
+        return idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_load: %s does not exist", path);
     if (error) return idist__load_fail(path, error);
 
     flaw = idist__flaw_read_header(*file, header, &error);
@@ -151,7 +151,7 @@ static idist_status idist__load_compare(idist__checkpoint *checkpoint, uint64_t 
         root[IDIST__HEADER_INFO] != checkpoint->header[IDIST__HEADER_INFO] ||
         root[IDIST__ROOT_TABLE_SUM] != own_table_sum)
         status = idist__fail(IDIST_ERR_ARG,
-                             "checkpoint_load: tensors or info are others than on rank 0");
+                             "checkpoint_load: tensors or info differ from those on rank 0");
     memcpy(checkpoint->header, root, sizeof checkpoint->header);
     *sum = root[IDIST__ROOT_SUM];
 
@@ -185,7 +185,7 @@ static idist_status idist__load_copy(idist__checkpoint *checkpoint, void *info, 
     if (error) status = idist__load_fail(path, error);
     else if (idist__checkpoint_sum(checkpoint) != sum)
         status = idist__fail(IDIST_ERR_SYSTEM,
-                             "checkpoint_load: what has arrived is not what was in the file");
+                             "checkpoint_load: the data received differ from the data in the file");
 
     return idist__agree(status, opts);
 }

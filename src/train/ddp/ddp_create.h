@@ -179,9 +179,10 @@ static idist_status idist__ddp_create_check_powersgd(const idist_ddp_desc *desc)
         size_t rows = desc->powersgd->rows[i], count = desc->params[i].count;
 
         if (rows && count % rows)
-            status = idist__fail(IDIST_ERR_ARG,
-                                 "ddp_create: %zu elements of gradient %d are not %zu whole rows",
-                                 count, i, rows);
+            status = idist__fail(
+                IDIST_ERR_ARG,
+                "ddp_create: the %zu elements of gradient %d do not divide into %zu rows", count, i,
+                rows);
     }
 
     return status;
@@ -271,7 +272,8 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
         total += idist__ddp_nbytes(&d->grads[i]);
         if (total > SIZE_MAX / 4)
             return idist__fail(IDIST_ERR_ARG,
-                               "ddp_create: gradients 0 to %d are larger than memory can be", i);
+                               "ddp_create: gradients 0 to %d together exceed the address space",
+                               i);
         status = idist__ddp_create_check_gradient(desc, &d->grads[i], i);
         if (status != IDIST_OK) return status;
     }

@@ -179,10 +179,10 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     int error = idist__checkpoint_read(file->file, 0, file->pending, n);
 
     if (!error && memcmp(file->pending, header, n) != 0)
-        return idist__fail(IDIST_ERR_ARG,
-                           "summary_create: %s/%s does not begin with \"%.24s\": it is not one of "
-                           "idist; use another folder",
-                           summary->folder, file->name, header);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "summary_create: %s/%s does not begin with \"%.24s\": idist did not write this file; use another folder",
+            summary->folder, file->name, header);
     if (!error)
         error = idist__csv_find_end(file->file, nbytes, file->pending, sizeof file->pending,
                                     &file->nbytes);
@@ -190,10 +190,10 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     if (error) return idist__checkpoint_fail("summary_create", summary->folder, file->name, error);
 
     if (nbytes - file->nbytes > IDIST__CSV_NBYTES)
-        return idist__fail(IDIST_ERR_ARG,
-                           "summary_create: %s/%s is damaged: a line or quote that begins at byte "
-                           "%llu has no end; mend it or use another folder",
-                           summary->folder, file->name, (unsigned long long)file->nbytes);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "summary_create: %s/%s is damaged: a line or quote that begins at byte %llu has no end; repair the file or use another folder",
+            summary->folder, file->name, (unsigned long long)file->nbytes);
 
     return IDIST_OK;
 }
@@ -207,9 +207,10 @@ static idist_status idist__summary_mend_csv(idist_summary *summary, uint64_t nby
     if (nbytes > file->nbytes && !idist__os_file_resize(file->file, file->nbytes))
         return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
     if (nbytes > file->nbytes && world)
-        idist__log_print(&world->log, IDIST_LOG_WARN,
-                         "summary_create: %s/%s: its last line was torn by a crash; removed",
-                         summary->folder, file->name);
+        idist__log_print(
+            &world->log, IDIST_LOG_WARN,
+            "summary_create: %s/%s: removed an incomplete last line that a crash had left",
+            summary->folder, file->name);
     if (file->nbytes) return IDIST_OK;
     idist__summary_append(file, header, sizeof header - 1);
 
@@ -459,11 +460,10 @@ idist_status idist_summary_free(idist_summary **summary) {
 
     if (status == IDIST_OK) status = events != IDIST_OK ? events : csv;
     if (status == IDIST_OK && is_owner && s->refused)
-        status =
-            idist__fail(IDIST_ERR_NO_SPACE,
-                        "summary_free: %llu values were not written to %s: earlier calls failed, "
-                        "and there was no room to keep them",
-                        (unsigned long long)s->refused, s->folder);
+        status = idist__fail(
+            IDIST_ERR_NO_SPACE,
+            "summary_free: %llu values were not written to %s: earlier calls failed, and the buffer for pending values was full",
+            (unsigned long long)s->refused, s->folder);
     idist__summary_delete(s);
 
     return status;
