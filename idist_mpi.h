@@ -1,32 +1,36 @@
-/* idist_mpi.h - v0.2.0 - the MPI backend of idist: the same program on a cluster - MIT licence
+/* idist_mpi.h - v0.2.0 - the MPI backend of idist: the same program on a cluster - MIT license
 
 DO THIS
 
-    Include it in the file that defines IDIST_IMPLEMENTATION, after idist.h, or on the command line,
-    and compile with the compiler of your MPI:
+    Include this file in the file that defines IDIST_IMPLEMENTATION, after idist.h, or on the
+    command line. Compile with the compiler of your MPI:
 
         mpicc -DIDIST_IMPLEMENTATION -include idist_mpi.h app.c -o app && mpirun -n 4 ./app
 
-    The source does not change. Under mpirun or mpiexec, idist_initialize picks this backend; alone,
+    The source does not change. Under mpirun or mpiexec, idist_initialize picks this backend. Alone,
     under idist_spawn or under torchrun, it picks what it would pick without this header.
     IDIST_BACKEND=mpi or IDIST_BACKEND=ring overrides the choice.
 
 WHAT IT IS
 
-    Every collective becomes MPI's own, on a communicator of its group; requests become MPI's
+    Every collective becomes MPI's own, on a communicator of its group. Requests become MPI's
     non-blocking operations. Any MPI from 3.0 on will do. Nothing is assumed about the type of a
-    handle, so a program built for the standard ABI of MPI 5.0 (mpicc_abi) runs on every library
-    that implements it. Floats of 16 and 8 bits are reduced as F32.
+    handle. So a program built for the standard ABI of MPI 5.0 (mpicc_abi) runs on every library
+    that implements the ABI. Floats of 16 and 8 bits are reduced as F32.
 
     Before MPI sees a collective, the ranks exchange headers that describe the call
-    (mpi/exchange.h). This costs each rank ceil(log2 n) messages, the first of 56 bytes. It detects
-    ranks that make another call and ranks that do not come. It also carries contributions of up to
-    24 bytes (built-in ops, groups of up to 64 ranks), which then need no collective of MPI. Before
-    ranks block inside MPI they exchange headers a second time. IDIST_CHECK=0, set on all ranks,
-    skips the exchange. That is faster, but mismatches go undetected, blocking collectives have no
-    deadline, this rank's requests do not progress during one, not even inside group_begin and
-    group_end, and MPI's own rule applies: either all ranks block or none, and either all are in
-    place or none.
+    (mpi/exchange.h). This costs each rank ceil(log2 n) messages, the first of 56 bytes. The
+    exchange detects ranks that make another call and ranks that do not come. It also carries
+    contributions of up to 24 bytes (built-in ops, groups of up to 64 ranks), which then need no
+    collective of MPI. Before ranks block inside MPI they exchange headers a second time.
+
+    IDIST_CHECK=0, set on all ranks, skips the exchange. That is faster, but
+
+      - mismatches go undetected
+      - blocking collectives have no deadline
+      - this rank's requests do not progress during a blocking collective, not even inside
+        group_begin and group_end
+      - MPI's own rule applies: either all ranks block or none, and either all are in place or none
 
     Send and receive use control messages (mpi/control.h), because MPI neither compares dtypes nor
     keeps a message that does not fit. Large messages go straight from buffer to buffer once both
@@ -34,27 +38,29 @@ WHAT IT IS
 
 WHO OWNS MPI
 
-    If MPI is initialised already, idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and otherwise
-    leaves MPI alone; the program calls idist_finalize before MPI_Finalize, otherwise that and all
-    other calls of the world return IDIST_ERR_STATE, on all ranks. If not, idist_initialize
-    calls MPI_Init_thread, and closing the last world calls MPI_Finalize. MPI cannot be initialised
-    twice, so a later idist_initialize returns IDIST_ERR_STATE. MPI is not finalized when the world
-    failed and some rank does not reach the end within a second, nor after a failure under ULFM,
-    because MPI_Finalize could block for ever; mpirun ends the job when the process exits.
+    If MPI is already initialized, idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and otherwise
+    leaves MPI alone. The program must call idist_finalize before MPI_Finalize. Otherwise
+    idist_finalize and all other calls of the world return IDIST_ERR_STATE, on all ranks.
 
-    A thread of idist makes requests progress. While one is open, a program that itself calls MPI
-    needs MPI_THREAD_MULTIPLE; so do several worlds at once. Below MPI_THREAD_SERIALIZED (MPI_Init)
-    there is no such thread, and only the thread that initialised MPI may call idist.
+    If MPI is not initialized, idist_initialize calls MPI_Init_thread, and closing the last world
+    calls MPI_Finalize. MPI cannot be initialized twice, so a later idist_initialize returns
+    IDIST_ERR_STATE. MPI is not finalized if the world failed and some rank does not reach the end
+    within a second, nor after a failure under ULFM. In these cases MPI_Finalize could block
+    forever; mpirun ends the job when the process exits.
+
+    A thread of idist makes requests progress. While a request is open, a program that itself calls
+    MPI needs MPI_THREAD_MULTIPLE. So do several worlds at once. Below MPI_THREAD_SERIALIZED
+    (MPI_Init) there is no such thread, and only the thread that initialized MPI may call idist.
 
 WHAT MPI DOES NOT GIVE
 
-    Fault tolerance: most MPIs end the job when a rank dies, and their launchers report it. Open
-    MPI 5 under `mpirun --with-ft ulfm` does not: the survivors get IDIST_ERR_PEER_LOST, and
-    idist_shrink gives them a group to continue with. Groups without the dead rank go on. From them
-    and from the survivors' group the ranks make further groups by idist_split and
-    idist_new_group_by_members. Only a rank that dies inside MPI_Comm_create_group, which all
-    members have entered by then, leaves the others blocked there: Open MPI 5.0 does not bring them
-    back.
+    Fault tolerance: most MPIs end the job when a rank dies, and their launchers report it. Open MPI
+    5 under `mpirun --with-ft ulfm` does not: the survivors get IDIST_ERR_PEER_LOST, and
+    idist_shrink gives them a group to continue with. Groups without the dead rank remain usable.
+    From them and from the survivors' group, the ranks can make further groups with idist_split and
+    idist_new_group_by_members. There is one exception: a rank that dies inside
+    MPI_Comm_create_group, which all members have entered by then, leaves the others blocked there.
+    Open MPI 5.0 does not bring them back.
 
     Deadlines and idist_abort inside blocking collectives, idist_new_group, _split, _shrink and
     _agree, once all ranks have entered.
@@ -62,28 +68,28 @@ WHAT MPI DOES NOT GIVE
     Several threads of one rank that make groups at the same time.
 
     Buffers of a failed request: an operation that all ranks have entered cannot be taken back. It
-    gets a tenth of a second to end. After that MPI may still use the buffers, and the fn and arg of
-    a user-defined op, so keep them.
+    gets a tenth of a second to end. After that, MPI may still use the buffers, and the fn and arg
+    of a user-defined op, so keep them.
 
     Sleep: a rank that waits for others to enter polls every 1 to 4 ms. A rank whose call is inside
     MPI polls the way MPI does.
 
-    Bitwise equal results: guaranteed for what travels in headers. Otherwise as far as MPI_Allreduce
-    guarantees it, which the tested MPIs do.
+    Bitwise equal results: guaranteed for contributions that travel in headers. For other results,
+    this depends on MPI_Allreduce; the tested MPIs guarantee it.
 
     Registered memory: idist_alloc returns plain memory, which suits MPI's collectives as well as
     any other. With desc.shm_nbytes or IDIST_SHM_MIB set, it returns part of an MPI window that all
-    ranks of the host map; the window ends with the world.
+    ranks of the host map. The window ends with the world.
 
 HOW IT FITS
 
-    It fills in an idist_backend_api (src/core/model.h) and calls MPI; nothing else of idist uses
-    it. It shares with the ring only what the core provides: tasks, groups, fingerprints, error
-    texts.
+    This header fills in an idist_backend_api (src/core/model.h) and calls MPI; nothing else in
+    idist uses MPI. It shares with the ring only what the core provides: tasks, groups,
+    fingerprints, error texts.
 
 CONTENTS
 
-    [mpi:api] has the declarations. The implementation follows: src/mpi/ has it as files.
+    [mpi:api] has the declarations. The implementation follows. Its files are in src/mpi/.
     Generated from src/ by tools/drop_ins.py: change the files there.
 */
 #ifndef IDIST_H
@@ -103,7 +109,7 @@ extern "C" {
 // [mpi:api]  the backend's table
 //------------------------------------------------------------------------------
 
-// The backend for the ranks of an MPI communicator, with buffers in CPU memory.
+// Returns the backend for the ranks of an MPI communicator, with buffers in CPU memory.
 IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
-/* idist_nccl.h - v0.2.0 - device pointers for idist: the same calls take CUDA memory - MIT licence
+/* idist_nccl.h - v0.2.0 - device pointers for idist: the same calls take CUDA memory - MIT license
 
 DO THIS
 
-    Include it in the file that defines IDIST_IMPLEMENTATION, or on the command line, and link the
-    CUDA runtime:
+    Include this file in the file that defines IDIST_IMPLEMENTATION, or on the command line, and
+    link the CUDA runtime:
 
         cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include app.c \
             -L$CUDA_HOME/lib64 -lcudart -o app
@@ -23,21 +23,23 @@ DO THIS
             return idist_finalize() != IDIST_OK;
         }
 
-    idist_initialize picks a device for each rank (local rank modulo the number of devices;
-    desc.device or IDIST_DEVICE overrides that) and makes it the calling thread's current device.
-    (Another thread that has not chosen a device gets it with its first call on device memory; one
-    that has keeps its own.) From then on every communication call takes device pointers as well as
-    host pointers; the CUDA runtime tells them apart. Managed memory counts as host memory.
+    idist_initialize picks a device for each rank and makes it the calling thread's current device.
+    The device is the local rank modulo the number of devices; desc.device or IDIST_DEVICE overrides
+    that. Another thread that has not chosen a device gets this one with its first call on device
+    memory. A thread that has chosen a device keeps its own.
 
-    NCCL 2.14 or later is loaded at run time unless the program is linked with it; its header is not
-    needed. It is looked for in the file that IDIST_NCCL_LIB names, or else as libnccl.so.2 where
-    the loader looks and in Python's package nvidia-nccl (in VIRTUAL_ENV, CONDA_PREFIX, ~/.local and
-    the system).
+    From then on, every communication call takes device pointers as well as host pointers. The CUDA
+    runtime tells them apart. Managed memory counts as host memory.
+
+    NCCL 2.14 or later is loaded at run time unless the program is linked with it. Its header is not
+    needed. idist looks for NCCL in the file that IDIST_NCCL_LIB names. Otherwise it looks for
+    libnccl.so.2 where the loader looks, and in Python's package nvidia-nccl (in VIRTUAL_ENV,
+    CONDA_PREFIX, ~/.local and the system).
 
 HOW DEVICE MEMORY TRAVELS
 
-    idist_device_backend() names the device backend in use. desc.device_backend or
-    IDIST_DEVICE_BACKEND asks for one, which must be the same on all ranks.
+    idist_device_backend() returns the device backend in use. desc.device_backend or
+    IDIST_DEVICE_BACKEND asks for one, and must be the same on all ranks.
 
         nccl     where each rank has a GPU of its own. NCCL 2.30.3 or later also takes several ranks
                  on one GPU, if you ask for nccl here and set NCCL_MULTI_RANK_GPU_ENABLE=1.
@@ -45,23 +47,23 @@ HOW DEVICE MEMORY TRAVELS
         staged   everywhere: through pinned memory and the host's backend, a chunk at a time
 
     What the device backend does not support is staged: scan, exscan, user-defined ops, bitwise and
-    logical ops, messages without a stream, and reductions of I16, U16 and 8-bit floats. (NCCL
-    supports the latter from 2.24 on if all ranks have GPUs of compute capability 9.0 or more.)
+    logical ops, messages without a stream, and reductions of I16, U16 and 8-bit floats. NCCL
+    supports 8-bit floats from 2.24 on, if all ranks have GPUs of compute capability 9.0 or more.
 
-    NCCL rounds 16-bit and 8-bit floats at every step, multiplies by 1/n before it sums for an AVG,
-    and does not define MIN and MAX of a NaN. The other device backends give the same bits as the
-    host. MPI is always given host memory, even if it was built for CUDA.
+    NCCL rounds 16-bit and 8-bit floats at every step. For an AVG it multiplies by 1/n before it
+    sums. It does not define MIN and MAX of a NaN. The other device backends give the same bits as
+    the host. MPI is always given host memory, even if it was built for CUDA.
 
 CALLS
 
     blocking          starts after the work in the legacy default stream; the result is there on
-                      return. Synchronise other streams yourself. (The call clears CUDA's last
+                      return. Synchronize other streams yourself. (The call clears CUDA's last
                       error: read cudaGetLastError before it.)
     opts.stream       starts after the work in that stream; work added to the stream later sees the
-                      result. A call that NCCL supports is enqueued and returns; it may be captured
+                      result. A call that NCCL supports is enqueued and returns. It may be captured
                       into a graph, except for the first call of a group. (Destroy the graph before
                       the group: NCCL waits for that.) Other calls block while the host does its
-                      part. Keep the buffers until the stream has finished with them; an error after
+                      part. Keep the buffers until the stream has finished with them. An error after
                       the return is reported by a later call.
     opts.request      proceeds beside the program until idist_wait or idist_test, or until
                       idist_wait_stream makes a stream wait for it. With a stream as well, it starts
@@ -69,72 +71,77 @@ CALLS
     idist_group_begin / _end   hand all calls between them to NCCL at once, in idist_group_end. (A
                       lock that orders the calls of several threads must be held all that time.)
 
-    In one collective either all ranks pass device memory or none does; otherwise the call is
-    IDIST_ERR_MISMATCH. A rank that contributes and receives nothing (in a v-form) shows with any
-    device pointer, or with its stream, that the others use device memory. A message may go from a
-    device to the host memory of another rank.
+    In one collective, either all ranks pass device memory or none does; otherwise the call fails
+    with IDIST_ERR_MISMATCH. A rank of a v-form may contribute and receive nothing. It passes any
+    device pointer, or its stream, to show that the others use device memory. A message may go from
+    a device to the host memory of another rank.
 
     If several threads of a process are ranks, NCCL reads and writes the buffers of each from the
-    GPUs of the others: memory of cudaMallocAsync has to allow that (cudaMemPoolSetAccess).
+    GPUs of the others. Memory of cudaMallocAsync has to allow that (cudaMemPoolSetAccess).
 
-    Over NCCL a send on a stream (without a request) needs a receive on a stream, of the same count.
-    It blocks its stream until then, so ranks that send to each other must do so between group_begin
-    and group_end. Tags are compared, not matched: messages between two ranks arrive in order.
+    Over NCCL, a send on a stream (without a request) needs a receive on a stream, of the same
+    count. It blocks its stream until then, so ranks that send to each other must do so between
+    group_begin and group_end. Tags are compared, not matched: messages between two ranks arrive in
+    order.
 
     The first call of a group on device memory waits for the other members; for the world that
-    happens in idist_initialize. It also connects the members for every collective, because NCCL
-    alone connects them in the first call of each algorithm, which then waits on the host until all
-    ranks make it. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES (default 16 MiB; defined
-    where the implementation is compiled, the same for all ranks; 0 tries none): one that NCCL
-    chooses only for larger calls waits once.
+    happens in idist_initialize. It also connects the members for every collective. NCCL alone
+    connects them in the first call of each algorithm, and that call waits on the host until all
+    ranks make it. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES (default 16 MiB; 0 tries
+    none). The macro is defined where the implementation is compiled, with the same value for all
+    ranks. An algorithm that NCCL chooses only for larger calls waits once.
 
-    What NCCL moves between pairs of ranks (messages on a stream, all_to_all, gather, scatter, and
-    the v-forms except all_gatherv) connects a pair in its first call, and that call does wait on
-    the host for the other rank. One all_to_all connects all pairs of a group.
+    Some calls move data between pairs of ranks: messages on a stream, all_to_all, gather, scatter,
+    and the v-forms except all_gatherv. NCCL connects a pair in its first such call, and that call
+    does wait on the host for the other rank. One all_to_all connects all pairs of a group.
 
 FAILURES
 
     The ranks compare their calls and watch each other through the host's backend, beside NCCL.
     Different calls, late ranks and lost ranks give the same errors as on the host. The communicator
-    is aborted, and streams that waited for it go on, with undefined contents in the buffers. A
+    is aborted. Streams that waited for it continue, with undefined contents in the buffers. A
     progress thread does this while you wait for a stream. (An MPI without MPI_THREAD_MULTIPLE
     allows no such thread: there the next call notices.)
 
-    A call that waits inside NCCL is released by ncclCommRevoke, from 2.28.7 on. For an older NCCL
-    idist creates non-blocking communicators; a blocking one of yours (desc.nccl_comm,
-    desc.nccl_config) is not aborted before the call has returned. After a failure, do not launch a
-    graph again that holds calls of the group. Until the graph is destroyed a thread waits in
-    ncclCommAbort; from 2.28.7 on the communicator stays in memory instead.
+    From 2.28.7 on, ncclCommRevoke releases a call that waits inside NCCL. For an older NCCL, idist
+    creates non-blocking communicators. A blocking communicator of yours (desc.nccl_comm,
+    desc.nccl_config) is not aborted before the call has returned.
 
-    When NCCL itself reports that a peer is gone or late (over InfiniBand and sockets, not inside a
-    host), the host has a second to find out which. After that the error is IDIST_ERR_PEER_LOST or
-    IDIST_ERR_TIMEOUT without the name of a rank.
+    After a failure, do not launch a graph again that holds calls of the group. Until the graph is
+    destroyed, a thread waits in ncclCommAbort; from 2.28.7 on, the communicator stays in memory
+    instead.
+
+    NCCL itself may report that a peer is gone or late (over InfiniBand and sockets, not inside a
+    host). Then the host has a second to find out which peer. After that, the error is
+    IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without the name of a rank.
 
 OPTIONS
 
     desc.high_priority_stream (IDIST_HIGH_PRIORITY_STREAM=1) gives blocking calls and requests
-    priority over other work of the device: for the gradients of a backward pass, say. A call with
-    opts.stream alone has the priority of that stream.
+    priority over other work of the device, for example for the gradients of a backward pass. A call
+    with opts.stream alone has the priority of that stream.
 
-    desc.nccl_comm provides a communicator for the world. It stays yours, but is aborted, and so
-    freed, when the world fails. desc.nccl_config configures the communicators that idist creates.
-    Pinned memory is kept until the end of the world.
+    desc.nccl_comm provides a communicator for the world. You keep ownership, but the communicator
+    is aborted, and so freed, if the world fails. desc.nccl_config configures the communicators that
+    idist creates. Pinned memory is kept until the end of the world.
 
 WHEN THERE IS NO DEVICE
 
-    If there is no driver or no device, even on one rank only, the world has no device:
-    idist_device() is "cpu", calls on host memory work as ever, and a call with opts.stream is
-    IDIST_ERR_NO_DEVICE with the reason. If any rank asks for a device by name ("cuda", "cuda:1"),
-    idist_initialize fails on all ranks instead; so it does when NCCL or IPC is asked for and cannot
-    be used. A program that must start without libcudart.so links libcudart_static.a. Either all
-    ranks include this header or none does.
+    If there is no driver or no device, even on one rank only, the world has no device. Then
+    idist_device() is "cpu", calls on host memory work as usual, and a call with opts.stream returns
+    IDIST_ERR_NO_DEVICE with the reason.
 
-    A warning with reason and remedy is logged when a usable GPU stays idle, or when GPUs
-    communicate without NCCL. A machine without a driver or a GPU causes no warning.
+    If any rank asks for a device by name ("cuda", "cuda:1"), idist_initialize fails on all ranks
+    instead. It also fails if NCCL or IPC is asked for and cannot be used. A program that must start
+    without libcudart.so links libcudart_static.a. Either all ranks include this header or none
+    does.
+
+    A warning with reason and remedy is logged if a usable GPU stays idle, or if GPUs communicate
+    without NCCL. A machine without a driver or a GPU causes no warning.
 
 CONTENTS
 
-    [nccl:api] has the declarations. The implementation follows: src/gpu/ has it as files.
+    [nccl:api] has the declarations. The implementation follows. Its files are in src/gpu/.
     Generated from src/ by tools/drop_ins.py: change the files there.
 */
 #ifndef IDIST_H
@@ -154,16 +161,16 @@ extern "C" {
 // [nccl:api]  the backend's table, and what else programs call
 //------------------------------------------------------------------------------
 
-// Moves device memory, beside the backend that the world has for host memory.
+// Returns the backend that moves device memory, beside the world's backend for host memory.
 IDIST_API const idist_backend_api *idist_nccl_backend(void);
 
-// The ncclComm_t of a group (NULL: the world), for calls of your own. NULL if the group does not
-// use NCCL; idist_last_error says why. The communicator stays idist's. The first such call on a
-// group is collective, as is the group's first call on device memory.
+// Returns the ncclComm_t of a group (NULL: the world), for calls of your own. Returns NULL if the
+// group does not use NCCL; idist_last_error says why. idist keeps ownership of the communicator.
+// The first such call on a group is collective, as is the group's first call on device memory.
 IDIST_API void *idist_nccl_comm(idist_group *group);
 
-// Pinned host memory, for the batches of a loader (idist_train.h), say: copies between it and a
-// device run asynchronously.
+// Returns an allocator of pinned host memory, for the batches of a loader (idist_train.h), for
+// example. Copies between pinned memory and a device run asynchronously.
 IDIST_API idist_allocator idist_pinned_allocator(void);
 
 #ifdef __cplusplus

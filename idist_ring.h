@@ -1,30 +1,31 @@
-/* idist_ring.h - v0.2.0 - the ring backend of idist: ranks on one host or many - MIT licence
+/* idist_ring.h - v0.2.0 - the ring backend of idist: ranks on one host or many - MIT license
 
 DO THIS
 
-    Copy it beside idist.h, which includes it where IDIST_IMPLEMENTATION is defined. Define
-    IDIST_NO_RING there to leave it out. Include it yourself only to call idist_ring_backend.
+    Copy this file beside idist.h, which includes it where IDIST_IMPLEMENTATION is defined. To leave
+    it out, define IDIST_NO_RING there. Include this file yourself only to call idist_ring_backend.
 
 WHAT IT IS
 
-    The backend that needs nothing but sockets and, inside a host, shared memory.
+    This backend needs only sockets and, inside a host, shared memory.
 
-    Every rank has one stream to every other: a pipe in shared memory (or a local socket) inside a
-    host, TCP between hosts. Messages up to 64 KiB (8 KiB where the receiver reads larger ones fast
-    in the sender's memory) are sent at once (eager) within a window of 2 MiB that the receiver
-    keeps free. Larger ones are announced, and sent when the receiver has named a place for them, or
-    read by it in the sender's memory (rendezvous). In a collective over sockets the receiver names
-    the place unasked. So nothing is ever buffered without bound. Every message carries the
-    fingerprint of the call it belongs to.
+    Every rank has one stream to every other rank: a pipe in shared memory (or a local socket)
+    inside a host, TCP between hosts. Messages up to 64 KiB are sent at once (eager), within a
+    window of 2 MiB that the receiver keeps free. Where the receiver reads larger messages fast in
+    the sender's memory, that limit is 8 KiB. Larger messages are announced (rendezvous). They are
+    sent when the receiver has named a place for them, or the receiver reads them in the sender's
+    memory. In a collective over sockets, the receiver names the place without being asked. So
+    nothing is ever buffered without bound. Every message carries the fingerprint of the call it
+    belongs to.
 
-    A collective of ranks that share memory goes through memory that all can read (ring/share).
-    Otherwise it is an algorithm over non-blocking sends and receives (ring/algo), over several
-    hosts in two levels (ring/algo/host_plan.h).
+    Ranks that share memory make a collective through memory that all of them can read (ring/share).
+    Otherwise a collective is an algorithm over non-blocking sends and receives (ring/algo), over
+    several hosts in two levels (ring/algo/host_plan.h).
 
 CONTENTS
 
-    [ring:api] has the declarations. The implementation follows: the files of src/ring/, in which
-    each folder uses only those before it.
+    [ring:api] has the declarations. The implementation follows. It consists of the files of
+    src/ring/, in which each folder uses only the folders before it.
 
       ring/shm        memory that ranks of a host share, and pipes in it
       ring/msg        frames, links, and matching of sends and receives
@@ -36,19 +37,20 @@ CONTENTS
 
 LIMITS
 
-    Ranks that share memory need no descriptors for each other. In a world of up to 64 ranks, a rank
-    needs one descriptor (or desc.sockets of them) for each rank with which it shares no memory. In
-    a larger world it connects at first to those whose distance is a power of two, 2 log2(n) of
-    them, and to others when it exchanges a first message with them, while both are in calls. There
-    ranks listen until the world is closed, since either of two may have to connect to the other.
-    While they meet, rank 0 needs about n + 8 descriptors more.
+    Ranks that share memory need no file descriptors for each other. In a world of up to 64 ranks, a
+    rank needs one descriptor, or desc.sockets of them, per rank with which it shares no memory.
 
-    A dead machine, as opposed to a dead process, is noticed by the time-out only.
+    In a larger world, a rank connects at first to the ranks at distances that are powers of two, 2
+    log2(n) of them. It connects to another rank when they exchange a first message, while both are
+    in calls. Either of two ranks may have to connect to the other, so ranks listen until the world
+    is closed. While the ranks meet, rank 0 needs about n + 8 more descriptors.
 
-    Over several hosts, gather, scatter, all_to_all, scan, the v-forms, and reductions of floats of
-    16 and 8 bits or in a fixed order are made of messages among all ranks.
+    A dead machine, as opposed to a dead process, is noticed only by the time-out.
 
-    Licence: MIT, as idist.h.
+    Over several hosts, gather, scatter, all_to_all, scan and the v-forms are made of messages among
+    all ranks. So are reductions of 16-bit and 8-bit floats, and reductions in a fixed order.
+
+    License: MIT, as for idist.h.
     Generated from src/ by tools/drop_ins.py: change the files there.
 */
 #ifndef IDIST_H
@@ -68,7 +70,7 @@ extern "C" {
 // [ring:api]  the backend's table
 //------------------------------------------------------------------------------
 
-// Any number of ranks, on one host or several; CPU memory.
+// Returns the backend for any number of ranks, on one host or several, with buffers in CPU memory.
 IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 #ifdef __cplusplus
@@ -1229,38 +1231,39 @@ static void idist__pipe_fill_transport(void) {
 // frames, transfers, messages, links, the backend's part of world and group
 //------------------------------------------------------------------------------
 
-// A frame is 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
+// A frame of 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
 // payload may follow.
 //
 //   type    meaning                       payload    fields besides ctx
-//   EAGER   a whole message               message    print, tag, nbytes, past; id and aux: the
-//                                                    previous call (idist__history_tell_past)
-//   RTS     a message is ready            -          print, tag, past, id (the sender's number for
-//                                                    it), nbytes (its size), aux (its address),
-//                                                    flags (low bits of the number of sends that
-//                                                    the rank has withdrawn)
-//   CTS     send it                       -          id (as in RTS), aux (the receiver's number);
-//                                                    granted: id is 0; print, tag
-//   DATA    a piece of it                 piece      id (the receiver's number), nbytes, aux (size
-//                                                    of the message), print, tag, past
-//   PULLED  I have read it myself         -          id (as in RTS)
+//   EAGER   a whole message               message    fingerprint, tag, nbytes, past; id and aux:
+//                                                    the previous call (idist__history_tell_past)
+//   RTS     a message is ready            -          fingerprint, tag, past, id (the sender's
+//                                                    number for the message), nbytes (its size),
+//                                                    aux (its address), flags (low bits of the
+//                                                    number of sends that the rank has withdrawn)
+//   CTS     clear to send                 -          id (as in RTS), aux (the receiver's number);
+//                                                    granted: id is 0; fingerprint, tag
+//   DATA    a piece of the message        piece      id (the receiver's number), nbytes, aux (size
+//                                                    of the message), fingerprint, tag, past
+//   PULLED  I have read the message       -          id (as in RTS)
 //   CREDIT  eager bytes were consumed     -          nbytes (how many)
-//   WAITS   I am waiting in a call        -          print, flags, tag (the last collective of the
-//                                                    group that I have entered), aux (send / recv
-//                                                    messages received so far), id (of an RTS)
-//   HERE    I have entered it too         -          print, of that call or of the last one that
-//                                                    I have entered
+//   WAITS   I am waiting in a call        -          fingerprint, flags, tag (the last collective
+//                                                    of the group that I have entered), aux (send
+//                                                    / recv messages received so far), id (of an
+//                                                    RTS)
+//   HERE    I am here (to WAITS)          -          fingerprint, of the call in WAITS if I have
+//                                                    entered it, else of my last call of the group
 //   ABORT   the group has failed          text       aux (the status), nbytes
 //   LEFT    I have freed the group        -          -
 //   ASK     whom do you wait for?         -          flags (PASS_ON)
-//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0: for none),
-//                                                    print (of the call), flags (UNANSWERED)
-//   BYE     I leave the world             text       aux (0: in order, after the last barrier;
-//                                                    else the status with which the world failed),
-//                                                    nbytes (of the text; in order: 0)
+//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0 if for none),
+//                                                    fingerprint (of the call), flags (UNANSWERED)
+//   BYE     I leave the world             text       aux (0 in order, after the last barrier, or
+//                                                    the status with which the world failed),
+//                                                    nbytes (of the text; 0 in order)
 typedef struct idist__frame {
     uint8_t type, flags;
-    uint16_t past; // of EAGER, RTS and DATA in a collective: digest of the calls before it
+    uint16_t past; // of EAGER, RTS, DATA in a collective: digest of the calls before it
     uint32_t tag;  // step of a collective, or the user's tag
     uint64_t ctx;  // group
     idist__fingerprint fingerprint;
@@ -1286,155 +1289,157 @@ enum {
 };
 
 enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
-enum { IDIST__PASS_ON = 1 };                         // of ASK: ask the rank that you wait for
-enum { IDIST__UNANSWERED = 1 };                      // of ANSWER: that rank does not answer me
+enum { IDIST__PASS_ON = 1 };                         // flag of ASK: ask the rank that you wait for
+enum { IDIST__UNANSWERED = 1 };                      // flag of ANSWER: that rank does not answer me
 
 #define IDIST__FRAME_BYTES sizeof(idist__frame)
 typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES ? 1 : -1];
-// Payload of a DATA frame. Frames of other messages wait this long behind it.
+// Largest payload of a DATA frame. A frame of another message may have to wait behind one of these.
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)
-// Eager bytes, frames included, that are under way to one rank or wait there to be consumed. Credit
-// comes back only when half has been consumed, so this is twice what MPI programs often have under
-// way: 64 messages of 16 KiB.
+// Limit on the eager bytes, frames included, that are on their way to one rank or wait there to be
+// consumed. Credit comes back only when half has been consumed. So the limit is twice what MPI
+// programs often have in flight, which is 64 messages of 16 KiB.
 #define IDIST__WINDOW_BYTES ((size_t)2 << 20)
-// The largest eager message where the receiver can read larger ones in our memory, and fast.
+// Largest eager message if the receiver can read larger ones in our memory, and fast.
 #define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
-// The largest message that goes through a pipe in shared memory where the receiver could also read
-// it fast in our memory. Of larger ones the pipe would displace too much from the caches.
+// Largest message that goes through a pipe in shared memory if the receiver could also read it fast
+// in our memory. Larger messages would displace too much from the caches on their way through the
+// pipe.
 #define IDIST__COPIED_BYTES ((size_t)1 << 20)
-#define IDIST__TEXT_BYTES ((size_t)400) // of an ABORT
+#define IDIST__TEXT_BYTES ((size_t)400) // longest text of an ABORT or BYE
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
-#define IDIST__QUICK_YIELDS 16 // polls of the quick way when cores are oversubscribed
-#define IDIST__TURN_NS 64      // a poll of the quick way takes about this long
+#define IDIST__QUICK_YIELDS 16 // polls of a quick call when cores are oversubscribed
+#define IDIST__TURN_NS 64      // about how long one poll of a quick call takes
 #define IDIST__HISTORY 64
-// A rank that sleeps looks this often whether processes of its host have ended, or less often: see
-// ring/shm/liveness.h.
-#ifndef IDIST__LOOK_NS // a test sets it so high that nobody ever looks
+// Interval at which a sleeping rank checks whether processes of its host have ended. The interval
+// may be longer: see ring/shm/liveness.h.
+#ifndef IDIST__LOOK_NS // a test sets it so high that no rank ever looks
 #define IDIST__LOOK_NS (10 * IDIST__MS)
 #endif
 
-enum { IDIST__CLOSED = 256 };       // groups whose end a ring remembers
-enum { IDIST__UNKNOWN_MAX = 1024 }; // messages of a rank that are kept for groups not known here
+enum { IDIST__CLOSED = 256 };       // closed groups that a ring remembers
+enum { IDIST__UNKNOWN_MAX = 1024 }; // messages kept from one rank for groups not known here
 enum { IDIST__BUCKETS = 1024 };
 
-// A node of a hash table, inside of what it finds; see ring/msg/transfer.h.
+// A node of a hash table, embedded in the struct that the table finds; see ring/msg/transfer.h.
 typedef struct idist__index_node {
-    struct idist__index_node *next, **at; // `at` is what points to it
-    struct idist__index_bucket *bucket;   // NULL: it is in no table
+    struct idist__index_node *next, **at; // `at` is the pointer that points here
+    struct idist__index_bucket *bucket;   // NULL if in no table
 } idist__index_node;
 
 typedef struct idist__index_bucket {
     idist__index_node *first, **end; // oldest first; `end` is valid unless the bucket is empty
 } idist__index_bucket;
 
-// One send or receive under way. It is in at most one list: a link's out, waiting, posted or
-// receiving, a group's recvs or wild, or the ring's idle ones. It is in none while it is the
+// A send or receive in progress. It is in at most one list: a link's out, waiting, posted or
+// receiving, a group's recvs or wild, or the ring's idle list. It is in no list while it is the
 // in_transfer of an EAGER frame, or the claim on a message.
 typedef struct idist__transfer {
     struct idist__transfer *next;
-    struct idist__transfer **at;       // what points to it
+    struct idist__transfer **at;       // the pointer that points here
     struct idist__transfer_list *list; // the list that holds it, if that is an idist__transfer_list
-    idist__index_node hook;            // in ring->transfers, if frames look it up
-    idist__task *task;         // NULL for control frames and for the rest of a cancelled message
-    int slot;                  // of a receive in a collective; -1: none
-    bool send;                 // false: a receive
-    bool started;              // the peer has been told of it
+    idist__index_node hook;            // in ring->transfers, if frames look the transfer up
+    idist__task *task;         // NULL for control frames and the rest of a cancelled message
+    int slot;                  // of a receive in a collective; -1 if none
+    bool send;                 // false for a receive
+    bool started;              // the peer knows of the transfer
     char *data;                // the user's buffer
     size_t nbytes, moved;      // of the whole message
-    idist__frame frame;        // what goes out, or what the receive wants
-    size_t frame_moved;        // bytes of the frame that have gone out
+    idist__frame frame;        // the frame to write, or what the receive wants
+    size_t frame_moved;        // bytes of the frame that were written
     size_t piece, piece_moved; // payload behind the frame
-    uint64_t id;               // our number for it in RTS, CTS, DATA and PULLED; 0: none
+    uint64_t id;               // our number in RTS, CTS, DATA and PULLED; 0 if none
     bool granted;              // a receive whose message the peer may send at once
     uint64_t stamp;            // order of posting
-    char *owned;               // payload that is freed with the transfer
+    char *owned;               // payload that is freed with the transfer, or NULL
 } idist__transfer;
 
 typedef struct idist__transfer_list {
     idist__transfer *first, **end; // oldest first; `end` is valid unless the list is empty
 } idist__transfer_list;
 
-// What arrived before this rank could use it: an EAGER or RTS without a receive, a CTS without its
-// send, an ABORT for a group that does not exist here yet.
+// A frame that arrived too early: an EAGER or RTS without a receive, a CTS without a send, or an
+// ABORT for an unknown group.
 typedef struct idist__message {
-    struct idist__message *next, **at; // in its link's list; `at` is what points to it
+    struct idist__message *next, **at; // in its link's list; `at` is the pointer that points here
     idist__index_node hook;            // in ring->messages
     int peer;
     idist__frame frame;
-    char *data;             // the payload of an EAGER or the text of an ABORT, behind this struct
-    size_t moved;           // bytes of it that have arrived
-    idist__transfer *claim; // the receive that gets it once it has arrived completely
-    idist__transfer *self_send; // to ourselves: the payload is still in the sender's buffer
-    bool unknown;               // its group did not exist here when it arrived
-    uint64_t stamp;             // order of arrival
+    char *data;             // payload of an EAGER or text of an ABORT, behind this struct
+    size_t moved;           // payload bytes that have arrived
+    idist__transfer *claim; // the receive that gets the message once it is complete
+    // The send of a message to ourselves, whose payload is still in the sender's buffer; or NULL.
+    idist__transfer *self_send;
+    bool unknown;   // its group did not exist here on arrival
+    uint64_t stamp; // order of arrival
 } idist__message;
 
-enum { IDIST__SOCKETS_MAX = IDIST__CONFIG_SOCKETS_MAX }; // of a link
+enum { IDIST__SOCKETS_MAX = IDIST__CONFIG_SOCKETS_MAX }; // maximum per link
 
-typedef struct idist__sockets {  // of a link; see ring/msg/sockets.h
-    int fds[IDIST__SOCKETS_MAX]; // -1: not connected yet
+typedef struct idist__sockets {  // the sockets of a link; see ring/msg/sockets.h
+    int fds[IDIST__SOCKETS_MAX]; // -1 if not connected yet
     int count;
-    int in, out;              // which socket is read next, and which one is written next
-    size_t in_left, out_left; // bytes until another one is
+    int in, out;              // index of the socket to read next, index of the socket to write next
+    size_t in_left, out_left; // bytes until the next socket takes its turn
 } idist__sockets;
 
-// Sends of up to IDIST__CORK_MESSAGE bytes that follow each other within IDIST__CORK_NS wait for
-// each other, up to IDIST__CORK_BYTES of them.
+// Limits for writing small sends together. Sends of up to IDIST__CORK_MESSAGE bytes that follow
+// each other within IDIST__CORK_NS are held back, up to IDIST__CORK_BYTES in all.
 #define IDIST__CORK_MESSAGE ((size_t)4096)
 #define IDIST__CORK_BYTES ((size_t)32 * 1024)
 #define IDIST__CORK_NS ((int64_t)20000)
-enum { IDIST__PARTS = 64 }; // that one write takes: frames and payloads
+enum { IDIST__PARTS = 64 }; // frames and payloads that one write takes
 
 typedef struct idist__link { // the connection to one rank
     const idist__transport *transport;
     idist__sockets sockets;
-    void *port; // the transport's: &sockets, or an idist__pipe_port for shared memory
+    void *port; // the transport's port: &sockets, or an idist__pipe_port for shared memory
     bool open;
-    bool polled;                 // as its transport says
-    int watched_in, watched_out; // descriptors that ring->watch watches for it; -1: none
-    bool bye;                    // the peer has left the world: the end of the stream is no loss
-    idist_status bye_status;     // IDIST_OK: in order; else how the world failed, as `text` says
-    bool ended; // the stream is at its end; ring/engine/progress.h decides what that means
+    bool polled;                 // the transport's `polled`
+    int watched_in, watched_out; // descriptors of this link that ring->watch watches, or -1
+    bool bye;                    // the peer has left the world: the end of the stream is no failure
+    idist_status bye_status;     // IDIST_OK in order, else how the world failed, as `text` says
+    bool ended; // the stream has ended; ring/engine/progress.h decides what that means
     int ended_errno;
-    bool write_dead; // writing has failed; reading will tell why
-    bool corked;     // some of what goes out waits for more, see idist__link_may_cork
+    bool write_dead; // writing has failed; the read path finds out why
+    bool corked;     // some output is held back for more, see idist__link_may_cork
 
-    idist__transfer *out, **out_end; // going out, in order
-    size_t corked_nbytes;            // of those that wait for more
+    idist__transfer *out, **out_end; // the output queue, in order
+    size_t corked_nbytes;            // bytes that are held back
     int64_t sent_ns;                 // when the last send of the program began
     idist__transfer_list waiting;    // sends that wait for CTS or PULLED
     idist__transfer_list posted;     // receives of collectives, not matched yet
-    idist__transfer_list receiving;  // matched; DATA is coming
+    idist__transfer_list receiving;  // receives that are matched; DATA is coming
 
     idist__message *early, **early_end; // unexpected messages, in order of arrival
-    int unknown_count;                  // of those, for groups that do not exist here
+    int unknown_count;                  // unexpected messages for groups that do not exist here
 
-    // Credits. window + what is on its way, lies unread at the peer, or is owed to us there
-    // = IDIST__WINDOW_BYTES, at all times.
+    // Credits. IDIST__WINDOW_BYTES is always `window` plus the eager bytes that are on their way,
+    // lie unread at the peer, or are still owed to us.
     size_t window;       // eager bytes that we may still send
-    size_t owed;         // eager bytes that we have consumed and not yet told the peer
+    size_t owed;         // eager bytes that we have consumed but not yet returned as credit
     size_t their_window; // eager bytes that the peer may still send
 
-    char *stage; // our part of ring->stages: bytes read ahead, of which [at .. end) are unread
+    char *stage; // our part of ring->stages: bytes read ahead; [at .. end) are unread
     size_t at, end;
     idist__frame in;                  // the frame that is being read
-    size_t in_moved;                  // bytes of it
-    size_t left;                      // payload of it still to come, ...
-    char *target;                     // ... where it goes (NULL: nowhere), ...
-    idist__transfer *in_transfer;     // ... and what it belongs to: a transfer
-    idist__message *in_message;       // or a message
-    char text[IDIST__TEXT_BYTES + 1]; // of an ABORT or a BYE
+    size_t in_moved;                  // bytes of `in` that have arrived
+    size_t left;                      // payload bytes of `in` that have yet to come
+    char *target;                     // where the payload goes; NULL to drop it
+    idist__transfer *in_transfer;     // the transfer that the payload belongs to, or NULL
+    idist__message *in_message;       // the message that the payload belongs to, or NULL
+    char text[IDIST__TEXT_BYTES + 1]; // text of an ABORT or a BYE
 
-    idist__frame peer_waits;         // the last WAITS, while nothing else has come after it
-    uint64_t p2p_sent, p2p_received; // messages of send / recv
+    idist__frame peer_waits;         // the last WAITS, if no other frame has come since
+    uint64_t p2p_sent, p2p_received; // messages of send / recv so far
     int64_t here_ns;                 // when the last HERE came
     int64_t asked_ns;                // when the last ASK went out
-    int64_t answered_ns;             // when the last ANSWER came, ...
-    idist__frame answer;             // ... which is this one
+    int64_t answered_ns;             // when the last ANSWER came
+    idist__frame answer;             // the last ANSWER
 
     struct idist__link *next_wanted; // see ring->wanted
     bool wanted;
-    bool asks; // an ASK has not been answered
+    bool asks; // an ASK of ours has no answer yet
 } idist__link;
 
 typedef struct idist__closed { // a group that has been closed
@@ -1444,36 +1449,39 @@ typedef struct idist__closed { // a group that has been closed
 
 typedef struct idist__ring { // the backend's part of a world
     idist__world *w;
-    idist__link *links;          // by world rank; our own one holds messages to ourselves
-    idist__os_poll_entry *polls; // scratch of ring/engine/progress.h: two sets, ...
-    size_t poll_capacity;        // ... of so many entries each
-    int watch;                   // of the descriptors of links, each tagged with its rank; -1: none
-    char *stages;                // of all links, in one allocation; most are never touched
-    int wake;                    // descriptor that ends a sleep
+    idist__link *links;          // by world rank; our own link holds messages to ourselves
+    idist__os_poll_entry *polls; // scratch of ring/engine/progress.h: two poll sets
+    size_t poll_capacity;        // number of entries in each poll set
+    int watch;                   // the watch on the descriptors of links, tagged by rank; or -1
+    char *stages;                // stages of all links, in one allocation; most are never touched
+    int wake;                    // the descriptor that ends a sleep
     int corked_count;            // links that are corked
     struct idist__segment *shm;  // memory that the ranks of this host share, or NULL
-    int polled_link_count;       // open links that are polled
-    uint32_t polled_count;       // how often a caller has polled
-    idist__link *wanted;         // links without a connection through which a message is to go
-    struct idist__connector *connector; // NULL: no rank makes connections any more
-    bool said_bye;                      // all that have a connection were told that we leave, ...
-    idist_status bye_status;            // ... and why: IDIST_OK: in order
-    int left_count;                     // ranks that have said that they leave
-    int64_t asking_ns;                  // when the last round of questions began: ring/engine/ask.h
-    int64_t ask_again_ns;               // when its ranks are asked once more; 0: never
-    char unreachable[200];              // why the last connection that was needed could not be made
-    int64_t no_fds_ns;                  // when descriptors were short the last time; 0: never
-    bool told_blind;        // the log says that we cannot look for processes that have ended
-    int64_t looked_ns;      // when we last looked for processes of this host that have ended
-    int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep beside them by now
-    int64_t last_start_ns;  // when the last task started; after a pause of 1 ms the next one reads
-                            // the links first
-    idist__transfer *idle;  // transfers that can be used again
+    int polled_link_count;       // number of open links that are polled
+    uint32_t polled_count;       // number of times that a caller has polled
+    idist__link *wanted;         // links without a connection that must send or receive a message
+    struct idist__connector *connector; // NULL once no rank makes connections any more
+    bool said_bye;                      // all connected peers were told that we leave
+    idist_status bye_status;            // the status in our BYE; IDIST_OK in order
+    int left_count;                     // number of ranks that have sent BYE
+    int64_t asking_ns;     // when the last round of ASK frames began: ring/engine/ask.h
+    int64_t ask_again_ns;  // when the ranks of that round are asked again; 0 if never
+    char unreachable[200]; // why the last needed connection could not be made
+    int64_t no_fds_ns;     // when we last ran out of descriptors; 0 if never
+    bool told_blind;       // we have logged that we cannot see processes end
+    int64_t looked_ns;     // when we last looked for ended processes of this host
+    // Time by which the next sleep beside other ranks exceeds IDIST__LOOK_NS.
+    int64_t extra_sleep_ns;
+    // Time when the last task started. After a pause of 1 ms the next task reads the links first.
+    int64_t last_start_ns;
+    idist__transfer *idle; // transfers for reuse
     uint64_t stamp, next_id;
-    idist__closed closed[IDIST__CLOSED]; // groups that were closed last: what still arrives for
-    uint32_t nclosed;                    // them is dropped
+    // The groups that were closed last, as a ring buffer. Frames that still arrive for them are
+    // dropped.
+    idist__closed closed[IDIST__CLOSED];
+    uint32_t nclosed;
 
-    // A failure that is noticed in the middle of something; see ring/msg/ring_model.h.
+    // A failure that was recorded and not yet carried out; see the last section of this file.
     idist_group *failed;
     idist_status failed_status;
     char failed_cause[400];
@@ -1482,31 +1490,31 @@ typedef struct idist__ring { // the backend's part of a world
 } idist__ring;
 
 typedef struct idist__seen {        // what is known of a member's progress in a group
-    uint32_t seq;                   // it has entered this call, ...
-    idist__fingerprint fingerprint; // ... which is this one
+    uint32_t seq;                   // number of the last call that the member has entered
+    idist__fingerprint fingerprint; // fingerprint of that call
 } idist__seen;
 
 typedef struct idist__ring_group { // the backend's part of a group
-    int *rank_of;                  // rank in the group by world rank; -1: not a member
+    int *rank_of;                  // rank in the group by world rank; -1 if not a member
     idist__seen *seen;             // by rank in the group
-    idist__transfer_list recvs;    // receives of recv, ...
-    idist__transfer_list wild;     // ... and those from any source or with any tag
+    idist__transfer_list recvs;    // receives of idist_recv with a source and a tag
+    idist__transfer_list wild;     // receives of idist_recv from any source or with any tag
 
-    idist__fingerprint history[IDIST__HISTORY]; // of our own calls, by seq; see ring/msg/history.h
-    uint16_t past[IDIST__HISTORY];              // digest of the calls before each
-    uint16_t digest;                            // of all calls so far
+    idist__fingerprint history[IDIST__HISTORY]; // our own calls, by seq; see ring/msg/history.h
+    uint16_t past[IDIST__HISTORY];              // digest of the calls before each call
+    uint16_t digest;                            // digest of all calls so far
 
-    struct idist__share *share; // of members that share memory; NULL: collectives are messages
-    bool met;                   // all members know of all members' regions
+    struct idist__share *share; // shared memory of the members; NULL if collectives are messages
+    bool met;                   // every member knows the regions of all members
 
     // A group over several hosts; see ring/algo/host_plan.h.
     bool spans_hosts;
-    int nhosts;                // 0: its collectives do not go by host
+    int nhosts;                // 0 if its collectives do not go by host
     bool in_order;             // the members on each host have successive ranks
-    idist_group *local;        // the members on this host; NULL: we are the only one
-    idist_group *leaders;      // the first member of each host; NULL: we are not one of them
-    idist_group *whole;        // the group of which this one is `local` or `leaders`
-    idist__task *first, *last; // calls by host under way; only the first one runs
+    idist_group *local;        // the members on this host; NULL if only this rank
+    idist_group *leaders;      // the first member of each host; NULL if we are none of them
+    idist_group *whole;        // the group for which this group is `local` or `leaders`
+    idist__task *first, *last; // queue of calls by host; only the first one runs
 } idist__ring_group;
 
 static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
@@ -1521,15 +1529,16 @@ static uint64_t idist__ring_group_host(const idist_group *g, int rank) {
 }
 
 //------------------------------------------------------------------------------
-// failures that are noticed in the middle of something
+// failures that are noticed while transfers are in use
 //
-// Failing a group cancels its tasks and frees their transfers. That must not happen while one of
-// them is in use further up the stack, so the failure is only recorded where it is noticed. The
-// engine carries it out after each frame and at the end of each step, and the loops that run tasks
-// stop at a recorded failure. So there is at most one at a time.
+// Failing a group cancels its tasks and frees their transfers. That must not happen while a
+// transfer is in use further up the stack, so the code that notices a failure only records it. The
+// engine carries out the failure after each frame and at the end of each step. The loops that run
+// tasks stop at a recorded failure. So at most one failure is recorded at a time.
 //------------------------------------------------------------------------------
 
-// Records a failure. The first one counts.
+// Records a failure of a group, unless a failure is already recorded or the group has already
+// failed.
 static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status status,
                              const char *cause) {
     if (ring->failed || g->status != IDIST_OK) return;
@@ -1538,7 +1547,7 @@ static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status sta
     idist__text_copy(ring->failed_cause, sizeof ring->failed_cause, cause);
 }
 
-// The same as idist__group_fail_memory.
+// Records that a group has failed because this rank is out of memory.
 static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
     const idist__world *w = ring->w;
     char cause[400];
@@ -1548,7 +1557,7 @@ static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
     idist__ring_fail(ring, g, IDIST_ERR_NO_MEMORY, cause);
 }
 
-// Carries out the failure that was recorded, and those that this one brings about.
+// Carries out the recorded failure, and those that it causes.
 static void idist__ring_settle(idist__ring *ring) {
     while (ring->failed) {
         idist_group *g = ring->failed;
@@ -1559,19 +1568,19 @@ static void idist__ring_settle(idist__ring *ring) {
 
 // ---- ring/msg/sockets.h --------------------------------------------------------------------------
 
-// ring/msg/sockets.h: bytes over stream sockets, and none without a connection
+// ring/msg/sockets.h: the transports tcp, unix and none (a link without a connection)
 //
-// A link over TCP has one socket or several, because one cannot always fill a network: the buffers
-// that the system allows bound what is under way in it, and some clouds limit the bandwidth of each
-// connection. The bytes of the link go through its sockets in stripes, in each direction:
+// A link over TCP has one or several sockets, because one cannot always fill a network. The socket
+// buffers that the system allows limit what is in flight, and some clouds limit the bandwidth of
+// each connection. The bytes of the link go through its sockets in stripes, in each direction:
 //
 //   stripe   | 0 | 1 | 2 | 3 | 4 | ...     IDIST__STRIPE_BYTES each
 //   socket     0   1   2   0   1
 //
-// Sender and receiver both count bytes, so nothing has to say where a stripe begins. A stripe is
-// large enough that hardly any small message is cut, and small against what is under way.
+// Sender and receiver both count bytes, so no frame has to say where a stripe begins. A stripe is
+// so large that it hardly ever cuts a small message, yet small compared with what is in flight.
 
-#ifndef IDIST__STRIPE_BYTES // a test cuts frames and payloads anywhere
+#ifndef IDIST__STRIPE_BYTES // a test makes stripes so small that they cut frames and payloads
 #define IDIST__STRIPE_BYTES ((size_t)256 * 1024)
 #endif
 
@@ -1586,7 +1595,7 @@ static void idist__sockets_init(idist__sockets *s) {
     for (i = 0; i < IDIST__SOCKETS_MAX; i++) s->fds[i] = -1;
 }
 
-// How many sockets the link has, before they are connected.
+// Sets the number of sockets of a link, before they are connected.
 static void idist__sockets_set_count(idist__sockets *s, int count) {
     s->count = count;
     s->in_left = idist__sockets_stripe(s);
@@ -1602,7 +1611,8 @@ static bool idist__sockets_is_complete(const idist__sockets *s) {
     return true;
 }
 
-// Bytes have moved through the socket number *turn, *left of which belong to its stripe.
+// Accounts for nbytes that went through socket number *turn, of whose stripe *left bytes remained.
+// When none remain, the next socket has its turn.
 static void idist__sockets_moved(const idist__sockets *s, int *turn, size_t *left, size_t nbytes) {
     *left -= nbytes;
     if (*left) return;
@@ -1635,7 +1645,8 @@ static ptrdiff_t idist__sockets_write(void *port, const idist__os_part *parts, i
 
     n = idist__os_socket_write(s->fds[s->out], of_stripe, i);
 
-    // Reading is to tell why, and may be at another socket, which knows nothing of this.
+    // Only the read path reports why a link broke, and it may be reading another socket of the
+    // link. So this ends all sockets.
     for (i = 0; n < 0 && s->count > 1 && i < s->count; i++) idist__os_socket_end(s->fds[i]);
 
     if (n > 0) idist__sockets_moved(s, &s->out, &s->out_left, (size_t)n);
@@ -1655,8 +1666,9 @@ static int idist__sockets_descriptor(void *port, bool output) {
     return s->fds[output ? s->out : s->in];
 }
 
-// A link without a connection: what is to go out waits until there is one. It counts as polled, so
-// that the rank sleeps in poll, where the connector's sockets can wake it.
+// The functions below serve a link without a connection, whose output waits until there is one.
+// Such a link counts as polled, so that the rank sleeps in poll, where the connector's sockets can
+// wake it.
 
 static ptrdiff_t idist__sockets_read_nothing(void *port, void *buf, size_t nbytes) {
     (void)port;
@@ -1700,7 +1712,7 @@ static void idist__sockets_fill_none(idist__transport *transport) {
 
 static idist__transport idist__transport_tcp, idist__transport_unix, idist__transport_none;
 
-// Fills the tables above, before the first world opens.
+// Fills the tables of the socket transports, before the first world opens.
 static void idist__sockets_fill_transports(void) {
     idist__sockets_fill_stream(&idist__transport_tcp, "tcp");
     idist__transport_tcp.lossy_close = true;
@@ -1710,22 +1722,23 @@ static void idist__sockets_fill_transports(void) {
 
 // ---- ring/msg/op.h -------------------------------------------------------------------------------
 
-// ring/msg/op.h: a collective under way, and the macros that let an algorithm wait
+// ring/msg/op.h: a running collective, and the macros that let an algorithm wait
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
-// It keeps its place either by itself (streams, see ring/algo/stream.h), or as a coroutine:
-// straight code between CO_BEGIN and CO_END, in which CO_AWAIT leaves the function until its
-// condition holds. No local variable keeps its value across an AWAIT; state lives in idist__op.
+// It keeps its place either by itself (streams, see ring/algo/stream.h), or as a coroutine. A
+// coroutine is straight code between CO_BEGIN and CO_END, in which CO_AWAIT leaves the function
+// until its condition holds. No local variable keeps its value across an AWAIT; state lives in
+// idist__op.
 
-// Receives of a stream that are posted ahead, at least and at most. The peer may send all of them
-// at once, so twice the least are slower on one host: 2 MiB on their way fall out of the caches.
+// Minimum and maximum number of receives of a stream that are posted ahead. The peer may send all
+// of them at once. Twice the minimum is slower on one host: the caches do not hold 2 MiB in flight.
 #define IDIST__SLOTS 4
 #define IDIST__SLOTS_MOST 32
 #define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
 
 typedef struct idist__op idist__op;
 
-typedef struct idist__item { // of a stream
+typedef struct idist__item { // a message of a stream
     int peer;                // rank in the group
     char *data;
     size_t nbytes;
@@ -1733,13 +1746,13 @@ typedef struct idist__item { // of a stream
 
 // ---- state of an algorithm, one struct per family ----
 
-// Of ring/algo/stream.h, and so of ring_algo.h and chain.h.
+// State of ring/algo/stream.h, and so of ring_algo.h and chain.h.
 typedef struct idist__stream_op {
     size_t recv_total, send_total; // items
     size_t head;                   // items that can be sent before anything has been received
     size_t posted, taken, sent;    // items so far: receives posted, items taken, sends posted
-    size_t chunk_count;            // elements of a chunk
-    size_t block_chunks;           // chunks of a block
+    size_t chunk_count;            // elements in a chunk
+    size_t block_chunks;           // chunks in a block
     char *slots;                   // scratch for receives without an address of their own
     idist__item (*recv_at)(idist__task *t, size_t index);
     idist__item (*send_at)(idist__task *t, size_t index);
@@ -1748,86 +1761,86 @@ typedef struct idist__stream_op {
 
 typedef struct idist__direct_op {  // ring/algo/direct.h
     size_t recv_total, send_total; // messages
-    size_t posted, sent;           // so far
+    size_t posted, sent;           // messages so far
 } idist__direct_op;
 
 typedef struct idist__dissemination_op { // ring/algo/tree.h
-    int distance;                        // of the current round, a power of two
+    int distance;                        // distance in the current round, a power of two
 } idist__dissemination_op;
 
 typedef struct idist__tree_op { // ring/algo/tree.h
-    int distance; // to the child of the current step, and after the last one to the parent
+    int distance; // distance to the child of the current step, and after the last one to the parent
 } idist__tree_op;
 
 typedef struct idist__doubling_op { // ring/algo/doubling.h
-    int distance;                   // to the partner of the current round, a power of two
-    int active_ranks; // ranks that exchange: the largest power of two within the group
+    int distance;                   // distance to the partner of the current round, a power of two
+    int active_ranks; // number of ranks that exchange: the largest power of two within the group
 } idist__doubling_op;
 
 typedef struct idist__bruck_op { // ring/algo/bruck.h
-    int distance;                // of the current round, a power of two
-    size_t packed_blocks;        // all_to_all: blocks that travel in this round
+    int distance;                // distance in the current round, a power of two
+    size_t packed_blocks;        // all_to_all: blocks sent in this round
 } idist__bruck_op;
 
 enum { IDIST__HOST_ROUND = 3 }; // steps of a plan that run at once
 
 typedef struct idist__host_op {     // ring/algo/host_run.h
-    struct idist__host_step *steps; // the plan; NULL: not made yet
+    struct idist__host_step *steps; // the plan, or NULL if not made yet
     size_t step_count;
     size_t current;                          // the first step of the round under way
-    size_t running_count;                    // steps of that round
-    idist__task *running[IDIST__HOST_ROUND]; // their tasks, until we have seen them all end
+    size_t running_count;                    // steps of the round under way
+    idist__task *running[IDIST__HOST_ROUND]; // their tasks, until we have seen each one end
     idist__task *next;                       // the next call in the queue of the group
 } idist__host_op;
 
 typedef struct idist__shared_op { // ring/share/
-    uint32_t call_number;         // among the shared calls of the group
-    int next_rank;                // where the check of the other members goes on
-    int awaited;                  // the member whose next step is awaited
+    uint32_t call_number;         // number among the shared calls of the group
+    int next_rank;                // rank at which the check of the other members continues
+    int awaited;                  // the member whose next step this rank waits for
     bool entered;                 // our slot announces the call
-    bool remote;                  // contributions may be read across memories, through the kernel
-    bool in_place;                // our contribution is read where it is
-    bool direct;                  // the others write to our result
-    uint64_t first_chunk;         // number of the call's first chunk, over all calls of the group
+    bool remote;          // we may read contributions in other processes, through the kernel
+    bool in_place;        // other ranks read our contribution where it is
+    bool direct;          // other ranks write directly to our result
+    uint64_t first_chunk; // number of the call's first chunk, counted over all calls of the group
     size_t nchunks;
-    size_t chunk_count;   // elements of a block in each chunk
+    size_t chunk_count;   // elements of a block that each chunk holds
     size_t chunk;         // the chunk under way
     size_t exposed;       // chunks that we have exposed
     size_t largest_count; // v-forms: elements of the largest part
     idist__task *next;    // the next call in the queue of the group
 } idist__shared_op;
 
-// The backend's part of a task. Sends and receives of the program use `transfer` alone; the rest is
-// not cleared for them.
+// The backend's part of a task. Sends and receives of the program use only `transfer`; the other
+// fields are not cleared for them.
 struct idist__op {
-    idist__transfer *transfer; // of a send or receive of the program; NULL when it has ended
+    idist__transfer *transfer; // of a send or receive of the program; NULL once it has ended
 
-    // Every collective.
+    // Fields of every collective.
     void (*run)(idist__task *t);
-    void (*finish)(idist__task *t);   // after the last step, to copy the result to its place, say
+    void (*finish)(idist__task *t);   // after the last step, e.g. to copy the result to its place
     idist__algorithm algorithm;       // part of the fingerprint
-    int line;                         // where the coroutine goes on
-    bool running;                     // run is on the stack
-    uint16_t past;                    // digest of the calls before
-    uint32_t slots_pending;           // bit k: the receive in slot k is not complete
-    size_t slot_count;                // receives of a stream that are posted ahead
-    int sends_pending, recvs_pending; // not complete
+    int line;                         // line where the coroutine resumes
+    bool running;                     // `run` is on the stack
+    uint16_t past;                    // digest of the earlier calls
+    uint32_t slots_pending;           // bit k is set while the receive in slot k is not complete
+    size_t slot_count;                // number of receives of a stream that are posted ahead
+    int sends_pending, recvs_pending; // transfers that are not complete
 
-    // What it works on.
-    int n, rank, root; // size of the group, our rank
-    size_t size;       // of an element as it is reduced: over messages, F16 is carried as F32
+    // The operands of the collective.
+    int n, rank, root; // size of the group, our rank, the root
+    size_t size;       // size of an element as it is reduced: in messages F16 is sent as F32
     size_t count;
     size_t nbytes; // count * size
     idist__reduce_fn reduce;
     const idist__user_op *user; // &user_op, or NULL
-    idist__user_op user_op;     // a copy: the op may be freed while the call runs
+    idist__user_op user_op;     // a copy, because the program may free the op during the call
     const char *in;             // our contribution
     char *out;                  // our result
     char *work;                 // scratch of the algorithm
     char *element;              // scratch for one element that is larger than IDIST__OP_PIECE
     char *memory;               // all scratch, in one allocation
 
-    union { // which one is valid follows from `algorithm` and the kind of the call
+    union { // which member is valid depends on `algorithm` and the kind of the call
         idist__stream_op stream;
         idist__direct_op direct;
         idist__dissemination_op dissemination;
@@ -1855,14 +1868,14 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
     default: break;      \
         }
 
-// A buffer that nobody reads or writes may be NULL. Algorithms add offsets to it, which C does not
-// allow for null pointers.
+// Returns a buffer, or a valid address instead of NULL. A buffer that no rank reads or writes may
+// be NULL, but algorithms add offsets to it, which C does not allow for null pointers.
 static char *idist__op_buffer(const void *buffer) {
     static const char nothing[1] = {0};
     return (char *)(uintptr_t)(buffer ? buffer : nothing);
 }
 
-// Fills in what a collective works on, as its call says.
+// Sets the fields that describe what a collective works on, from its call.
 static void idist__op_prepare(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -1884,7 +1897,8 @@ static void idist__op_prepare(idist__task *t) {
     op->out = idist__op_buffer(call->recv);
 }
 
-// What the messages of a collective carry. In all_to_allv each pair of ranks compares its dtype.
+// Returns the fingerprint that the messages of a collective carry. In all_to_allv each pair of
+// ranks compares its own dtype.
 static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
     idist__fingerprint print = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
 
@@ -1917,25 +1931,25 @@ static void idist__op_run(idist__task *t) {
 
 // ---- ring/msg/transfer.h -------------------------------------------------------------------------
 
-// ring/msg/transfer.h: sends and receives under way, and finding them by what they wait for
+// ring/msg/transfer.h: sends and receives in progress, and tables to find them by what frames say
 //
 // Functions: idist__transfer_*, idist__index_*.
 
 //------------------------------------------------------------------------------
 // finding transfers and messages by what frames say
 //
-// Thousands of sends and receives may be under way at once, and every frame asks for one of them.
-// So the ring has two hash tables: ring->transfers, and ring->messages for the unexpected messages.
+// Thousands of sends and receives may be in progress at once. Every frame is for one of them. So
+// the ring has two hash tables: ring->transfers, and ring->messages for the unexpected messages.
 //
 //     what a frame asks for                          its key
 //     a posted receive                               group, peer, and tag or number of the call
-//     an unexpected message                          the same
-//     a send that waits for a grant                  the same
+//     an unexpected message                          group, peer, and tag or number of the call
+//     a send that waits for a grant                  group, peer, and number of the call
 //     a send that waits for the answer to its RTS    the id that the frame gives
 //     a receive that waits for DATA                  the id that the frame gives
 //
-// Send / recv has the tag in its key, a collective the sequence number of its call. In a bucket,
-// and so among equal keys, the oldest comes first.
+// The key contains the tag for send / recv, and the sequence number of the call for a collective.
+// In a bucket, and so among equal keys, the oldest entry comes first.
 //------------------------------------------------------------------------------
 
 static void idist__index_insert(idist__index_node *hook, idist__index_bucket *table, uint64_t key) {
@@ -1963,8 +1977,8 @@ static idist__message *idist__index_message(idist__index_node *hook) {
     return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
 }
 
-// The key of what a rank sends in a group: a message of send / recv (p2p) with this tag, or a step
-// of the collective with this sequence number.
+// Returns the key of a message that a rank sends in a group. With p2p it is a message of send /
+// recv with this tag, else a step of the collective with this sequence number.
 static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_or_seq) {
     return idist__hash_mix(ctx + ((uint64_t)(uint32_t)peer << 33),
                            ((uint64_t)p2p << 32) | tag_or_seq);
@@ -2007,14 +2021,14 @@ static void idist__transfer_append(idist__transfer_list *list, idist__transfer *
     list->end = &xfer->next;
 }
 
-// The same for one that frames ask for.
+// Appends a transfer to a list, and adds it to the index under `key` so that frames find it.
 static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list,
                                 idist__transfer *xfer, uint64_t key) {
     idist__transfer_append(list, xfer);
     idist__index_insert(&xfer->hook, ring->transfers, key);
 }
 
-// Takes it out of its list and of the index.
+// Takes a transfer out of its list and out of the index.
 static void idist__transfer_take(idist__transfer *xfer) {
     *xfer->at = xfer->next;
     if (xfer->next) xfer->next->at = xfer->at;
@@ -2023,7 +2037,8 @@ static void idist__transfer_take(idist__transfer *xfer) {
     if (xfer->hook.bucket) idist__index_remove(&xfer->hook);
 }
 
-// The transfer with this number, among those that wait for CTS, PULLED or DATA.
+// Returns the transfer with this number in a list of transfers that wait for CTS, PULLED or DATA,
+// or NULL.
 static idist__transfer *idist__transfer_find(idist__ring *ring, const idist__transfer_list *list,
                                              uint64_t id) {
     idist__index_node *hook = ring->transfers[idist__index_id_key(id) % IDIST__BUCKETS].first;
@@ -2044,7 +2059,7 @@ static void idist__transfer_free(idist__ring *ring, idist__transfer *xfer) {
     ring->idle = xfer;
 }
 
-// A transfer is complete: completes its task, or resumes the algorithm.
+// Frees a transfer that is complete, and completes its task or resumes the algorithm.
 static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
     idist__task *t = xfer->task;
     bool send = xfer->send;
@@ -2067,7 +2082,7 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *xfer) {
     idist__op_run(t);
 }
 
-// A receive is complete, of recv or of a collective.
+// Completes a receive, of idist_recv or of a collective.
 static void idist__transfer_received(idist__ring *ring, idist__transfer *xfer, int peer) {
     idist__task *t = xfer->task;
     int tag = (int)xfer->frame.tag;
@@ -2084,11 +2099,11 @@ static void idist__transfer_received(idist__ring *ring, idist__transfer *xfer, i
 
 // ---- ring/msg/combine.h --------------------------------------------------------------------------
 
-// ring/msg/combine.h: reducing operands that have arrived
+// ring/msg/combine.h: reduces operands that have arrived
 
 enum { IDIST__OP_PIECE = 4096 };
 
-// Calls the op of a program. False: the op has thrown an exception, and the group has failed.
+// Calls a user op. Returns false if the op has thrown an exception; then the group has failed.
 IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const void *in,
                                                    void *inout, size_t count, idist_dtype dtype) {
     const idist__op *op = idist__op_of(t);
@@ -2108,9 +2123,9 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
     return false;
 }
 
-// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
-// its second operand, so where that must survive it is copied, in pieces. If the op throws, the
-// group fails, and nothing more is sent for it.
+// Computes acc = lo (op) hi over count elements. acc may be lo or hi or neither. A user op works in
+// place on its second operand, so an operand that must survive is copied first, in pieces. If the
+// op throws an exception, the group fails, and nothing more is sent for this group.
 static void idist__combine(const idist__task *t, char *acc, const char *lo, const char *hi,
                            size_t count, idist_dtype dtype) {
     const idist__op *op = idist__op_of(t);
@@ -2138,56 +2153,58 @@ static void idist__combine(const idist__task *t, char *acc, const char *lo, cons
 
 // ---- ring/msg/link.h -----------------------------------------------------------------------------
 
-// ring/msg/link.h: frames out of one link, credits, rendezvous
+// ring/msg/link.h: writes frames to one link; credits, rendezvous
 //
 // WHAT IT IS
 //
-// Non-blocking messages between two ranks over one link, on any transport. idist_send and
-// idist_recv are such messages; collectives are algorithms made of them (ring/algo/).
+// Non-blocking messages between two ranks over one link, on any transport. The messages of
+// idist_send and idist_recv go this way; collectives are algorithms made of such messages
+// (ring/algo/).
 //
-//   transfer   one send or receive under way, posted by this rank
-//   message    one that has arrived before a receive for it was posted (unexpected)
-//   frame      64 bytes that begin everything that goes through a link
-//   link       the connection to one rank: what goes out, what is coming in, credits
+//   transfer   one send or receive in progress, posted by this rank
+//   message    a message that arrived before its receive was posted (unexpected)
+//   frame      the 64-byte header of everything that goes through a link
+//   link       the connection to one rank: its output, its input, and its credits
 //
 // HOW IT FITS
 //
-// The algorithms and calls above post transfers. ring/engine/progress.h reads the links and tells
-// this file of the frames that arrive. No section asks which transport a link has: a transport says
-// what it can do (idist__transport in ring/shm/).
+// The algorithms and calls above post transfers. ring/engine/progress.h reads the links and passes
+// arriving frames to this file. Nothing here asks which transport a link has: a transport says what
+// it can do (idist__transport in ring/shm/).
 //
 // A SMALL MESSAGE (eager)
 //
 // sender     idist__send_post -> idist__link_push -> idist__link_flush -> transport->write
 // receiver   idist__progress_read (engine) -> idist__match_frame -> payload goes to the buffer of
-//            the receive, or into a message if none is posted -> idist__transfer_received
-// sender     gets CREDIT back when half of its window has been consumed
+//            the receive, or to a message if none is posted -> idist__transfer_received
+// sender     gets CREDIT back when the receiver has consumed half of the window
 //
 // A LARGE MESSAGE (rendezvous)
 //
-// sender     RTS                      a message is ready, and where
-// receiver   PULLED                   it has read the message in the sender's memory, or
-//            CTS                      it has a place for it
-// sender     DATA, DATA, ...          pieces of 1 MiB, between which other frames may go
+// sender     RTS                      a message is ready, at this address
+// receiver   PULLED                   has read the message in the sender's memory, or
+//            CTS                      has a buffer for the message
+// sender     DATA, DATA, ...          pieces of 1 MiB; other frames may go between them
 //
-// Where the receiver could read it, idist__link_wants_data chooses.
+// If the receiver can read the sender's memory, idist__link_wants_data chooses between PULLED and
+// CTS.
 //
 // A LARGE MESSAGE OF A COLLECTIVE, WHERE THE RECEIVER CANNOT READ THE SENDER'S MEMORY (granted)
 //
-// Both ranks know of the message before it is sent, so the receiver need not be asked.
+// Both ranks know of the message before it is sent, so the sender need not ask the receiver.
 //
 // receiver   CTS                      when the receive is posted
 // sender     DATA, DATA, ...          when the send is posted and the CTS has come
 //
-// Each such message takes one CTS. A sender that has to wait for it sends an RTS, whose
-// fingerprint tells the receiver which call this rank is in; it needs no answer.
+// Each such message takes one CTS. A sender that has to wait for the CTS sends an RTS. The
+// fingerprint of the RTS tells the receiver which call the sender is in; the RTS needs no answer.
 
 static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
     return (int)(l - ring->links);
 }
 
-// Watches one descriptor for bytes and one for space, instead of those that were watched; -1: none.
-// False: errno says why it cannot.
+// Watches descriptor `in` for bytes and `out` for space, in place of the descriptors that were
+// watched before; -1 watches none. Returns false with errno set if the system cannot watch them.
 static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, int out) {
     int rank = idist__link_rank(ring, l), was[2], i;
     bool ok = true;
@@ -2208,8 +2225,8 @@ static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, i
     return ok;
 }
 
-// Watches what is to be read next and, while output is queued that found no space, what is to be
-// written next.
+// Watches the descriptor that is read next. While queued output waits for space, also watches the
+// descriptor that is written next.
 static void idist__link_watch_next(idist__ring *ring, idist__link *l, bool awaits_space) {
     int in = l->transport->descriptor(l->port, false);
     int out = awaits_space ? l->transport->descriptor(l->port, true) : -1;
@@ -2233,8 +2250,8 @@ static void idist__link_close(idist__ring *ring, idist__link *l) {
     idist__link_leave_transport(ring, l);
 }
 
-// Gives a link the transport that moves its bytes from now on. False: errno says why it cannot, and
-// the link is as it was.
+// Gives a link the transport that moves its bytes from now on. On failure returns false with errno
+// set, and leaves the link unchanged.
 static bool idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
                              void *port) {
     if (!idist__link_watch(ring, l, transport->descriptor(port, false), -1)) {
@@ -2256,8 +2273,8 @@ static bool idist__link_is_connected(const idist__link *l) {
     return l->open && l->transport != &idist__transport_none;
 }
 
-// A message is to go through this link, in either direction: asks for a connection, if there is
-// none. The receiver asks too, because otherwise it would not learn that its peer has died.
+// Asks for a connection if this link has none, because a message must go through the link in either
+// direction. A receiver asks too: without a connection it would not learn that its peer has died.
 static void idist__link_want(idist__ring *ring, idist__link *l) {
     if (l->wanted || !l->open || l->transport != &idist__transport_none) return;
     l->wanted = true;
@@ -2277,8 +2294,9 @@ static void idist__link_pop(idist__link *l) {
     if (!l->out) l->out_end = &l->out;
 }
 
-// Drops the control frames that were to go out, because the peer reads no more. What tasks wait for
-// stays: when reading tells whether the peer was lost or has left, the tasks end with their group.
+// Drops the queued control frames, because the peer reads no more. Transfers that tasks wait for
+// stay. The read path finds out whether the peer was lost or has left; then the tasks end with
+// their group.
 static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     idist__transfer **at = &l->out;
 
@@ -2299,13 +2317,14 @@ static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     l->out_end = at;
 }
 
-// A frame and its payload have gone out.
+// Handles a transfer whose frame and payload were written: it waits for an answer, is complete, or
+// queues its next piece.
 static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t left;
 
     idist__link_pop(l);
 
-    if (xfer->frame.type == IDIST__RTS && xfer->id) { // it asks for an answer
+    if (xfer->frame.type == IDIST__RTS && xfer->id) { // the RTS asks for an answer
         idist__transfer_put(ring, &l->waiting, xfer, idist__index_id_key(xfer->id));
         return;
     }
@@ -2320,14 +2339,14 @@ static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer 
     left = xfer->nbytes - xfer->moved;
     xfer->piece = left < IDIST__PIECE_BYTES ? left : IDIST__PIECE_BYTES;
     xfer->frame.nbytes = xfer->piece;
-    idist__link_push(l, xfer); // behind the others: a large message does not hold up small ones
+    idist__link_push(l, xfer); // at the end: a large message must not hold up small ones
 }
 
 static bool idist__link_is_out(const idist__transfer *xfer) {
     return xfer->frame_moved == IDIST__FRAME_BYTES && xfer->piece_moved == xfer->piece;
 }
 
-// Collects frames and payloads that go out next. Returns how many parts there are.
+// Collects the frames and payloads that are written next. Returns the number of parts.
 static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
     idist__transfer *xfer;
     int n = 0;
@@ -2349,7 +2368,7 @@ static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
     return n;
 }
 
-// n bytes of what idist__link_gather has collected have gone out.
+// Marks n bytes of the parts from idist__link_gather as written.
 static void idist__link_account(const idist__link *l, size_t n) {
     idist__transfer *xfer;
 
@@ -2366,8 +2385,9 @@ static void idist__link_account(const idist__link *l, size_t n) {
     }
 }
 
-// Writes as much as the transport takes. A transfer that has gone out may end its task, and that
-// may send more and come here again; so all that a write has moved is accounted for first.
+// Writes as much as the transport takes. A transfer that is completely written may end its task,
+// which may send more and call this function again. So all that a write has moved is accounted for
+// first.
 static void idist__link_flush(idist__ring *ring, idist__link *l) {
     bool full = false;
 
@@ -2393,9 +2413,10 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
     if (l->polled) idist__link_watch_next(ring, l, full);
 }
 
-// Whether a small send that the program does not wait for may wait for the next one, so that one
-// system call takes both. Only in a burst: the first send goes out at once. The others go out with
-// the next progress, which comes as soon as the program waits, or the progress thread looks.
+// Returns true if a small send may wait for the next one, so that one system call writes both. The
+// program must not be waiting for the send. Only sends in a burst wait: the first one goes out at
+// once. The next progress writes the rest, as soon as the program waits or the progress thread
+// polls.
 static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
     bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
     bool waits = !idist__task_is_async(t) && !idist__together_now.depth;
@@ -2410,7 +2431,8 @@ static void idist__link_cork(idist__ring *ring, idist__link *l, size_t nbytes) {
     l->corked_nbytes += nbytes + IDIST__FRAME_BYTES;
 }
 
-// The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
+// Appends a text to the frame of an ABORT or BYE. If there is no memory for the text, the frame
+// goes without it.
 static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const char *text) {
     size_t nbytes = strlen(text);
 
@@ -2425,8 +2447,8 @@ static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const
     xfer->frame.nbytes = xfer->nbytes;
 }
 
-// Queues a control frame, for which no task waits. `text`, if not NULL, follows it. Without a
-// connection, RTS and CTS are kept until there is one. All other frames are dropped;
+// Queues a control frame, for which no task waits. `text`, if not NULL, follows the frame. If there
+// is no connection yet, RTS and CTS are kept until there is one. All other frames are dropped;
 // idist__announce_late tells a new peer what it has missed.
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *frame,
                                 const char *text) {
@@ -2436,7 +2458,7 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
     if (!l->open || l->write_dead || !(waits || idist__link_is_connected(l))) return;
     xfer = idist__transfer_new(ring);
 
-    if (!xfer) { // the peer would wait for what the frame says
+    if (!xfer) { // the peer would wait for this frame
         idist_group *g = idist__world_find_group(ring->w, frame->ctx);
         idist__ring_fail_memory(ring, g ? g : &ring->w->group);
         return;
@@ -2450,7 +2472,7 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
     idist__link_flush(ring, l);
 }
 
-// Tells a rank that this one leaves the world, and how the world failed if it did.
+// Tells a peer that this rank leaves the world and, if the world failed, how.
 static void idist__link_bye(idist__ring *ring, idist__link *l) {
     bool failed = ring->bye_status != IDIST_OK;
     idist__frame frame;
@@ -2461,7 +2483,7 @@ static void idist__link_bye(idist__ring *ring, idist__link *l) {
     idist__link_control(ring, l, &frame, failed ? ring->w->group.cause : NULL);
 }
 
-// Tells a rank that a group has failed.
+// Tells a peer that a group has failed.
 static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, idist_status status,
                               const char *cause) {
     idist__frame frame;
@@ -2473,8 +2495,8 @@ static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, i
     idist__link_control(ring, l, &frame, cause);
 }
 
-// Eager bytes have been consumed. The sender gets them back as credit once they amount to half of
-// its window.
+// Counts eager bytes that were consumed. Returns them to the sender as credit once they amount to
+// half of its window.
 static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
     idist__frame frame;
 
@@ -2489,30 +2511,30 @@ static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbyte
     idist__link_control(ring, l, &frame, NULL);
 }
 
-// Whether the peer may read messages in our memory by itself. `withdrawn` (may be NULL) gets the
-// count of our withdrawn sends that its RTS has to carry.
+// Returns true if the peer may read messages directly in our memory. Stores in *withdrawn, unless
+// that is NULL, the count of our withdrawn sends that our RTS has to carry.
 static bool idist__link_exposes_memory(const idist__link *l, uint8_t *withdrawn) {
     return l->transport->exposes_memory && l->transport->exposes_memory(l->port, withdrawn);
 }
 
-// Whether such a read is slower than a copy through the link.
+// Returns true if reading a message in the sender's memory is slower than a copy through the link.
 static bool idist__link_reads_slowly(const idist__link *l) {
     return l->transport->reads_slowly && l->transport->reads_slowly(l->port);
 }
 
-// Whether a message of this size goes out at once, given the credits for it.
+// Returns true if a message of this size goes out at once, provided that there are credits for it.
 static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
     if (nbytes <= IDIST__EAGER_EXPOSED_BYTES) return true;
     if (nbytes > IDIST__EAGER_BYTES) return false;
     return !idist__link_exposes_memory(l, NULL) || idist__link_reads_slowly(l);
 }
 
-// Whether a message of a collective is sent by grant. The same on both sides.
+// Returns true if a message of a collective is sent by grant. The result is the same on both sides.
 static bool idist__link_grants(const idist__link *l, size_t nbytes) {
     return nbytes > IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
 }
 
-// A receive has been posted whose message the peer may send at once.
+// Sends the CTS for a receive that was just posted: the peer may send its message at once.
 static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     idist__frame cts = xfer->frame;
 
@@ -2523,7 +2545,7 @@ static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer
     idist__link_control(ring, l, &cts, NULL);
 }
 
-// The peer has a place for a message, under this number.
+// Queues the DATA of a message, for which the peer has a buffer under the number `id`.
 static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *xfer,
                                   uint64_t id) {
     xfer->frame.type = IDIST__DATA;
@@ -2535,7 +2557,7 @@ static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__tran
     idist__link_flush(ring, l);
 }
 
-// Whether a send of this rank has been announced and not been answered.
+// Returns true if this rank has announced a send that no peer has answered yet.
 static bool idist__link_any_waits(const idist__ring *ring) {
     int i;
 
@@ -2544,12 +2566,12 @@ static bool idist__link_any_waits(const idist__ring *ring) {
     return false;
 }
 
-// Whether an announced message should come as DATA, rather than be read in the memory of its
-// sender. Then two processors copy, one into the pipe and one out of it, in as little as half the
-// time. The sender must be waiting in a call; this rank need not, since its thread reads the pipe
-// as well. Where reads are fast, the message must be small enough for the caches, and this rank
-// must have no announced send of its own. A receive with a time-out of its own is excluded: DATA
-// arrives only while the sender, or its thread, keeps running.
+// Returns true if an announced message should come as DATA instead of being read in the sender's
+// memory. Then two processors copy at once, one into the pipe and one out of it, in as little as
+// half the time. The sender must be waiting in a call. This rank need not be, since its thread
+// reads the pipe as well. Where reads are fast, the message must be small enough for the caches,
+// and this rank must have no announced send of its own. A receive with a time-out of its own is
+// excluded: DATA arrives only while the sender, or its thread, keeps running.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
                                    const idist__transfer *receive, const idist__frame *frame) {
     if (frame->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
@@ -2558,8 +2580,8 @@ static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l
     return frame->nbytes <= IDIST__COPIED_BYTES && !idist__link_any_waits(ring);
 }
 
-// Reads an announced message in the memory of its sender. False: that is not possible, or the
-// sender may have given up meanwhile and reused the memory.
+// Reads an announced message in the memory of its sender. Returns false if that is not possible, or
+// if the sender may have cancelled the message meanwhile and reused the memory.
 static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *xfer,
                              const idist__frame *frame) {
     idist__frame pulled;
@@ -2579,8 +2601,8 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     return true;
 }
 
-// Answers an RTS that has found its receive, which is in no list: reads the message from the
-// sender's memory, or sends CTS. A granted receive has sent its CTS already and goes back to
+// Answers an RTS that was matched to a receive, which is in no list: reads the message from the
+// sender's memory, or sends CTS. A granted receive has already sent its CTS and goes back to
 // `posted`.
 static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer,
                                    idist__transfer *xfer, const idist__frame *frame) {
@@ -2612,7 +2634,7 @@ static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer,
 
 // ---- ring/msg/message.h --------------------------------------------------------------------------
 
-// ring/msg/message.h: messages that nobody has asked for yet
+// ring/msg/message.h: unexpected messages, which arrived before their receives were posted
 
 static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *msg) {
     *msg->at = msg->next;
@@ -2629,8 +2651,9 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
     idist__mem_free(&ring->w->cfg.mem, msg);
 }
 
-// Drops the oldest message of a rank for groups that do not exist here. Correct programs leave some
-// behind, for groups that were freed before all had arrived; so too many of them are no error.
+// Drops the oldest message from a rank for a group that does not exist here. Correct programs leave
+// such messages behind when a group is freed before all of its messages have arrived, so exceeding
+// the limit is no error.
 static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     idist__message *msg = l->early;
     bool complete;
@@ -2645,7 +2668,8 @@ static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     if (complete) idist__link_consumed(ring, l, nbytes);
 }
 
-// The group, if it is one of those that were closed last; else NULL.
+// Returns the entry of a group if it is among the last IDIST__CLOSED groups that were closed, or
+// NULL.
 static const idist__closed *idist__message_find_closed(const idist__ring *ring, uint64_t ctx) {
     uint32_t i;
 
@@ -2655,8 +2679,8 @@ static const idist__closed *idist__message_find_closed(const idist__ring *ring, 
     return NULL;
 }
 
-// Allocates a message that begins with this frame, with a buffer of `payload` bytes. NULL: out of
-// memory.
+// Allocates a message that begins with this frame and has a buffer of `payload` bytes. Returns NULL
+// if out of memory.
 static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
                                           const idist__frame *frame, size_t payload) {
     idist__message *msg =
@@ -2681,15 +2705,14 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
     return msg;
 }
 
-// No receive has taken a message. If a matched probe has found it, its tag is new, and so is its
-// key.
+// Moves a message that no receive has taken to its new key, if a matched probe has changed its tag.
 static void idist__message_rekey(idist__ring *ring, idist__message *msg, uint32_t old_tag) {
     if (msg->frame.tag == old_tag) return;
     idist__index_remove(&msg->hook);
     idist__index_insert(&msg->hook, ring->messages, idist__index_frame_key(msg->peer, &msg->frame));
 }
 
-// Gives a message to a receive. The payload of an eager one may still be arriving.
+// Gives a message to a receive. The payload of an eager message may still be arriving.
 static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *msg,
                                 idist__transfer *xfer) {
     xfer->frame = msg->frame;
@@ -2717,14 +2740,14 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 
 // ---- ring/msg/history.h --------------------------------------------------------------------------
 
-// ring/msg/history.h: whether two ranks make the same calls
+// ring/msg/history.h: checks that two ranks make the same calls
 //
-// Every frame and every slot of a collective carries the fingerprint of its call, which is compared
-// with ours. That alone is not enough: a rank may complete a call in which it only sends, and the
-// next one too, before it has read the frame that differs. So frames and slots also carry a digest
-// of all calls before (`past`): any rank that gets a later one can tell.
+// Every frame and slot of a collective carries the fingerprint of its call. We compare it with the
+// fingerprint of our call. That check alone is not enough. A rank may complete a call in which it
+// only sends, and the next one too, before it reads the frame that differs. So frames and slots
+// also carry a digest of all earlier calls (`past`): a rank that gets a later frame can tell.
 
-// Two ranks are in different calls: the group fails on all of them.
+// Fails a group on all of its members, because two ranks are in different calls.
 static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
                                     const idist__fingerprint *theirs,
                                     const idist__fingerprint *ours, const char *field) {
@@ -2737,20 +2760,21 @@ static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
-// The digest of the calls before a new one. That of a part also covers the calls before its parent.
+// Returns the digest of the calls before a new call. The digest of a part also covers the calls
+// before its parent.
 static uint16_t idist__history_past(const idist__task *t) {
     return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->parent_past);
 }
 
-// Adds a call to the history; `past` is the digest of those before it.
+// Adds a call to the history. `past` is the digest of the calls before it.
 static void idist__history_append(idist__ring_group *rg, const idist__fingerprint *fingerprint,
                                   uint16_t past) {
     uint32_t index = fingerprint->seq % IDIST__HISTORY;
-    uint32_t words[2]; // kind, dtype, op and algorithm; root: with these a fingerprint begins
+    uint32_t words[2]; // the start of a fingerprint: kind, dtype, op and algorithm; root
     uint64_t what;
 
     memcpy(words, fingerprint, sizeof words);
-    words[1] &= IDIST__ROOT_MASK; // whether a rank uses a plan is no difference
+    words[1] &= IDIST__ROOT_MASK; // ranks may differ in whether they use a plan
     memcpy(&what, words, sizeof what);
     what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
 
@@ -2759,7 +2783,7 @@ static void idist__history_append(idist__ring_group *rg, const idist__fingerprin
     rg->digest = (uint16_t)(((what ^ what >> 32) + fingerprint->check) * 0xd6e8feb86659fd93u >> 48);
 }
 
-// A call begins: adds it to the history.
+// Adds a new call to the history.
 static void idist__history_add(idist__task *t, idist__op *op, idist__algorithm algorithm) {
     idist__fingerprint fingerprint = idist__fingerprint_of_task(t, algorithm);
 
@@ -2767,8 +2791,8 @@ static void idist__history_add(idist__task *t, idist__op *op, idist__algorithm a
     idist__history_append(idist__ring_group_of(t->group), &fingerprint, op->past);
 }
 
-// What this rank called before the call with this fingerprint, on the group that the user knows.
-// NULL: that is forgotten.
+// Returns the call that this rank made before the call with this fingerprint, on the group that the
+// user knows. Returns NULL if that call is no longer in the history.
 static const idist__fingerprint *idist__history_before(const idist_group *g,
                                                        const idist__fingerprint *fingerprint) {
     uint32_t seq = (fingerprint->whole ? fingerprint->whole : fingerprint->seq) - 1;
@@ -2780,8 +2804,8 @@ static const idist__fingerprint *idist__history_before(const idist_group *g,
     return before->seq == seq ? before : NULL;
 }
 
-// Writes the digest to a frame. id and aux are free in EAGER: there they tell the previous call, if
-// it is still known, for the error text of the receiver.
+// Writes the digest of the earlier calls to a frame. An EAGER frame has no other use for id and
+// aux. There it carries the previous call, if known, for the error text of the receiver.
 static void idist__history_tell_past(const idist__task *t, idist__frame *frame) {
     const idist__fingerprint *before;
 
@@ -2794,8 +2818,8 @@ static void idist__history_tell_past(const idist__task *t, idist__frame *frame) 
     frame->aux = before->check;
 }
 
-// Two ranks are in the same call, and made different calls before. `theirs` is the peer's previous
-// call, if its kind is not 0.
+// Fails a group whose members are in the same call but made different calls before. If the kind of
+// `theirs` is not 0, it is the peer's previous call.
 static void idist__history_differs_before(idist__ring *ring, idist_group *g, int peer,
                                           const idist__fingerprint *fingerprint,
                                           const idist__fingerprint *theirs) {
@@ -2811,7 +2835,8 @@ static void idist__history_differs_before(idist__ring *ring, idist_group *g, int
     idist__history_mismatch(ring, g, peer, fingerprint, fingerprint, "sequence of calls before it");
 }
 
-// The same, found out from a frame. See idist__history_tell_past.
+// Fails a group because a frame shows that the peer made different calls before this one. See
+// idist__history_tell_past.
 static void idist__history_past_differs(idist__ring *ring, idist_group *g, int peer,
                                         const idist__frame *frame) {
     const idist__fingerprint *before = idist__history_before(g, &frame->fingerprint);
@@ -2820,7 +2845,7 @@ static void idist__history_past_differs(idist__ring *ring, idist_group *g, int p
     memset(&theirs, 0, sizeof theirs);
 
     if (before && frame->type == IDIST__EAGER) {
-        theirs = *before; // for its sequence number
+        theirs = *before; // for the sequence number
         memcpy(&theirs, &frame->id, sizeof frame->id);
         theirs.check = frame->aux;
     }
@@ -2828,8 +2853,8 @@ static void idist__history_past_differs(idist__ring *ring, idist_group *g, int p
     idist__history_differs_before(ring, g, peer, &frame->fingerprint, &theirs);
 }
 
-// Compares a frame of a collective with our call of the same number, running or finished. False: a
-// mismatch. A frame for a call that we have not entered tells nothing yet.
+// Compares a frame of a collective with our call of the same number, running or finished. Returns
+// false on a mismatch. A frame for a call that we have not entered tells nothing yet.
 static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
                                   const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -2847,8 +2872,8 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
     if ((int32_t)(frame->fingerprint.seq - g->seq) > 0 || ours->seq != frame->fingerprint.seq)
         return true;
 
-    // A message is left over from a finished call that looked the same: the calls were not the same
-    // after all.
+    // If a message is left over from a finished call with the same fingerprint, the calls were not
+    // the same after all.
     field = idist__fingerprint_difference(&frame->fingerprint, ours);
     while (t && (t->group != g || t->seq != frame->fingerprint.seq)) t = t->next;
     if (!field && is_message && !t) field = "sequence";
@@ -2868,12 +2893,12 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
 
 // ---- ring/msg/match.h ----------------------------------------------------------------------------
 
-// ring/msg/match.h: which receive gets which message
+// ring/msg/match.h: matches messages with receives
 //
 // Messages of send / recv match the oldest receive of the group that wants this source and tag.
 // Steps of a collective match the receive of the same call and step.
 
-// The oldest receive of recv that wants this message, or NULL.
+// Returns the oldest receive of idist_recv that wants this message, or NULL.
 static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group *g, int peer,
                                             const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -2894,8 +2919,9 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group
     return !exact || (wild && wild->stamp < exact->stamp) ? wild : exact;
 }
 
-// Takes the receive that gets this message out of its list. Receives for which the message is too
-// large, or of another dtype, fail; the message stays, perhaps with a new tag.
+// Finds the receive that gets this message, and takes it out of its list. Returns NULL if there is
+// none. Receives for which the message is too large or of another dtype fail. The message stays,
+// perhaps with a new tag.
 static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
                                           idist__frame *frame) {
     idist__transfer *xfer;
@@ -2910,9 +2936,9 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
         if (idist__matching_fits(xfer->task, &frame->fingerprint, from, &tag, &status, text,
                                  sizeof text)) {
             if (frame->nbytes <= xfer->nbytes) return xfer;
-            status = IDIST_ERR_MISMATCH; // two dtypes of the program whose tags happen to be equal
+            status = IDIST_ERR_MISMATCH; // two user dtypes whose tags happen to be equal
             if (xfer->task->call.u.message)
-                xfer->task->call.u.message->group = g; // it keeps the message
+                xfer->task->call.u.message->group = g; // the group keeps the message
             snprintf(text, sizeof text, "rank %d has defined the dtype differently", from);
         }
 
@@ -2924,7 +2950,8 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
     return NULL;
 }
 
-// Takes the send or receive of a collective that this frame is for out of a list of its link.
+// Finds the send or receive of a collective that this frame is for, and takes it out of a list of
+// its link. Returns NULL if the list has none.
 static idist__transfer *idist__match_step(idist__ring *ring, const idist__transfer_list *list,
                                           int peer, const idist__frame *frame) {
     idist__index_node *hook =
@@ -2942,8 +2969,8 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
     return NULL;
 }
 
-// Whether a receive of a collective expects what a frame brings. In all_to_allv every pair of ranks
-// may have a dtype of its own.
+// Returns true if a receive of a collective expects what a frame carries. In all_to_allv every pair
+// of ranks may have its own dtype.
 static bool idist__match_agrees(const idist__transfer *xfer, const idist__frame *frame) {
     bool same_dtype = xfer->frame.fingerprint.dtype == frame->fingerprint.dtype &&
                       xfer->frame.fingerprint.check == frame->fingerprint.check;
@@ -2971,7 +2998,8 @@ static void idist__match_explain(const idist__transfer *xfer, int peer, const id
                              frame->nbytes, me, xfer->nbytes, t, cause, cap);
 }
 
-// The receive for a frame that begins a message. NULL: none is posted yet, or the group has failed.
+// Returns the receive for a frame that begins a message, or NULL if no receive is posted yet or the
+// group has failed.
 static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
                                            idist__frame *frame) {
     idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -2992,8 +3020,8 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
     return NULL;
 }
 
-// The receive for the first DATA of a message; the caller checks that it granted this number. NULL:
-// none, or the group has failed.
+// Returns the receive for the first DATA of a message, or NULL if there is none or the group has
+// failed. The caller checks that the receive granted this number.
 static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, int peer,
                                              const idist__frame *frame) {
     idist__frame whole = *frame;
@@ -3009,9 +3037,9 @@ static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, 
 
 // ---- ring/msg/send.h -----------------------------------------------------------------------------
 
-// ring/msg/send.h: posting sends
+// ring/msg/send.h: posts sends
 
-// The CTS for a message of a collective that came before its send was posted, or NULL.
+// Returns the CTS for a message of a collective that came before its send was posted, or NULL.
 static idist__message *idist__send_find_grant(idist__ring *ring, int peer,
                                               const idist__frame *frame) {
     idist__index_node *hook =
@@ -3045,12 +3073,12 @@ static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *xfer
     }
 
     idist__transfer_put(ring, &l->waiting, xfer, idist__index_frame_key(peer, &xfer->frame));
-    if (oldest && oldest->task == t) return; // whose RTS has told the peer of this call
+    if (oldest && oldest->task == t) return; // its RTS has told the peer of this call
     rts.type = IDIST__RTS;
     idist__link_control(ring, l, &rts, NULL);
 }
 
-// How a message goes: at once, once it is granted, or once it is asked for.
+// Chooses how to send a message: at once, once it is granted, or after an RTS.
 static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t nbytes = xfer->nbytes;
 
@@ -3074,7 +3102,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     idist__link *l = &ring->links[world_rank];
     idist__transfer *xfer;
 
-    if (ring->failed == t->group) return; // what there is to send may be wrong
+    if (ring->failed == t->group) return; // the data to send may be wrong
 
     xfer = idist__transfer_new(ring);
 
@@ -3101,7 +3129,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &xfer->frame);
 
     if (!l->open || l->write_dead) {
-        idist__link_push(l, xfer); // its task ends with its group: that rank was lost, or has left
+        idist__link_push(l, xfer); // its task ends with its group: that rank was lost or has left
         return;
     }
 
@@ -3128,7 +3156,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     idist__link_flush(ring, l);
 }
 
-// A step of a collective: nbytes go to a rank of the group.
+// Posts a send for a step of a collective: nbytes to a rank of the group.
 static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
                              size_t nbytes) {
     idist__op *op = idist__op_of(t);
@@ -3138,8 +3166,8 @@ static void idist__send_step(idist__task *t, int to, uint32_t step, const void *
     idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
 }
 
-// A message to ourselves waits among the unexpected ones of our own link. A small one is copied; of
-// a large one the receive copies from the sender's buffer.
+// Sends a message to ourselves, which waits among the unexpected messages of our own link. A small
+// message is copied. The receive copies a large message from the sender's buffer.
 static void idist__send_to_self(idist__task *t, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     int me = ring->w->group.rank;
@@ -3208,8 +3236,9 @@ static void idist__send_start(idist__task *t) {
                      call->send, call->count * idist_dtype_size(call->dtype), &fingerprint);
 }
 
-// Waits a moment for another rank, in a call that needs nothing but that rank. False: it has waited
-// long enough, or others need the lock; the call has to go on as a task.
+// Waits a moment for another rank, in a call that needs nothing but that rank. Returns false if the
+// call has waited long enough, or if another thread needs the lock; then the call has to become a
+// task.
 static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
     int most =
@@ -3223,8 +3252,8 @@ static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     return true;
 }
 
-// A send goes out at once if the transport takes all of it, and no earlier one waits for space.
-// Needs no task, transfer or clock.
+// Tries to send a message at once. Returns true if the transport took all of it, which needs that
+// no earlier send waits for space. Uses no task, transfer or clock.
 static bool idist__send_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__group_world_rank(g, call->root)];
@@ -3254,10 +3283,10 @@ static bool idist__send_quick(idist_group *g, const idist__call *call) {
 
 // ---- ring/msg/recv.h -----------------------------------------------------------------------------
 
-// ring/msg/recv.h: posting receives
+// ring/msg/recv.h: posts receives
 
-// A step of a collective: nbytes come from a rank of the group, into slot 0 .. 31 (-1: only
-// counted).
+// Posts a receive for a step of a collective: nbytes from a rank of the group, into slot 0 .. 31. A
+// receive in slot -1 is only counted.
 static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
                              size_t nbytes) {
     idist__op *op = idist__op_of(t);
@@ -3300,7 +3329,8 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     }
 }
 
-// The link from which a receive may take the next message itself. NULL: there is none.
+// Returns the link from which a receive may take its next message directly, or NULL if there is
+// none.
 static idist__link *idist__recv_link(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = call->root >= 0 ? &ring->links[idist__group_world_rank(g, call->root)] : NULL;
@@ -3310,8 +3340,8 @@ static idist__link *idist__recv_link(const idist_group *g, const idist__call *ca
     return l->early || l->in_moved || l->ended || ring->failed ? NULL : l;
 }
 
-// Whether a receive takes the message that begins with this frame, as it is. Otherwise it has to go
-// on as a task.
+// Returns true if a receive takes the message that begins with this frame as it is. Otherwise the
+// receive has to become a task.
 static bool idist__recv_wants(const idist_group *g, const idist__call *call, const idist__link *l,
                               const idist__frame *frame) {
     if (frame->type != IDIST__EAGER || frame->ctx != g->ctx ||
@@ -3326,7 +3356,7 @@ static bool idist__recv_wants(const idist_group *g, const idist__call *call, con
     return frame->nbytes == frame->fingerprint.check * idist_dtype_size(call->dtype);
 }
 
-// Accounts for a message that a receive has taken.
+// Accounts for a message that a receive has taken from the link.
 static void idist__recv_taken(idist__ring *ring, const idist__call *call, idist__link *l,
                               const idist__frame *frame) {
     l->p2p_received++;
@@ -3337,8 +3367,8 @@ static void idist__recv_taken(idist__ring *ring, const idist__call *call, idist_
                              (size_t)frame->fingerprint.check);
 }
 
-// Takes the message with this header out of the link, if the receive wants it and it is there
-// completely.
+// Takes the message with this header out of the link, if the receive wants it and all of it is
+// there.
 static bool idist__recv_take(const idist_group *g, const idist__call *call, idist__link *l,
                              const idist__frame *frame) {
     if (!idist__recv_wants(g, call, l, frame)) return false;
@@ -3348,8 +3378,8 @@ static bool idist__recv_take(const idist_group *g, const idist__call *call, idis
     return true;
 }
 
-// A blocking receive while nothing else is under way: waits a moment for its message, and takes it
-// if it is the next one and there completely.
+// Tries a blocking receive while no other call is in progress. Waits a moment for the next message,
+// and takes it if the receive wants it and all of it is there.
 static bool idist__recv_quick(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = idist__recv_link(g, call);
@@ -3363,14 +3393,15 @@ static bool idist__recv_quick(const idist_group *g, const idist__call *call) {
     return idist__recv_take(g, call, l, &frame);
 }
 
-// Whether a receive of recv wants this message, as one from world rank `from`.
+// Returns true if a receive of idist_recv wants this message as one from world rank `from`.
 static bool idist__recv_takes(const idist__task *t, const idist__message *msg, int from) {
     if (msg->peer != from || msg->claim || msg->frame.type > IDIST__RTS) return false;
     if (msg->frame.fingerprint.kind != IDIST__SEND || msg->frame.ctx != t->group->ctx) return false;
     return idist__matching_matches(t, from, (int)msg->frame.tag);
 }
 
-// The first message of a rank that a receive wants: messages of one rank keep their order.
+// Returns the first message of a rank that a receive wants, or NULL. Messages of one rank keep
+// their order.
 static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
     idist__message *msg = ring->links[from].early;
     idist__index_node *hook;
@@ -3387,7 +3418,7 @@ static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t
     return hook ? idist__index_message(hook) : NULL;
 }
 
-// Puts a receive of recv into the list for its kind.
+// Adds a receive of idist_recv to the list for its kind.
 static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer *xfer) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int root = t->call.root;
@@ -3404,8 +3435,8 @@ static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer 
     idist__transfer_put(ring, &rg->recvs, xfer, key);
 }
 
-// Posts a receive of recv, and gives it the earliest message that it wants, over all links that one
-// may come from.
+// Posts a receive of idist_recv. Gives it the earliest message that it wants, over all links that a
+// message may come from.
 static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__transfer *xfer = idist__transfer_new(ring);
@@ -3435,7 +3466,7 @@ static void idist__recv_start(idist__task *t) {
     }
 
     if (!earliest) return;
-    // Older receives did not want it, so it goes to this one, or this one fails.
+    // No older receive wants the message, so it goes to this receive, or this receive fails.
     tag = earliest->frame.tag;
     xfer = idist__match_recv(ring, t->group, earliest->peer, &earliest->frame);
     if (xfer)
@@ -7492,21 +7523,21 @@ static void idist__choose_run(idist__task *t) {
 
 // ---- ring/connect/attempt.h ----------------------------------------------------------------------
 
-// ring/connect/attempt.h: one rank connects to another
+// ring/connect/attempt.h: one attempt of a rank to connect to another
 //
 //     WAITS  ->  CONNECTS  ->  GREETS  ->  the connection becomes a link
 //
-// From CONNECTS and GREETS an attempt may go back to WAITS, for a few milliseconds.
+// From CONNECTS and GREETS an attempt may return to WAITS for a few milliseconds.
 
 enum {
-    // A connect that is not answered is tried again after this time. A handshake has no limit,
-    // because the peer may not be in a call.
+    // Time after which an unanswered connect is tried again. A handshake has no limit, because the
+    // peer may not be in a call.
     IDIST__ATTEMPT_MS = 3000,
     IDIST__ATTEMPT_WAIT_MS = 20,
-    IDIST__ATTEMPT_NAME_MS = 100 // before a name that is not known yet is looked up again
+    IDIST__ATTEMPT_NAME_MS = 100 // wait before a name that is not known yet is looked up again
 };
 
-typedef struct idist__where { // where a rank listens for another one
+typedef struct idist__where { // the address where a rank listens for another rank
     char text[160];           // "tcp:[ADDRESS]:PORT" or "unix:NAME"
 } idist__where;
 
@@ -7516,20 +7547,21 @@ typedef enum idist__attempt_state {
     IDIST__ATTEMPT_GREETS    // the handshake is under way
 } idist__attempt_state;
 
-typedef struct idist__attempt { // to connect to a rank
+typedef struct idist__attempt { // one attempt to connect to a rank
     struct idist__attempt *next;
     int rank;
-    int socket; // of the link
+    int socket; // index of the socket in the link
     idist__attempt_state state;
     int64_t due_ns;
-    idist__handshake handshake; // its fd is that of the connection in all states; -1: none
+    idist__handshake handshake; // its fd is the connection in all states, or -1
 } idist__attempt;
 
-// What has become of a connection. Functions below return true when there is an event.
+// The outcome of an attempt or of an accept. A function with an event parameter returns true if it
+// has stored an event there.
 typedef struct idist__connect_event {
-    int rank;            // -1: no rank, this one cannot accept
-    idist_status status; // IDIST_OK: the link of that rank is connected
-    int error;           // the errno with which connecting failed; 0: idist__me.text tells
+    int rank;            // the peer, or -1 if this rank cannot accept connections
+    idist_status status; // IDIST_OK if the link to the peer is connected
+    int error;           // the errno of a failed connect, or 0 if idist__me.text has the reason
 } idist__connect_event;
 
 static void idist__attempt_wait(idist__attempt *attempt, int ms) {
@@ -7538,19 +7570,20 @@ static void idist__attempt_wait(idist__attempt *attempt, int ms) {
     attempt->due_ns = idist__os_clock_deadline(ms);
 }
 
-// Whether the peer may know of it, and may have accepted it, because we have proven who we are.
+// Returns true if the peer may know of an attempt, and may have accepted it, because we have proven
+// who we are.
 static bool idist__attempt_is_known(const idist__attempt *attempt) {
     return attempt->state == IDIST__ATTEMPT_GREETS && attempt->handshake.stage >= IDIST__AUTH_PROOF;
 }
 
-// Connecting failed. Returns false if it will be tried again without an event.
+// Handles a failed connect. Returns false if the attempt will be repeated without an event.
 static bool idist__attempt_failed(idist__attempt *attempt, int error, idist__connect_event *event) {
     idist_status status =
         idist__os_socket_out_of_fds(error) ? IDIST_ERR_NO_FDS : IDIST_ERR_PEER_LOST;
 
     idist__attempt_wait(attempt, IDIST__ATTEMPT_WAIT_MS);
     if (error == EAGAIN || error == ETIMEDOUT || error == EINTR || error == ENOBUFS ||
-        error == ENOMEM) // its accept queue may be full, or memory is short
+        error == ENOMEM) // the peer's accept queue may be full, or memory is short
         return false;
     event->rank = attempt->rank;
     event->error = error;
@@ -7559,7 +7592,7 @@ static bool idist__attempt_failed(idist__attempt *attempt, int error, idist__con
     return true;
 }
 
-// WAITS -> CONNECTS.
+// Begins to connect: WAITS -> CONNECTS. Returns true if there is an event.
 static bool idist__attempt_begin(idist__attempt *attempt, const idist__where *where,
                                  idist__connect_event *event) {
     idist__os_address address;
@@ -7581,62 +7614,62 @@ static bool idist__attempt_begin(idist__attempt *attempt, const idist__where *wh
 
 // ---- ring/connect/connector.h --------------------------------------------------------------------
 
-// ring/connect/connector.h: all that is under way: listeners, attempts, handshakes
+// ring/connect/connector.h: all connections in the making: listeners, attempts, handshakes
 //
 // Connects two ranks by a local socket or TCP. While ranks join (ring/join/) they make the
-// connections that they certainly need. In a world of many ranks that shares no memory these are
-// few; the others are made when a first message is to go through them (ring/engine/).
-//
-//
+// connections that they certainly need. In a world of many ranks without shared memory these are
+// few; any other connection is made when the first message needs it (ring/engine/).
 //
 // WHO CONNECTS
 //
-// Each rank listens, and either of two may connect to the other. Both ends prove that they know
-// the key of the job, and tell their ranks. When both connect at once, the connection that the
-// higher rank has begun is the one that stays:
+// Each rank listens, and each may connect to any other. Both ends prove that they know the key of
+// the job, and tell their ranks. When two ranks connect to each other at once, the connection that
+// the higher rank began stays:
 //
-//   - a rank to which a lower one connects turns it away if it has reached that one itself;
-//   - a rank to which a higher one connects gives up its own attempt, and accepts.
+//   - a rank refuses the connection of a lower rank if its own has already reached that rank;
+//   - a rank accepts the connection of a higher rank, and drops its own attempt.
 //
-// An accepting rank decides once the other has proven who it is, and before it says so. What it
-// has accepted is a link from then on. A rank that is turned away tries again a little later, but
-// by then, mostly, the other one has connected to it.
+// An accepting rank decides once the peer has proven who it is, before it tells the peer. From then
+// on an accepted connection is a link. A rank that is refused tries again a little later. By then,
+// the other rank has usually connected to it.
 //
-// A link over TCP may have several sockets (see ring/msg/). Each of them is connected by itself,
-// from either end; the link is connected when all are.
+// A link over TCP may have several sockets (see ring/msg/). Each socket is connected separately, by
+// one rank or the other; the link is connected when all of its sockets are.
 //
-// Strangers may connect too. An incoming handshake that fails is closed and forgotten.
+// Foreign processes may connect too. An incoming handshake that fails is closed and forgotten.
 //
 //     idist__connector_start   starts an attempt to connect to a rank
-//     idist__connector_polls   what to watch in poll
+//     idist__connector_polls   fills a poll set with what to watch
 //     idist__connector_next    advances everything without blocking, up to the next event
 //
-// The event that reports its outcome ends an attempt, except IDIST_ERR_NO_FDS: then it keeps
-// trying.
+// An attempt ends with the event that reports its outcome, except for IDIST_ERR_NO_FDS: then the
+// attempt continues.
 
 enum {
-    IDIST__CONNECTOR_POLLS = 2 + IDIST__PENDING_SLOTS, // entries besides those of attempts
-    IDIST__CONNECTOR_LOOK_MS = 50                      // at incoming handshakes that say nothing
+    IDIST__CONNECTOR_POLLS = 2 + IDIST__PENDING_SLOTS, // poll entries that are not for attempts
+    IDIST__CONNECTOR_LOOK_MS = 50 // interval for checking silent incoming handshakes
 };
 
 typedef struct idist__connector {
     idist__ring *ring;
-    int rank;                // ours
-    int listeners[2];        // local socket, TCP; -1: none
-    idist__where *where;     // by rank
-    int socket_count;        // of a link over TCP
-    uint64_t job;            // its number
-    uint8_t key[32];         // authenticates connections of this job
-    bool listener_ready;     // somebody may wait at a listener
-    bool leaves;             // no new attempts
-    bool waits_for_names;    // while ranks join: a name may become known
-    int unknown_rank;        // whose name was not known at the last attempt to connect to it, ...
-    char unknown[256];       // ... and how the lookup failed; "": none did
-    int64_t no_fds_until_ns; // while descriptors are short, nothing is accepted before this time;
-                             // 0: they are not short
+    int rank;             // our rank
+    int listeners[2];     // local socket, TCP; -1 if none
+    idist__where *where;  // by rank
+    int socket_count;     // number of sockets of a link over TCP
+    uint64_t job;         // number of the job
+    uint8_t key[32];      // authenticates connections of this job
+    bool listener_ready;  // a connection may wait at a listener
+    bool leaves;          // no new attempts
+    bool waits_for_names; // set while ranks join: a host name may become known
+    // The rank whose host name could not be resolved in the last attempt to connect to it.
+    int unknown_rank;
+    // Error text of the last failed lookup of a host name, or "" if none has failed.
+    char unknown[256];
+    // Time before which nothing is accepted while descriptors are short, or 0 if they are not.
+    int64_t no_fds_until_ns;
     idist__attempt *attempts;
     idist__pending incoming;
-    int incoming_count; // handshakes in it
+    int incoming_count; // handshakes in `incoming`
 } idist__connector;
 
 static void idist__connector_free(idist__connector *conn) {
@@ -7679,19 +7712,20 @@ static idist__connector *idist__connector_new(idist__ring *ring) {
     return NULL;
 }
 
-// Whether we reach a rank through a local socket.
+// Returns true if we reach a rank through a local socket.
 static bool idist__connector_is_local(const idist__connector *conn, int rank) {
     return idist__address_is_local(conn->where[rank].text);
 }
 
-// The place of an attempt in the list, or of the end of the list.
+// Returns the pointer in the list that points to an attempt, or the end of the list if there is no
+// such attempt.
 static idist__attempt **idist__connector_find(idist__connector *conn, int rank, int socket) {
     idist__attempt **at = &conn->attempts;
     while (*at && ((*at)->rank != rank || (*at)->socket != socket)) at = &(*at)->next;
     return at;
 }
 
-// Gives up an attempt, or forgets one that is done.
+// Removes and frees an attempt, done or not. Does nothing at the end of the list.
 static void idist__connector_drop(idist__connector *conn, idist__attempt **at) {
     idist__attempt *attempt = *at;
 
@@ -7701,7 +7735,7 @@ static void idist__connector_drop(idist__connector *conn, idist__attempt **at) {
     idist__mem_free(&conn->ring->w->cfg.mem, attempt);
 }
 
-// Gives up connecting to a rank.
+// Drops all attempts to connect to a rank.
 static void idist__connector_give_up(idist__connector *conn, int rank) {
     int i;
 
@@ -7709,7 +7743,7 @@ static void idist__connector_give_up(idist__connector *conn, int rank) {
         idist__connector_drop(conn, idist__connector_find(conn, rank, i));
 }
 
-// Whether the link of a rank has never been connected, and lacks this socket.
+// Returns true if the link to a rank has never been connected, and lacks this socket.
 static bool idist__connector_lacks(const idist__connector *conn, int rank, int socket) {
     const idist__link *l = &conn->ring->links[rank];
     bool is_new = !l->transport || (l->open && !idist__link_is_connected(l));
@@ -7717,7 +7751,8 @@ static bool idist__connector_lacks(const idist__connector *conn, int rank, int s
     return is_new && socket < l->sockets.count && l->sockets.fds[socket] < 0;
 }
 
-// Starts to connect to a rank, unless that is under way. False: out of memory.
+// Starts to connect to a rank, unless attempts are already under way. Returns false if out of
+// memory.
 static bool idist__connector_start(idist__connector *conn, int rank) {
     int socket;
 
@@ -7736,7 +7771,7 @@ static bool idist__connector_start(idist__connector *conn, int rank) {
     return true;
 }
 
-// A handshake has succeeded: its connection becomes a socket of a link. Returns whether there is an
+// Makes the connection of a finished handshake a socket of a link. Returns true if there is an
 // event: the link is connected, or cannot be watched.
 static bool idist__connector_add(idist__connector *conn, idist__handshake *shake, int socket,
                                  idist__connect_event *event) {
@@ -7765,9 +7800,9 @@ static bool idist__connector_add(idist__connector *conn, idist__handshake *shake
 
 // ---- accepting ----
 
-// Descriptors are short: gives back those of our own attempts that a higher rank may be making as
-// well, so that its connection can be accepted. Otherwise two ranks with one descriptor each would
-// wait for each other. Returns whether there were any.
+// Closes our own attempts to connect to higher ranks, because descriptors are short. These ranks
+// may be connecting to us, and their connections need descriptors. Otherwise two ranks with one
+// descriptor each would wait for each other. Returns true if it closed any.
 static bool idist__connector_give_way(idist__connector *conn) {
     idist__attempt *attempt;
     bool any = false;
@@ -7791,7 +7826,7 @@ static bool idist__connector_accept(idist__connector *conn, int listener,
 
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
             conn->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
-            if (idist__pending_evict(&conn->incoming)) return false; // strangers use them up
+            if (idist__pending_evict(&conn->incoming)) return false; // strangers hold the fds
             if (idist__connector_give_way(conn)) return false;
             event->rank = -1;
             event->status = IDIST_ERR_NO_FDS;
@@ -7811,8 +7846,8 @@ static bool idist__connector_accept(idist__connector *conn, int listener,
     return false;
 }
 
-// Whether to accept the rank that has proven to be at the other end. A lower one is turned away
-// only if we have reached it ourselves.
+// Returns true if we accept the peer of a handshake, which has proven its rank. A lower rank is
+// refused only if our own attempt has reached it.
 static bool idist__connector_welcomes(idist__connector *conn, const idist__handshake *shake) {
     int rank = (int)shake->theirs.rank;
     int socket = (int)shake->theirs.socket;
@@ -7826,7 +7861,7 @@ static bool idist__connector_welcomes(idist__connector *conn, const idist__hands
     return rank > conn->rank || !ours || ours->state != IDIST__ATTEMPT_GREETS;
 }
 
-// Advances an incoming handshake.
+// Advances an incoming handshake. Returns true if there is an event.
 static bool idist__connector_answer(idist__connector *conn, idist__handshake *shake,
                                     idist__connect_event *event) {
     bool done = false;
@@ -7860,7 +7895,7 @@ static bool idist__connector_answer(idist__connector *conn, idist__handshake *sh
     return false;
 }
 
-// Accepts, and advances all incoming handshakes.
+// Accepts connections, and advances all incoming handshakes. Returns true at the first event.
 static bool idist__connector_receive(idist__connector *conn, idist__connect_event *event) {
     int64_t now_ns = idist__os_clock_now_ns();
     bool is_full = conn->incoming_count == IDIST__PENDING_SLOTS;
@@ -7890,7 +7925,8 @@ static bool idist__connector_receive(idist__connector *conn, idist__connect_even
 
 // ---- connecting ----
 
-// CONNECTS -> GREETS, if it is connected.
+// Begins the handshake of an attempt once its socket is connected: CONNECTS -> GREETS. Returns true
+// if there is an event.
 static bool idist__connector_connected(idist__connector *conn, idist__attempt *attempt,
                                        idist__connect_event *event) {
     bool local = idist__connector_is_local(conn, attempt->rank);
@@ -7915,7 +7951,7 @@ static bool idist__connector_connected(idist__connector *conn, idist__attempt *a
     return false;
 }
 
-// Advances the handshake of an attempt.
+// Advances the handshake of an attempt. Returns true if there is an event.
 static bool idist__connector_greet(idist__connector *conn, idist__attempt *attempt,
                                    idist__connect_event *event) {
     idist__handshake *shake = &attempt->handshake;
@@ -7926,8 +7962,8 @@ static bool idist__connector_greet(idist__connector *conn, idist__attempt *attem
     status = idist__auth_step(shake, &done);
     if (status == IDIST_OK && !done) return false;
 
-    if (status != IDIST_OK && shake->broke) { // turned away, or there was no room for us
-        idist__attempt_wait(attempt, 5 + conn->rank % 16); // not all ranks at the same moment
+    if (status != IDIST_OK && shake->broke) {              // refused, or the peer had no free slot
+        idist__attempt_wait(attempt, 5 + conn->rank % 16); // ranks retry at different times
         return false;
     }
 
@@ -7942,16 +7978,17 @@ static bool idist__connector_greet(idist__connector *conn, idist__attempt *attem
     return true;
 }
 
-// The name of the rank's host cannot be resolved. Returns false if it will be tried again.
+// Handles a failure to resolve the host name of a rank. Returns false if the lookup will be
+// repeated.
 static bool idist__connector_unknown(idist__connector *conn, idist__attempt *attempt,
                                      const idist__connect_event *event) {
     if (!conn->waits_for_names || event->error || event->status != IDIST_ERR_SYSTEM) return true;
 
     if (!conn->unknown[0])
-        idist__log_print(&conn->ring->w->log, IDIST_LOG_WARN,
-                         "%s (IDIST_ADDR of rank %d); it is looked up until it is known or the "
-                         "time to join is up",
-                         idist__me.text, attempt->rank);
+        idist__log_print(
+            &conn->ring->w->log, IDIST_LOG_WARN,
+            "%s (IDIST_ADDR of rank %d); retrying until the name resolves or the time to join is up",
+            idist__me.text, attempt->rank);
     conn->unknown_rank = attempt->rank;
     idist__text_copy(conn->unknown, sizeof conn->unknown, idist__me.text);
     idist__attempt_wait(attempt, IDIST__ATTEMPT_NAME_MS);
@@ -7959,8 +7996,8 @@ static bool idist__connector_unknown(idist__connector *conn, idist__attempt *att
     return false;
 }
 
-// Advances an attempt, which may be gone after that. With an event all attempts to connect to the
-// rank are, unless descriptors are short.
+// Advances an attempt, which may be freed by this call. Returns true if there is an event. Then all
+// attempts to connect to the rank have been freed, unless descriptors are short.
 static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt,
                                  idist__connect_event *event) {
     int rank = attempt->rank;
@@ -7983,9 +8020,9 @@ static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt
 
 // ---- all of them ----
 
-// This rank leaves the world. Attempts that the peer cannot know of are dropped. One in which we
-// have already proven who we are continues, because the peer may have accepted it; its link then
-// says BYE. Returns whether any is left.
+// Stops connecting, because this rank leaves the world. Drops the attempts that the peers cannot
+// know of. An attempt in which we have already proven who we are continues, because the peer may
+// have accepted it; its link then says BYE. Returns true if any attempt is left.
 static bool idist__connector_leave(idist__connector *conn) {
     const idist__attempt *attempt = conn->attempts;
 
@@ -8003,7 +8040,7 @@ static bool idist__connector_leave(idist__connector *conn) {
     return conn->attempts != NULL;
 }
 
-// When to go on even if poll reports nothing.
+// Returns the time at which the connector has work even if poll reports nothing.
 static int64_t idist__connector_due_ns(const idist__connector *conn) {
     const idist__attempt *attempt;
     int64_t due_ns = IDIST__FOREVER;
@@ -8017,12 +8054,12 @@ static int64_t idist__connector_due_ns(const idist__connector *conn) {
     return due_ns;
 }
 
-// Entries of poll that idist__connector_polls fills at most.
+// Returns the largest number of poll entries that idist__connector_polls fills.
 static size_t idist__connector_capacity(const idist__connector *conn) {
     return IDIST__CONNECTOR_POLLS + (size_t)conn->ring->w->group.size * (size_t)conn->socket_count;
 }
 
-// Fills entries of poll. Returns how many.
+// Fills a poll set. Returns the number of entries.
 static int idist__connector_polls(const idist__connector *conn, idist__os_poll_entry *entries) {
     bool accepts = conn->incoming_count < IDIST__PENDING_SLOTS && !conn->no_fds_until_ns;
     const idist__attempt *attempt;
@@ -8044,8 +8081,8 @@ static int idist__connector_polls(const idist__connector *conn, idist__os_poll_e
     return count;
 }
 
-// Poll has reported at least one of these entries. We do not check which, because another thread
-// may have closed some meanwhile: everything tries to advance.
+// Notes that poll has reported at least one of the entries. Does not check which, because another
+// thread may have closed some of them meanwhile: everything tries to advance.
 static void idist__connector_polled(idist__connector *conn) {
     idist__attempt *attempt;
     int i;
@@ -8057,7 +8094,7 @@ static void idist__connector_polled(idist__connector *conn) {
         conn->incoming.place[i].ready = true;
 }
 
-// Goes on until something happens. False: nothing more can happen now.
+// Advances everything until there is an event. Returns false if nothing more can happen now.
 static bool idist__connector_next(idist__connector *conn, idist__connect_event *event) {
     idist__attempt *attempt, *next;
 
@@ -8075,18 +8112,18 @@ static bool idist__connector_next(idist__connector *conn, idist__connect_event *
 
 // ---- ring/engine/deadlock.h ----------------------------------------------------------------------
 
-// ring/engine/deadlock.h: two ranks that wait for each other in different calls
+// ring/engine/deadlock.h: finds two ranks that wait for each other in different calls
 //
-// Calls on different groups, or a receive and a collective, exchange nothing that could be
-// compared. They are found by WAITS, a frame that a rank sends once it has waited for a while.
-// Neither rank can ever go on if all of this holds on both sides:
+// Ranks compare the fingerprints of their calls. But calls on different groups, or a receive and a
+// collective, exchange none. So a rank that has waited for a while sends a WAITS frame. Neither of
+// two ranks can ever proceed if all of this holds on both sides:
 //
-//   - the rank has one thread and one call under way, which blocks without a time-out of its own,
-//     so it can do nothing else;
-//   - that call lacks something that only the other rank can begin to send; or it is a collective
-//     that no rank completes before all have entered it, and the other rank, which waits in a send
-//     or receive, has not;
-//   - the other rank has not begun it, and nothing that could provide it is on its way.
+//   - the rank has one thread and one call in progress, which blocks without its own time-out, so
+//     it can do nothing else;
+//   - the call lacks something that only the other rank can begin to send; or it is a collective
+//     that no rank completes before all have entered it, and the other rank waits in a send or
+//     receive instead;
+//   - the other rank has not begun to send what is missing, and nothing on its way can provide it.
 //
 // In any doubt (another thread, a request, a group we no longer know) nothing is reported, and the
 // deadline of the call decides.
@@ -8100,14 +8137,14 @@ static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const
     return false;
 }
 
-// Whether a receive has found no message yet.
+// Returns true if a receive has found no message yet.
 static bool idist__deadlock_is_unmatched(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     const idist__transfer *xfer = idist__op_of(t)->transfer;
     return xfer && (xfer->list == &rg->recvs || xfer->list == &rg->wild);
 }
 
-// Whether t lacks something that the peer of this link has to begin.
+// Returns true if t lacks something that the peer of this link has to begin.
 static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, int group_rank) {
     const idist__op *op = idist__op_of(t);
 
@@ -8130,9 +8167,9 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
            idist__deadlock_has_transfer(&l->waiting, t);
 }
 
-// Whether t is a collective that needs all members, and the peer waits in a send or receive before
-// it has entered t. Its contribution may come through other ranks, so there may be no transfer that
-// shows this.
+// Returns true if t is a collective that needs all members, and the peer waits in a send or receive
+// before it has entered t. The peer's contribution may come through other ranks, so there may be no
+// transfer that shows this.
 static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame *waits) {
     if (!idist__kind_is_p2p((idist__kind)waits->fingerprint.kind)) return false;
     if ((int32_t)(t->seq - waits->tag) <= 0) return false; // tag: the last call that it has entered
@@ -8147,20 +8184,20 @@ static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame
     }
 }
 
-// Whether what the peer waits for may still come from us.
+// Returns true if what the peer waits for may still come from us.
 static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
                                        const idist__frame *waits) {
     const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
     const idist__message *msg;
 
     if (waits->fingerprint.kind == IDIST__RECV)
-        return waits->aux != l->p2p_sent; // aux: messages it had got from us when it said so
+        return waits->aux != l->p2p_sent; // aux: messages that the peer had got from us by then
     if (waits->fingerprint.kind != IDIST__SEND)
-        return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered that call
+        return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered it too
 
     for (msg = l->early; msg; msg = msg->next)
         if (msg->frame.type == IDIST__RTS && msg->frame.id == waits->id)
-            return false; // its message is here, and no receive wants it
+            return false; // the message is here, and no receive wants it
 
     return true;
 }
@@ -8195,19 +8232,18 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 
 // ---- ring/engine/ask.h ---------------------------------------------------------------------------
 
-// ring/engine/ask.h: which members hold up a call, and whom those wait for in turn
+// ring/engine/ask.h: finds the members that hold up a call, and the ranks that they wait for
 //
 // Functions: idist__ask_*, idist__absent_*.
 
 //------------------------------------------------------------------------------
 // which members hold up a call
 //
-// A rank knows how far each member has come (idist__seen) and, once it has sent WAITS, whether the
-// member answered.
+// A rank knows how far each member has come (idist__seen). Once it has sent WAITS, it also knows
+// which members have answered.
 //------------------------------------------------------------------------------
 
-// Returns the rank of the world whose message a receive is getting, or -1 if none has begun to
-// arrive.
+// Returns the world rank whose message a receive is getting, or -1 if none has begun to arrive.
 static int idist__absent_sender(const idist__task *t) {
     const idist_group *g = t->group;
     const idist__ring *ring = idist__ring_of(g->w);
@@ -8223,10 +8259,10 @@ static int idist__absent_sender(const idist__task *t) {
     return -1;
 }
 
-typedef enum idist__absence { // of a member that a call may be waiting for
-    IDIST__ABSENT = 1,        // it has not entered the call
-    IDIST__SILENT = 2,        // it has not answered when it was asked
-    IDIST__NEEDED = 4         // this rank waits for something that only that one can send
+typedef enum idist__absence { // ways in which a member may hold up a call; a set of bits
+    IDIST__ABSENT = 1,        // the member has not entered the call
+    IDIST__SILENT = 2,        // the member was asked and has not answered
+    IDIST__NEEDED = 4         // this rank waits for something that only the member can send
 } idist__absence;
 
 static int idist__absent_how(const idist__task *t, int rank) {
@@ -8238,7 +8274,7 @@ static int idist__absent_how(const idist__task *t, int rank) {
     int absence = 0;
 
     if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
-        entered = true; // or an earlier step of the same parent
+        entered = true; // an earlier step of the same parent counts too
     if (!entered) absence |= IDIST__ABSENT;
     if (asked_ns && l->here_ns < asked_ns && !l->bye) absence |= IDIST__SILENT;
     if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
@@ -8257,8 +8293,8 @@ static int idist__absent_next(const idist__task *t, int rank, int absence) {
     return rank;
 }
 
-// Returns the rank of the world that a call waits for, or -1 if it waits for none in particular. Of
-// several ranks it is one that does not answer, or else one that has not entered the call.
+// Returns the world rank that a call waits for, or -1 if it waits for none in particular. Among
+// several ranks, prefers one that does not answer, then one that has not entered the call.
 static int idist__absent_whom(const idist__task *t) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT | IDIST__NEEDED, IDIST__NEEDED, IDIST__ABSENT};
@@ -8280,11 +8316,11 @@ static int idist__absent_whom(const idist__task *t) {
 }
 
 //------------------------------------------------------------------------------
-// whom those members wait for in turn
+// which ranks those members wait for
 //
-// A rank that holds up a call may itself wait for another one, which may be stopped. So before a
-// call is given up or a warning is written, this rank asks (ASK) those that it waits for; each says
-// for whom it waits (ANSWER), and that rank is asked next:
+// A rank that holds up a call may itself wait for another rank, which may be stopped. So before a
+// call fails or a warning is written, this rank sends ASK to the ranks that it waits for. Each of
+// them answers with the rank that it waits for (ANSWER), and that rank is asked next:
 //
 //     rank 0            rank 1              rank 2 (stopped)
 //       | --- ASK ------> |
@@ -8292,13 +8328,14 @@ static int idist__absent_whom(const idist__task *t) {
 //       | <-- ANSWER 2 -- |                   |
 //       | --- ASK ----------------------------> |
 //
-// The ranks are asked once more in the middle of the time that is left. By then they know whether
-// the rank that they wait for answers them. No rank has more than one question open to another one,
-// so what waits in a link is bounded, and nobody asks before a call is nearly out of time.
+// The ranks are asked again in the middle of the remaining time. By then they know whether the rank
+// that they wait for answers them. A rank has at most one unanswered ASK to each other rank, so the
+// frames that wait in a link are bounded. No rank asks before a call is nearly out of time.
 //------------------------------------------------------------------------------
 
-enum { IDIST__ASK_MOST = 8 };                  // members that one call asks, and links of a chain
-#define IDIST__ASK_SILENCE_NS (50 * IDIST__MS) // from then on a rank counts as silent
+enum { IDIST__ASK_MOST = 8 }; // most members that one call asks, and most ranks in a chain
+// Time without an answer after which a rank counts as silent.
+#define IDIST__ASK_SILENCE_NS (50 * IDIST__MS)
 
 // Returns true if a rank was asked and does not answer.
 static bool idist__ask_is_silent(const idist__link *l) {
@@ -8321,13 +8358,13 @@ static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
     idist__link_control(ring, l, &frame, NULL);
 }
 
-// Asks a rank, unless this round of questions has done so.
+// Asks a rank, unless this round has already asked it.
 static void idist__ask_once(idist__ring *ring, int rank) {
     if (ring->links[rank].asked_ns < ring->asking_ns) idist__ask_rank(ring, rank, IDIST__PASS_ON);
 }
 
-// Begins a round of questions for a call that is nearly out of time. Calls that are so at the same
-// time share a round.
+// Begins a round of ASK frames for a call that is nearly out of time. Calls that run out of time
+// together share a round.
 static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
     static const int order[] = {IDIST__NEEDED, IDIST__ABSENT};
     int64_t now_ns = idist__os_clock_now_ns(), until_ns, again_ns;
@@ -8350,7 +8387,7 @@ static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// Asks the ranks that have answered in this round once more, when it is time for that.
+// Asks the ranks that have answered in this round again, when it is time.
 static void idist__ask_again(idist__ring *ring) {
     int i;
 
@@ -8361,7 +8398,7 @@ static void idist__ask_again(idist__ring *ring) {
         if (ring->links[i].answered_ns > ring->asking_ns) idist__ask_rank(ring, i, IDIST__PASS_ON);
 }
 
-// Returns the call in which the program waits; NULL: it is not in one.
+// Returns the call in which the program waits, or NULL if it waits in none.
 static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
@@ -8375,7 +8412,8 @@ static const idist__task *idist__ask_call(const idist__world *w) {
     return oldest;
 }
 
-// Returns the rank that this rank waits for, as it has said in this round; -1: it has not.
+// Returns the rank that `rank` waits for, according to its answer in this round. Returns -1 if it
+// has not answered or waits for none.
 static int idist__ask_answered(const idist__ring *ring, int rank) {
     const idist__link *l = &ring->links[rank];
 
@@ -8383,8 +8421,8 @@ static int idist__ask_answered(const idist__ring *ring, int rank) {
     return (int)l->answer.aux - 1;
 }
 
-// Follows the answers from a rank on, to the end or until two ranks of them wait for each other.
-// Fills chain, which begins with the rank, and returns its length.
+// Follows the answers from `rank` on, until one is missing or the chain meets itself. Stores the
+// ranks in chain[], beginning with `rank`, and returns their number.
 static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
     int count = 1, i;
 
@@ -8405,8 +8443,8 @@ static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
     return count;
 }
 
-// Appends whom a rank waits for, and whom that one waits for, and so on. Of a long chain only the
-// ends are named. Returns whether there was anything to append.
+// Appends to a text the chain of ranks that wait for each other, beginning with `rank`. Names only
+// the ends of a long chain. Returns true if there was anything to append.
 static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, size_t capacity) {
     int chain[IDIST__ASK_MOST], count = idist__ask_follow(ring, rank, chain), i;
     const idist__rank_info *nodes = ring->w->nodes;
@@ -8437,10 +8475,12 @@ static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, si
 
 // ring/engine/missing.h: names the ranks that a call waits for
 //
-// A call that waits for long or misses its deadline names the ranks that hold it up, and says in
-// whose eyes: after a network has failed in part, a rank may read there that it does not answer.
+// A call that waits long or misses its deadline names the ranks that hold it up. The text also
+// names the rank that got no answer. After a partial network failure, a rank may find itself among
+// the ranks that did not answer.
 
-// Whether this rank itself could not connect to those that it names.
+// Appends a note to a text if this rank ran out of descriptors during the call. Then this rank
+// could not connect to the ranks in the text.
 static void idist__missing_fds(const idist__task *t, char *text, size_t capacity) {
     if (idist__ring_of(t->group->w)->no_fds_ns > t->started_ns)
         idist__text_append(text, capacity,
@@ -8455,8 +8495,8 @@ static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
     return t != NULL;
 }
 
-// The last call before t that this rank has completed and that needs something from every member,
-// so that all of them have entered it. NULL: none is remembered.
+// Returns the last call before t that this rank has completed and that needs something from every
+// member, so that all members have entered it. Returns NULL if the history has none.
 static const idist__fingerprint *idist__missing_common(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     uint32_t back;
@@ -8465,7 +8505,7 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
         const idist__fingerprint *past = &rg->history[(t->seq - back) % IDIST__HISTORY];
         bool sums = past->kind == IDIST__ALL_REDUCE &&
                     idist__dtype_is_builtin((idist_dtype)past->dtype) &&
-                    past->check; // with 0 elements nobody waits
+                    past->check; // with 0 elements no rank waits
 
         if (past->seq != t->seq - back) return NULL;
         if (past->algorithm & IDIST__ON_DEVICE || !(sums || past->kind == IDIST__BARRIER)) continue;
@@ -8475,8 +8515,8 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
     return NULL;
 }
 
-// The last call in which a member was heard, or, if that is later, the last one that it must have
-// entered: in many algorithms a rank receives from only a few others.
+// Returns the last call in which a member was heard or, if that is later, the last call that the
+// member must have entered. In many algorithms a rank receives from only a few others.
 static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
     const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
     const idist__fingerprint *common = idist__missing_common(t);
@@ -8486,13 +8526,14 @@ static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, 
     return &seen->fingerprint;
 }
 
-// Names the other side of a message, and whom that one waits for.
+// Names the peer of a message, and the rank that the peer waits for. Returns the number of ranks
+// that hold up the call.
 static int idist__missing_peer(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     int whom = idist__absent_whom(t), count = 1;
 
     if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) {
-        if (!t->patient || whom < 0) return 0; // it gets more time
+        if (!t->patient || whom < 0) return 0; // the receive gets more time
         idist__text_append(text, capacity, "rank %d on %s, whose message has begun to arrive", whom,
                            g->w->nodes[whom].hostname);
     } else {
@@ -8505,8 +8546,9 @@ static int idist__missing_peer(const idist__task *t, char *text, size_t capacity
     return count;
 }
 
-// Every member has entered the call and answers, but the data does not come. Names the member that
-// this rank needs, if that one has said whom it waits for.
+// Names the member that this rank needs, if that member has said which rank it waits for. Called
+// when every member has entered the call and answers, but the data does not come. Returns the
+// number of ranks named.
 static int idist__missing_needed(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     char chain[300] = "";
@@ -8520,10 +8562,10 @@ static int idist__missing_needed(const idist__task *t, char *text, size_t capaci
     return 1;
 }
 
-// Which members to name: those of the first row below that fits any. A rank that has not entered
-// the call may itself wait in an earlier one; then it answers. A rank that has entered may have
-// been stopped since, or may have finished the call and be computing; in the second case this rank
-// needs nothing from it.
+// Names the members that hold up a call: those that match the first row of order[] that any member
+// matches. Returns their number. A rank that has not entered the call may itself wait in an earlier
+// call; then it answers. A rank that has entered may have been stopped since, or may have finished
+// the call and be computing. In the second case this rank needs nothing from it.
 static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT, IDIST__SILENT};
@@ -8537,7 +8579,7 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     step =
         idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_run_awaited_step(t) : NULL;
 
-    if (step && !t->late.announced) { // nobody was asked yet
+    if (step && !t->late.announced) { // no member was asked yet
         if (!idist__missing_name(step, text, capacity))
             idist__text_append(text, capacity, "ranks of another host");
         return 1;
@@ -8565,16 +8607,17 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
 
 // ---- ring/engine/incoming.h ----------------------------------------------------------------------
 
-// ring/engine/incoming.h: what an arriving frame does
+// ring/engine/incoming.h: carries out the frames that arrive
 //
 // A frame is a header of 64 bytes, and for some types a payload; ring/msg/ring_model.h lists them.
-// The reader calls idist__incoming_begin when a header is complete, writes the payload to
-// link.target (NULL: drops it), and calls idist__incoming_end.
+// The reader calls idist__incoming_begin when a header is complete. Then it writes the payload to
+// link.target, or drops it if that is NULL, and calls idist__incoming_end.
 //
-// A peer is authenticated but may be faulty. No frame of its can make this rank write out of bounds
-// or read a payload that its type does not carry: idist__incoming_is_allowed checks every header,
-// and the link is given up when one is malformed. A field that ends up in an error text (a status,
-// the kind and the root of a call) must have a value that a rank of this world can send.
+// A peer is authenticated but may be faulty. None of its frames can make this rank write out of
+// bounds or read a payload that the type does not carry. The function idist__incoming_is_allowed
+// checks every header, and the link is closed if one is malformed. Some fields appear in error
+// texts: a status, and the kind and root of a call. They must have values that a rank of this world
+// can send.
 
 // Writes a text for a failure whose sender had no memory for one.
 static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int peer) {
@@ -8582,7 +8625,8 @@ static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int 
              ring->w->nodes[peer].hostname);
 }
 
-// ABORT: another rank failed a group. If the group does not exist here yet, the frame waits for it.
+// Handles ABORT: another rank failed a group. If the group does not exist here yet, keeps the frame
+// until it does.
 static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
@@ -8590,7 +8634,7 @@ static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
 
     l->text[l->in.nbytes] = 0;
     if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
-    if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // its call has ended
+    if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // the peer's call has ended
 
     if (g) {
         idist__group_fail(g, (idist_status)status, l->text);
@@ -8604,9 +8648,9 @@ static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     memcpy(msg->data, l->text, sizeof l->text);
 }
 
-// WAITS: the peer waits in a call. Since we may be what it waits for, it learns that we entered the
-// call too, or which call of the group was our last. If we are in a different call, both ranks
-// learn that.
+// Handles WAITS: the peer waits in a call, perhaps for us. Tells it that we have entered the call
+// too, or which call of the group was our last. If we are in a different call, both ranks learn of
+// it.
 static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
     const idist__frame *waits = &l->in;
     idist_group *g = idist__world_find_group(ring->w, waits->ctx);
@@ -8616,7 +8660,7 @@ static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
 
     l->peer_waits = *waits;
 
-    // It may not have been connected when the group failed.
+    // The peer may not have been connected when the group failed.
     if (closed && closed->status != IDIST_OK)
         idist__link_abort(ring, l, waits->ctx, closed->status, "the group has failed before");
 
@@ -8632,8 +8676,8 @@ static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
     idist__deadlock_find(ring, peer);
 }
 
-// ASK: a call of the peer is nearly out of time. It learns whom this rank waits for, and whether
-// that rank answers this one.
+// Handles ASK: a call of the peer is nearly out of time. Answers with the rank that this rank waits
+// for, and says if that rank does not answer this one.
 static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
     const idist__task *t = idist__ask_call(ring->w);
     int whom = t ? idist__absent_whom(t) : -1;
@@ -8650,7 +8694,7 @@ static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
     if (whom >= 0 && pass_on) idist__ask_rank(ring, whom, 0);
 }
 
-// ANSWER: to an ASK of ours. The rank that the peer waits for is asked next.
+// Handles ANSWER, to an ASK of ours. Asks the rank that the peer waits for next.
 static void idist__incoming_answer(idist__ring *ring, idist__link *l) {
     int whom = (int)l->in.aux - 1;
 
@@ -8660,7 +8704,8 @@ static void idist__incoming_answer(idist__ring *ring, idist__link *l) {
     if (whom >= 0 && l->asked_ns >= ring->asking_ns && ring->asking_ns) idist__ask_once(ring, whom);
 }
 
-// BYE: the peer leaves the world. After a failure nothing else comes from it, and it reads nothing.
+// Handles BYE: the peer leaves the world. After a failure the peer sends nothing more, and reads
+// nothing.
 static void idist__incoming_bye(idist__ring *ring, idist__link *l, int peer) {
     idist__world *w = ring->w;
 
@@ -8675,7 +8720,7 @@ static void idist__incoming_bye(idist__ring *ring, idist__link *l, int peer) {
     idist__link_close(ring, l);
 }
 
-// HERE: the answer to a WAITS of ours.
+// Handles HERE, the answer to a WAITS of ours.
 static void idist__incoming_here(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
 
@@ -8687,8 +8732,9 @@ static void idist__incoming_no_memory(idist__ring *ring, idist_group *g) {
     idist__ring_fail_memory(ring, g ? g : &ring->w->group);
 }
 
-// EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
-// of its own; nothing follows an RTS. False when the frame is malformed.
+// Handles EAGER and RTS, which begin a message. The payload of an EAGER goes to the receive that
+// wants it, or to memory of its own; an RTS has no payload. Returns false if the frame is
+// malformed.
 static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer) {
     idist__frame *frame = &l->in;
     idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -8724,15 +8770,16 @@ static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer)
     return true;
 }
 
-// Takes out the send that a CTS or PULLED answers; NULL: it has been cancelled.
+// Takes the send that a CTS or PULLED answers out of its list. Returns NULL if the send has been
+// cancelled.
 static idist__transfer *idist__incoming_answered(idist__ring *ring, const idist__link *l) {
     idist__transfer *xfer = idist__transfer_find(ring, &l->waiting, l->in.id);
     if (xfer) idist__transfer_take(xfer);
     return xfer;
 }
 
-// CTS without an RTS before it: the peer has posted a receive of a collective. If we have not
-// posted the send, the frame waits for it.
+// Handles a CTS that answers no RTS: the peer has posted a receive of a collective. If we have not
+// posted the send, keeps the frame until we do.
 static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     idist__transfer *xfer;
@@ -8745,7 +8792,7 @@ static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer)
     else if (!idist__message_new(ring, l, &l->in, 0)) idist__incoming_no_memory(ring, g);
 }
 
-// CTS: the peer has a place for a message.
+// Handles CTS: the peer has a buffer for a message.
 static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer;
 
@@ -8758,14 +8805,14 @@ static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int
     if (xfer) idist__link_send_data(ring, l, xfer, l->in.aux);
 }
 
-// PULLED: the peer has read a message that we announced in our memory.
+// Handles PULLED: the peer has read a message that we announced in our memory.
 static void idist__incoming_pulled(idist__ring *ring, const idist__link *l) {
     idist__transfer *xfer = idist__incoming_answered(ring, l);
     if (xfer) idist__transfer_done(ring, xfer);
 }
 
-// DATA: a piece of a message that we asked for. False when it is longer than the message, or has a
-// number that we did not give.
+// Handles DATA, a piece of a message that we asked for. Returns false if the piece is longer than
+// the rest of the message, or has a number that we did not give.
 static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer = idist__transfer_find(ring, &l->receiving, l->in.id);
 
@@ -8775,7 +8822,7 @@ static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
     }
 
     if (xfer && l->in.nbytes > xfer->nbytes - xfer->moved) return false;
-    l->in_transfer = xfer; // NULL: the receive has been cancelled
+    l->in_transfer = xfer; // NULL if the receive has been cancelled
     l->target = xfer ? xfer->data + xfer->moved : NULL;
 
     return true;
@@ -8792,7 +8839,7 @@ static bool idist__incoming_names_call(const idist__ring *ring, const idist__fra
     const idist__fingerprint *print = &frame->fingerprint;
 
     if (frame->type == IDIST__HERE && !print->kind && !print->seq)
-        return true; // it has entered none yet
+        return true; // the peer has entered no call yet
     if (frame->type == IDIST__ANSWER && !frame->aux) return true;
     if (frame->type < IDIST__WAITS && print->kind == IDIST__RECV) return false;
 
@@ -8800,7 +8847,7 @@ static bool idist__incoming_names_call(const idist__ring *ring, const idist__fra
            idist__fingerprint_root(print) < ring->w->group.size;
 }
 
-// Whether the peer may send this header, of a frame that carries no message.
+// Returns true if the peer may send this header, whose frame carries no message.
 static bool idist__incoming_is_control(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *frame = &l->in;
     bool has_text = frame->type == IDIST__ABORT || (frame->type == IDIST__BYE && frame->aux);
@@ -8824,10 +8871,10 @@ static bool idist__incoming_is_control(const idist__ring *ring, const idist__lin
     }
 }
 
-// Whether the peer may send this header. Messages that no receive wants yet are bounded by the
-// eager window and, for groups that do not exist here, by a fixed number. Frames without payload
-// (RTS, CTS) for groups that do exist are not bounded: a correct rank may have any number of calls
-// under way.
+// Returns true if the peer may send this header. Unexpected messages are bounded by the eager
+// window and, for groups that do not exist here, by a fixed number. Frames without payload (RTS,
+// CTS) for groups that exist are not bounded: a correct rank may have any number of calls in
+// progress.
 static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *frame = &l->in;
     const idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -8848,7 +8895,7 @@ static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__lin
     }
 }
 
-// A header is complete. False when it is malformed.
+// Handles a complete header. Returns false if it is malformed.
 static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
     bool ok = true;
 
@@ -8884,7 +8931,7 @@ static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
     return ok;
 }
 
-// A frame and its payload are complete.
+// Ends a frame whose payload is complete.
 static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer = l->in_transfer;
     idist__message *msg = l->in_message;
@@ -8915,13 +8962,13 @@ static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
 
 // ---- ring/engine/announce.h ----------------------------------------------------------------------
 
-// ring/engine/announce.h: tells other members that this rank waits in a call
+// ring/engine/announce.h: announces the calls in which this rank waits
 //
-// A call that waits is announced to the members to which there is a connection, and to others when
-// there is one. When they are asked once more before the call is given up (g->asked_ns),
-// connections are made to all: those that do not answer will be named.
+// A waiting call is announced to connected members, and to other members once they connect. Before
+// the call fails, the members are asked a second time (g->asked_ns). Then this rank connects to all
+// of them, and names those that do not answer.
 
-// Tells a member, by its rank in the group, that this rank waits in t.
+// Tells a member, given by its rank in the group, that this rank waits in t.
 static void idist__announce_to(idist__ring *ring, const idist__task *t, bool only_call, int rank) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__link *l = &ring->links[t->group->ranks[rank]];
@@ -8938,8 +8985,8 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     frame.aux = l->p2p_received;
     frame.tag = t->group->seq;
 
-    // Only the search for deadlocks needs these, and there is no deadlock while this rank can do
-    // something else.
+    // Only the search for deadlocks needs these flags and this id. There is no deadlock while this
+    // rank can do something else.
     if (only_call) frame.flags = IDIST__ONLY_CALL;
     if (only_call && idist__deadlock_needs(l, t, rank)) frame.flags |= IDIST__NEEDS_YOU;
     for (xfer = l->waiting.first; xfer && p2p && only_call; xfer = xfer->next)
@@ -8949,7 +8996,8 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     idist__deadlock_find(ring, t->group->ranks[rank]);
 }
 
-// Tells the other members, so that they can object, and answer that they are there.
+// Tells the other members of a call that this rank waits in it, so that they can object, and answer
+// that they are there.
 static void idist__announce_wait(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool asks_all = t->group->asked_ns > t->started_ns;
@@ -8958,7 +9006,7 @@ static void idist__announce_wait(idist__task *t) {
 
     if (!t->group->inner && t->state != IDIST__TASK_ON_DEVICE && (t->late.asked || asks_all))
         idist__ask_begin(ring, t);
-    if (t->late.asked) return; // the peer of a message knows already
+    if (t->late.asked) return; // the peer of the message was told before
 
     for (i = 0; i < t->group->size && t->group->size > 1; i++) {
         idist__announce_to(ring, t, only_call, i);
@@ -8968,14 +9016,15 @@ static void idist__announce_wait(idist__task *t) {
     idist__ring_settle(ring);
 }
 
-// There is a connection to a rank now: it learns what others were told before.
+// Tells a rank that has just connected what other ranks were told before.
 static void idist__announce_late(idist__ring *ring, int peer) {
     idist__world *w = ring->w;
     idist__link *l = &ring->links[peer];
     const idist__task *t, *only = idist__task_only_call(w);
     const idist_group *g;
 
-    // While the world is being closed its tables are gone, but its news is still true.
+    // While the world is being closed its tables are gone, but peers must still learn of its
+    // failure.
     for (g = &w->group; g; g = g->next)
         if (g->status != IDIST_OK &&
             (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))
@@ -8994,40 +9043,40 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 
 // ---- ring/engine/progress.h ----------------------------------------------------------------------
 
-// ring/engine/progress.h: reads links, writes what is queued, finds links that ended
+// ring/engine/progress.h: reads links, writes what is queued, finds links that have ended
 //
-// Moves the calls of the ring backend: polls the links, hands frames to incoming.h, and judges
-// links that ended. Everything in ring/engine runs under the lock of the world, which only sleeping
-// releases.
+// Drives the calls of the ring backend. Polls the links, hands frames to incoming.h, and decides
+// which ended links mean a lost rank. Everything in ring/engine runs under the lock of the world,
+// which only sleeping releases.
 //
 // PATH OF A MESSAGE
 //
-// idist__progress_run       a caller polls, or the progress thread does
-// idist__progress_move_all  each link in turn: writes what is queued, reads what has arrived
-// idist__progress_read      bytes, straight into a large message or through the stage of the link
+// idist__progress_run       called by a caller that polls, or by the progress thread
+// idist__progress_move_all  for each link, writes what is queued and reads what has arrived
+// idist__progress_read      reads bytes, directly into a large message or through the link's stage
 // idist__progress_parse     cuts the stage into frames and payloads
-// idist__incoming_begin     a header is complete: may the peer send this? where does the data go?
-// idist__incoming_end       the payload is complete: the receive is done
-// idist__op_run             the algorithm that posted the receive goes on
+// idist__incoming_begin     checks a complete header, and finds where the payload goes
+// idist__incoming_end       ends the receive when the payload is complete
+// idist__op_run             resumes the algorithm that posted the receive
 //
-// A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
-// The rest of a large payload bypasses the stage: it is read straight to where it belongs.
+// A link has a stage: memory for bytes that were read ahead. Many small frames arrive by one read.
+// The rest of a large payload bypasses the stage: it is read directly to its destination.
 //
-// With few links it is cheapest to try to read every one; with many, ring->watch tells which ones
-// have data. Links of which a read costs no system call are always tried.
+// With few links it is cheapest to try to read every one. With many links, ring->watch tells which
+// ones have data. Links on which a read costs no system call are always tried.
 
 enum {
-    IDIST__PROGRESS_READS = 16,    // of one link before the others get their turn
-    IDIST__PROGRESS_DIRECT = 4096, // from how many bytes on a payload bypasses the stage
-    IDIST__PROGRESS_FEW = 4,       // up to how many polled links trying each is cheaper than poll
-    IDIST__PROGRESS_TURNS = 8,     // of a caller that polls, of which one reads all links
-    IDIST__PROGRESS_WAKES = 3      // entries of a poll set before those of the connector
+    IDIST__PROGRESS_READS = 16,    // reads of one link before the next link has its turn
+    IDIST__PROGRESS_DIRECT = 4096, // bytes from which on a payload bypasses the stage
+    IDIST__PROGRESS_FEW = 4,       // polled links up to which trying each is cheaper than poll
+    IDIST__PROGRESS_TURNS = 8,     // of this many polls of a caller, one reads all links
+    IDIST__PROGRESS_WAKES = 3      // entries of a poll set before the connector's
 };
 
 static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Takes a frame, or what is there of it, out of the stage. Most frames are there as a whole, and
-// copying a constant size takes a fifth of the instructions.
+// Takes a frame, or the part of it that has arrived, out of the stage. Most frames have arrived
+// completely, and copying a constant size takes a fifth of the instructions.
 static void idist__progress_take_frame(idist__link *l, size_t unread) {
     size_t nbytes = idist__progress_least(IDIST__FRAME_BYTES - l->in_moved, unread);
 
@@ -9037,8 +9086,8 @@ static void idist__progress_take_frame(idist__link *l, size_t unread) {
     l->at += nbytes;
 }
 
-// Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete. False
-// when one is malformed.
+// Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete.
+// Returns false if a frame is malformed.
 static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, size_t frames) {
     while (l->open && l->at < l->end && frames) {
         size_t unread = l->end - l->at;
@@ -9074,7 +9123,7 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, s
     return true;
 }
 
-// The connection to a rank is of no use any more. Unless that rank has finalized, it is lost.
+// Closes a link that is of no more use. Unless the peer has finalized, it is lost.
 static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
     idist__link *l = &ring->links[peer];
 
@@ -9083,8 +9132,9 @@ static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
     if (!l->bye) idist__group_lose_rank(ring->w, peer, how);
 }
 
-// How much to read into the stage, which is empty: only the header of a frame with a large payload,
-// if that costs no system call. Then the payload is copied once, to where it belongs.
+// Returns the number of bytes to read into the stage, which is empty. If the transport shows
+// headers without a system call, reads only the header of a frame with a large payload. Then the
+// payload is copied once, to its destination.
 static size_t idist__progress_capacity(const idist__link *l) {
     idist__frame frame;
 
@@ -9095,7 +9145,7 @@ static size_t idist__progress_capacity(const idist__link *l) {
     return IDIST__FRAME_BYTES;
 }
 
-// Reads what has arrived, up to a bound. False when the stream has just ended or broken: see
+// Reads what has arrived, up to a limit. Returns false if the stream has just ended or broken: see
 // idist__progress_judge.
 static bool idist__progress_read(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
@@ -9144,7 +9194,7 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
     return true;
 }
 
-// The frame with which the stage of a link goes on, if its payload is there as well.
+// Copies the next frame in the stage of a link. Returns true if it is a complete EAGER message.
 static bool idist__progress_staged(const idist__link *l, idist__frame *frame) {
     size_t unread = l->end - l->at;
 
@@ -9154,7 +9204,7 @@ static bool idist__progress_staged(const idist__link *l, idist__frame *frame) {
     return frame->type == IDIST__EAGER && frame->nbytes <= unread - sizeof *frame;
 }
 
-// Reads what has arrived of a link if its stage is empty. Returns whether it holds anything.
+// Reads what has arrived on a link if its stage is empty. Returns true if the stage holds anything.
 static bool idist__progress_fill(idist__link *l) {
     idist__frame frame;
 
@@ -9166,8 +9216,9 @@ static bool idist__progress_fill(idist__link *l) {
     return true;
 }
 
-// A receive beside other calls, or with a request: takes its message out of the stage, or a large
-// one out of the link, without a task. Messages that earlier receives want go to them first.
+// Tries to complete a receive without a task, if it has a request or other calls are in progress.
+// Takes the message out of the stage, or a large one out of the link. Messages that earlier
+// receives want go to them first.
 static bool idist__progress_take(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
@@ -9203,13 +9254,13 @@ static bool idist__progress_take(const idist_group *g, const idist__call *call) 
     return true;
 }
 
-// Whether the process of a rank is known to have died, rather than to have left the world.
+// Returns true if the process of a rank is known to have died, rather than to have left the world.
 static bool idist__progress_has_died(const idist__ring *ring, int peer) {
     int local = ring->shm ? ring->shm->local[peer] : -1;
     return local >= 0 && idist__liveness_get(ring->shm, local) == IDIST__ENDED_DIED;
 }
 
-// Declares ranks lost whose streams have ended: those that are known to have died, or all.
+// Declares ranks lost whose streams have ended: the ranks that are known to have died, or all.
 static void idist__progress_declare(idist__ring *ring, bool all) {
     int i, me = ring->w->group.rank;
 
@@ -9220,9 +9271,8 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
         if (!l->open || !l->ended || !(all || idist__progress_has_died(ring, i))) continue;
         if (!idist__link_is_connected(l))
             snprintf(how, sizeof how,
-                     "no connection to it from rank %d can be made (%s): it died, or left after a "
-                     "failure",
-                     me, ring->unreachable);
+                     "rank %d cannot connect to it (%s): it died, or left after a failure", me,
+                     ring->unreachable);
         else if (l->ended_errno)
             snprintf(how, sizeof how, "its connection to rank %d broke: %s", me,
                      strerror(l->ended_errno));
@@ -9233,10 +9283,10 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
     }
 }
 
-// A stream has ended. When one rank dies, others that have heard of it may end too, and their
-// streams with them. So what there is to know is gathered first: those others may have sent the
-// reason before they ended, and one whose process died is more likely to be the first than one that
-// has left.
+// Decides which ranks are lost after a stream has ended. When one rank dies, ranks that learn of
+// the death may end too, and their streams with them. So this function first gathers what can be
+// known. Ranks that learned of it may have sent the reason before they ended. A rank whose process
+// died is more likely to be the first than one that has left.
 static void idist__progress_judge(idist__ring *ring) {
     int i;
 
@@ -9251,7 +9301,7 @@ static void idist__progress_judge(idist__ring *ring) {
         if (l->open && !l->ended) idist__progress_read(ring, i);
         while (l->open && !l->ended && idist__progress_has_died(ring, i)) {
             ring->shm->ports[ring->shm->local[i]].look = true; // its death may not be counted yet
-            idist__progress_read(ring, i);                     // the rest of what it has written
+            idist__progress_read(ring, i);                     // the rest of what the rank wrote
         }
     }
 
@@ -9262,7 +9312,8 @@ static void idist__progress_judge(idist__ring *ring) {
     idist__progress_declare(ring, true);
 }
 
-// Returns a call that waits for this rank, or has something to send to it; NULL: there is none.
+// Returns a call that waits for this rank, or has something to send to it, or NULL if there is
+// none.
 static const idist__task *idist__progress_needs(const idist__ring *ring, int peer) {
     const idist__link *l = &ring->links[peer];
     const idist__transfer *xfer;
@@ -9290,8 +9341,8 @@ static bool idist__progress_all_left(const idist_group *g) {
     return g->size > 1;
 }
 
-// Returns a receive from any rank of a group that has this member and that all others have left,
-// too, or NULL if there is none.
+// Returns a receive from any source, in a group that has this member and that all other members
+// have left too. Returns NULL if there is none.
 static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
     const idist__task *t;
 
@@ -9307,7 +9358,8 @@ static const idist__task *idist__progress_forsaken(const idist__ring *ring, int 
 }
 
 // Fails the group of a call that needs a rank which has left the world. The cause is why the rank
-// left, not the rank itself. A message to or from the rank says as well that it has left.
+// left, not the rank itself. For a message to or from the rank, the text also says that it has
+// left.
 static void idist__progress_miss(idist__ring *ring, const idist__task *t, int peer) {
     const idist__link *l = &ring->links[peer];
     idist_group *g = t->group;
@@ -9329,16 +9381,17 @@ static void idist__progress_miss(idist__ring *ring, const idist__task *t, int pe
     idist__ring_fail(ring, g, l->bye_status, cause);
 }
 
-// Looks for calls that need a rank which has left the world. A rank leaves when it has completed
-// its calls, so the others complete these as well; but it begins nothing any more.
+// Finds calls that need a rank which has left the world, and fails their groups. A rank leaves when
+// it has completed its calls, so the other ranks complete these calls as well. But a rank that has
+// left begins no new call.
 static void idist__progress_left(idist__ring *ring) {
     const idist__task *t;
     int i;
 
     for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
         if (!ring->links[i].bye) continue;
-        // A rank leaves in order when all have called idist_finalize, which ends the calls that
-        // other threads of this rank are in.
+        // A rank leaves in order when all ranks have called idist_finalize. That ends the calls
+        // which other threads of this rank are in.
         if (ring->w->life.closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
         if (!t) t = idist__progress_forsaken(ring, i);
@@ -9346,7 +9399,8 @@ static void idist__progress_left(idist__ring *ring) {
     }
 }
 
-// Descriptors are short: what needs a connection goes on trying, and may miss its deadline.
+// Warns once that descriptors are short. Calls that need a connection keep trying, and may miss
+// their deadline.
 static void idist__progress_short_of_fds(idist__ring *ring) {
     if (!ring->no_fds_ns)
         idist__log_print(&ring->w->log, IDIST_LOG_WARN,
@@ -9355,8 +9409,8 @@ static void idist__progress_short_of_fds(idist__ring *ring) {
     ring->no_fds_ns = idist__os_clock_now_ns();
 }
 
-// A rank cannot be reached. If nothing waits for it, it may have left the world in order. Returns
-// whether it is lost.
+// Handles a rank that cannot be reached. If nothing waits for the rank, it may have left the world
+// in order. Returns true if the rank is lost.
 static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_event *event) {
     idist__link *l = &ring->links[event->rank];
 
@@ -9369,7 +9423,7 @@ static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_
     return true;
 }
 
-// Makes connections for links that want one, and takes those that other ranks make. Returns whether
+// Makes connections for links that want one, and takes those that other ranks make. Returns true if
 // anything has happened.
 static bool idist__progress_connect(idist__ring *ring) {
     idist__connector *conn = ring->connector;
@@ -9405,7 +9459,7 @@ static bool idist__progress_connect(idist__ring *ring) {
     return happened;
 }
 
-// Serves the links of which ring->watch reports something.
+// Serves the links on which ring->watch reports an event.
 static void idist__progress_serve(idist__ring *ring) {
     idist__os_watch_events events;
     int i, count = idist__os_watch_take(ring->watch, &events);
@@ -9434,13 +9488,13 @@ static int idist__progress_watch(idist__ring *ring, idist__os_poll_entry *polls)
            idist__connector_polls(ring->connector, polls + IDIST__PROGRESS_WAKES);
 }
 
-// Waits for something to happen to the links, at most until the deadline or until `wake` is called,
-// and serves them.
+// Waits until the links have an event, the deadline passes or `wake` is called. Then serves the
+// links.
 static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
     idist__os_poll_entry *polls = ring->polls;
     int i, ready, count;
 
-    if (idist__progress_connect(ring)) until_ns = 0; // the caller has to look at what has happened
+    if (idist__progress_connect(ring)) until_ns = 0; // the caller has to see what has happened
 
     if (ring->connector) {
         int64_t due_ns = idist__connector_due_ns(ring->connector);
@@ -9463,8 +9517,8 @@ static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
     idist__progress_connect(ring);
 }
 
-// Serves the links and advances the connections, without blocking. The poll set is not that of
-// idist__progress_sleep, in which another thread may be.
+// Serves the links and advances the connections, without blocking. Has a poll set of its own,
+// because another thread may be in idist__progress_sleep.
 static void idist__progress_turn(idist__ring *ring) {
     idist__os_poll_entry *polls = ring->polls + ring->poll_capacity;
     int count;
@@ -9479,7 +9533,7 @@ static void idist__progress_turn(idist__ring *ring) {
     idist__progress_connect(ring);
 }
 
-// Whether an algorithm waits for something from this link.
+// Returns true if an algorithm waits for something from this link.
 static bool idist__progress_awaits(const idist__link *l) {
     return l->posted.first || l->receiving.first || l->waiting.first;
 }
@@ -9493,13 +9547,13 @@ static bool idist__progress_awaits_any(const idist__ring *ring) {
     return false;
 }
 
-// Moves what can move, without blocking. all: otherwise, of a few polled links only those are read
-// from which an algorithm waits for something.
+// Makes all progress that is possible without blocking. If `all` is false and there are only a few
+// polled links, reads only the polled links from which an algorithm waits for something.
 static void idist__progress_move(idist__ring *ring, bool all) {
     bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
     int i;
 
-    if (ring->shm) idist__liveness_any(ring->shm); // then reading tells which one
+    if (ring->shm) idist__liveness_any(ring->shm); // if a rank has ended, reading tells which one
     if (few && !all) all = !idist__progress_awaits_any(ring);
 
     for (i = 0; i < ring->w->group.size; i++) {
@@ -9518,7 +9572,7 @@ static void idist__progress_move(idist__ring *ring, bool all) {
     if (ring->ask_again_ns) idist__ask_again(ring);
 }
 
-// Before a sleep: nothing may wait for more to send.
+// Writes the sends that are held back. Called before a sleep.
 static void idist__progress_uncork(idist__ring *ring) {
     int i;
 
@@ -9526,27 +9580,27 @@ static void idist__progress_uncork(idist__ring *ring) {
         if (ring->links[i].corked) idist__link_flush(ring, &ring->links[i]);
 }
 
-// Moves everything that can move, without blocking.
+// Makes all progress that is possible without blocking, on all links.
 static void idist__progress_move_all(idist__ring *ring) { idist__progress_move(ring, true); }
 
-// How often a rank looks for processes of its host that have ended.
+// Returns the interval at which a rank looks for processes of its host that have ended.
 static int64_t idist__progress_look_ns(const idist__segment *seg) {
     return idist__liveness_patience(seg) * IDIST__LOOK_NS;
 }
 
-// The system does not let us see whether other processes of this host have ended.
+// Warns once that the system does not let us see whether other processes of this host have ended.
 static void idist__progress_is_blind(idist__ring *ring) {
     if (!ring->told_blind)
-        idist__log_print(&ring->w->log, IDIST_LOG_WARN,
-                         "cannot see whether other processes of this host have ended (%s), so only "
-                         "a time-out will tell; IDIST_TRANSPORT=socket avoids that",
-                         strerror(ring->shm->blind_error));
+        idist__log_print(
+            &ring->w->log, IDIST_LOG_WARN,
+            "cannot detect that other processes of this host have ended (%s), except by a time-out; IDIST_TRANSPORT=socket avoids this",
+            strerror(ring->shm->blind_error));
     ring->told_blind = true;
 }
 
-// If it is time for that, looks for what neither reading nor the doorbell tells: the end of a
-// process on this host and, in case this rank never sleeps, what its sockets have. waits: we are
-// about to sleep. Otherwise we are busy, and check only a few beacons.
+// Looks for what neither reading nor the doorbell tells, if it is time. This is the end of a
+// process on this host and, in case this rank never sleeps, input on the sockets. If `waits` is
+// set, this rank is about to sleep. Otherwise it is busy, and checks only a few beacons.
 static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) {
     if (!ring->shm || now_ns - ring->looked_ns <= idist__progress_look_ns(ring->shm)) return;
     ring->looked_ns = now_ns;
@@ -9557,8 +9611,8 @@ static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) 
     if (ring->polled_link_count) idist__progress_turn(ring);
 }
 
-// A caller polls. A read that finds nothing costs a system call, so links that no algorithm is
-// waiting on are read less often.
+// Makes progress for a caller that polls. A read that finds nothing costs a system call, so links
+// that no algorithm waits for are read less often.
 static void idist__progress_run(idist__world *w) {
     idist__ring *ring = idist__ring_of(w);
 
@@ -9568,28 +9622,29 @@ static void idist__progress_run(idist__world *w) {
 
 // ---- ring/engine/sleep.h -------------------------------------------------------------------------
 
-// ring/engine/sleep.h: sleeping, waking, and waiting until everything is written
+// ring/engine/sleep.h: sleeps, wakes, and waits until everything is written
 //
 // A rank sleeps in one of three ways:
 //
-//   no shared memory             in poll, on ring->watch (all connections), the sockets of the
-//                                connector and the wake-up of this process
-//   shared memory and streams    in poll as well, and its beacon is in the set; its doorbell says
-//                                ASLEEP_IN_POLL, so that a rank of this host wakes it by the beacon
+//   no shared memory             in poll, on ring->watch (all connections), the connector's
+//                                sockets, and the wake-up descriptor of this process
+//   shared memory and streams    in poll as well, with its beacon in the set; its doorbell says
+//                                ASLEEP_IN_POLL, so ranks of this host wake it through the beacon
 //   shared memory only           on its doorbell, a futex (ASLEEP_ON_WORD)
 //
-// With shared memory it looks for processes that have ended every IDIST__LOOK_NS (10 ms), in a long
-// wait every 30 ms, and less often while many ranks sleep: see ring/shm/liveness.h.
+// With shared memory the rank also checks for processes that have ended. It does so every
+// IDIST__LOOK_NS (10 ms), in a long wait every 30 ms, and less often while many ranks sleep. See
+// ring/shm/liveness.h.
 //
-// A rank marks its doorbell before it sleeps and then looks at everything once more, so no wake-up
-// is lost between the look and the sleep. A doorbell that has been rung is not rung again. The last
-// look may itself consume a wake-up (it polls when there are many streams), so we sleep only while
-// the doorbell is still marked. Another thread that reads the links while we sleep may consume one
-// as well; it has to call `wake` afterwards.
+// A rank marks its doorbell before it sleeps and then checks everything once more, so no wake-up is
+// lost between the check and the sleep. A doorbell that has been rung is not rung again. The last
+// check may itself consume a wake-up (it polls when there are many streams), so we sleep only while
+// the doorbell is still marked. Another thread that reads the links while we sleep may also consume
+// a wake-up; it has to call `wake` afterwards.
 
-// Sleeps beside the other ranks of this host: in poll or on the doorbell, until something happens
-// or it is time to look for processes that have ended. Each sleep that nothing interrupts makes the
-// next one a little longer.
+// Sleeps beside the other ranks of this host, in poll or on the doorbell. Returns when something
+// happens or it is time to look for processes that have ended. Each sleep that nothing interrupts
+// makes the next one a little longer.
 static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
     idist__world *w = ring->w;
     const idist__segment *seg = ring->shm;
@@ -9609,7 +9664,7 @@ static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t 
     else if (ring->extra_sleep_ns < 2 * IDIST__LOOK_NS) ring->extra_sleep_ns += IDIST__MS;
 }
 
-// Sleeps until I/O arrives, `wake` is called or the deadline passes; handles what arrived.
+// Sleeps until input arrives, `wake` is called or the deadline passes. Handles what has arrived.
 static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     const idist__segment *seg = ring->shm;
@@ -9640,7 +9695,7 @@ static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__ring_settle(ring);
 }
 
-// Tells the other ranks of the host whether this one is in a call that waits.
+// Tells the other ranks of the host whether this rank is in a call that waits.
 static void idist__sleep_attend(idist__world *w, bool waits) {
     const idist__ring *ring = idist__ring_of(w);
     if (ring->shm) idist__doorbell_attend(ring->shm, waits);
@@ -9657,8 +9712,8 @@ static void idist__sleep_wake(idist__world *w) {
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 
-// Whether frames are waiting to be written or, when all ranks leave in order, a BYE has yet to
-// arrive.
+// Returns true if frames are waiting to be written or, when all ranks leave in order, a BYE has yet
+// to arrive.
 static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
     int i;
 
@@ -9689,9 +9744,9 @@ static void idist__sleep_flush(idist__world *w, int64_t until_ns) {
 
 // ---- ring/engine/start_task.h --------------------------------------------------------------------
 
-// ring/engine/start_task.h: calls start, and are checked against other ranks
+// ring/engine/start_task.h: starts calls, and checks them against other ranks
 //
-// idist__start_task_start sends a call one of five ways:
+// idist__start_task_start runs a call in one of five ways:
 //
 //   send, recv                 ring/msg/
 //   a group of one rank        core/, a copy
@@ -9699,8 +9754,8 @@ static void idist__sleep_flush(idist__world *w, int64_t until_ns) {
 //   members on several hosts   ring/algo/host_run.h
 //   otherwise                  ring/algo/choose.h, messages between ranks
 //
-// Every collective notes its fingerprint first, and compares it with what other ranks have already
-// sent for the call of the same number.
+// Every collective first records its fingerprint, and compares it with what other ranks have
+// already sent for the call of the same number.
 
 static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
     idist_group *g = t->group;
@@ -9732,7 +9787,8 @@ static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// A blocking call without a task, while there are no tasks. False: it needs one.
+// Tries a blocking call without a task, while there are no tasks. Returns false if the call needs
+// one.
 static bool idist__start_task_quick(idist_group *g, const idist__call *call) {
     const idist__link *l;
 
@@ -9748,7 +9804,7 @@ static bool idist__start_task_quick_message(idist_group *g, const idist__call *c
     return call->kind == IDIST__SEND ? idist__send_quick(g, call) : idist__progress_take(g, call);
 }
 
-// Before a call starts: reads what has arrived, in case its group has failed.
+// Reads what has arrived before a call starts, in case the call's group has failed.
 static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
         idist__progress_move_all(ring);
@@ -9758,7 +9814,7 @@ static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
 
     ring->last_start_ns = t->started_ns;
 
-    // A sleeping rank looks for processes that have ended, but this one may never sleep.
+    // A sleeping rank looks for processes that have ended, but this rank may never sleep.
     if (!t->group->inner) {
         idist__progress_look(ring, t->started_ns, false);
         idist__ring_settle(ring);
@@ -9816,28 +9872,28 @@ static void idist__start_task_start(idist__task *t) {
 
 // ---- ring/engine/cancel.h ------------------------------------------------------------------------
 
-// ring/engine/cancel.h: forgetting a call, and telling others that a group failed
+// ring/engine/cancel.h: cancels a call, and tells other ranks that a group failed
 //
-// After idist__cancel_task no byte of the buffers of a call is touched, whatever still arrives.
-// What a task may have in the links, and what becomes of it:
+// After idist__cancel_task, no byte of a call's buffers is touched, whatever still arrives. A task
+// may have the following in the links, and each is treated in its own way:
 //
-//   receives posted, or matched    taken out; payloads that still come for them are dropped
-//   sends not begun                taken out; the credit of an eager one comes back
-//   sends partly written           completed from a copy, or the stream would be useless
-//   sends that wait for CTS        taken out; the answer will find nothing
+//   receives posted, or matched    removed; payloads that still arrive for them are dropped
+//   sends not begun                removed; the credit of an eager send comes back
+//   sends partly written           completed from a copy, to keep the stream valid
+//   sends that wait for CTS        removed; the answer will be ignored
 //
-// A call that no other rank knows of ends without consequences. If a peer knows of it already, the
-// group fails too; the return values say which it is.
+// If no other rank knows of the call, cancelling has no consequences. If a peer already knows of
+// the call, the group fails too. The return values say which is the case.
 
-// Invalidates the addresses that this rank has announced in RTS frames: what peers on this host
-// read there from now on, they discard.
+// Invalidates the addresses that this rank has announced in RTS frames: from now on, peers on this
+// host discard what they read there.
 static void idist__cancel_withdraw(const idist__ring *ring) {
     if (!ring->shm) return;
     __atomic_fetch_add(&idist__segment_doorbell(ring->shm, ring->shm->me)->withdrawn, 1u,
                        __ATOMIC_SEQ_CST);
 }
 
-// Removes the transfers of a task from a list. Returns whether there were any.
+// Removes the transfers of a task from a list. Returns true if there were any.
 static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *list,
                                const idist__task *t) {
     idist__transfer *xfer, *next;
@@ -9854,8 +9910,8 @@ static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *li
     return any;
 }
 
-// A frame that is partly written must be completed. Its payload is copied, because the buffer
-// belongs to the caller again.
+// Completes a frame that is partly written. Copies the payload, because the buffer belongs to the
+// caller again.
 static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t unwritten = xfer->piece - xfer->piece_moved;
 
@@ -9864,7 +9920,7 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     if (xfer->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
     if (!unwritten) {
-        // An RTS would wait for its CTS; its type is written already and can change here.
+        // An RTS would wait for its CTS. Its type is already written and can be changed here.
         if (xfer->frame.type == IDIST__RTS) xfer->frame.type = IDIST__CREDIT;
         xfer->nbytes = xfer->piece = xfer->piece_moved = xfer->moved = 0;
         return;
@@ -9883,7 +9939,8 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     xfer->nbytes = xfer->piece = unwritten;
 }
 
-// Takes out what is queued to be written. Returns whether the peer knows of any of it.
+// Removes the transfers of a task from the output queue. Returns true if the peer knows of any of
+// them.
 static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__task *t) {
     idist__transfer **at = &l->out;
     bool known = false;
@@ -9912,7 +9969,7 @@ static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__
     return known;
 }
 
-// Takes a task out of the messages that came early. Returns whether it had claimed one.
+// Detaches a task from the unexpected messages of a link. Returns true if the task had claimed one.
 static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__task *t) {
     idist__message *msg, *next;
     bool claimed = false;
@@ -9935,7 +9992,7 @@ static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__
     return claimed;
 }
 
-// Takes a task out of all links. Returns whether a peer knows of any of it.
+// Removes a task from all links. Returns true if a peer knows of any of it.
 static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     bool known = false;
     int i;
@@ -9945,7 +10002,7 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
 
         if (l->in_transfer && l->in_transfer->task == t) {
             idist__transfer *xfer = l->in_transfer;
-            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, xfer); // it is in no list
+            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, xfer); // in no list
             l->in_transfer = NULL;
             l->target = NULL;
             known = true;
@@ -9962,8 +10019,8 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     return known;
 }
 
-// The fast path for a send that waits for CTS or a receive without a message: it has one transfer,
-// and thousands may be cancelled at once. False: it is not of this kind.
+// Cancels a send that waits for CTS, or a receive without a message. This is a fast path: the task
+// has one transfer, and thousands may be cancelled at once. Returns false for any other task.
 static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
     idist__transfer *xfer = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
 
@@ -9976,7 +10033,7 @@ static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
     return true;
 }
 
-// Takes back the announcement that this rank waits in a receive.
+// Withdraws the announcement that this rank waits in a receive.
 static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
     idist__frame frame;
 
@@ -10001,7 +10058,7 @@ static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
 static bool idist__cancel_task(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool was_waiting = idist__cancel_waiting(ring, t);
-    bool known = was_waiting || idist__cancel_links(ring, t); // a waiting send has announced itself
+    bool known = was_waiting || idist__cancel_links(ring, t); // the peer knows of a waiting send
 
     if (t->call.kind == IDIST__SEND) return !known;
 
@@ -10015,7 +10072,7 @@ static bool idist__cancel_task(idist__task *t) {
     return false;
 }
 
-// A receive that has found no message is in a list of its group only.
+// Cancels a receive if it has found no message. Such a receive is only in a list of its group.
 static bool idist__cancel_retract(idist__task *t) {
     return idist__deadlock_is_unmatched(t) && idist__cancel_task(t);
 }
@@ -10039,19 +10096,20 @@ static void idist__cancel_tell(idist_group *g) {
 
 // ---- ring/engine/members.h -----------------------------------------------------------------------
 
-// ring/engine/members.h: opening and closing a group, and its groups by host
+// ring/engine/members.h: opens and closes a group, and its groups by host
 //
-// Frames for a group may arrive before it exists here. They wait in the links until the group is
-// opened. Closing a group drops what is left, and the ring remembers its context for a while, to
-// drop frames that arrive later.
+// Frames for a group may arrive before the group exists here. They wait in the links until the
+// group is opened. Closing a group drops what is left. The ring remembers the context of a closed
+// group for a while, to drop frames that arrive later.
 //
-// Once a group is open, its members meet. If they all share memory, each of them has offered a
-// region there, and collectives use those. If they are on several hosts, the group gets two inner
-// groups for collectives by host (`local` and `leaders`, see ring/algo/host_plan.h).
+// Once a group is open, its members meet. If they all share memory, each member has offered a
+// region of it, and collectives use these regions. If the members are on several hosts, the group
+// gets two inner groups for collectives by host (`local` and `leaders`, see ring/algo/host_plan.h).
 
 enum { IDIST__GROUP_LOCAL = 1, IDIST__GROUP_LEADERS = 2 }; // mixed into the context of the parent
 
-// Drops what has arrived for a context, and what still arrives.
+// Drops what has arrived for a context, and marks it as closed so that later frames are dropped
+// too.
 static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
     idist__closed *closed = &ring->closed[ring->nclosed++ % IDIST__CLOSED];
     int i;
@@ -10096,7 +10154,8 @@ static void idist__members_close(idist_group *g) {
     if (rg->local) idist__group_free(rg->local);
     if (rg->leaders) idist__group_free(rg->leaders);
 
-    // If the group failed before its members met here, others may have used the groups by host.
+    // If the group failed before its members met here, other ranks may have used the groups by
+    // host.
     if (drops_local)
         idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LOCAL), g->status);
     if (drops_leaders)
@@ -10129,7 +10188,7 @@ static void idist__members_hear(idist_group *g, idist__link *l) {
             idist__group_fail(g, (idist_status)(int)(int64_t)msg->frame.aux, msg->data);
 }
 
-// Makes the ring's part of a group.
+// Initializes the ring's part of a group.
 static idist_status idist__members_init(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -10167,7 +10226,7 @@ static idist_status idist__members_init(idist_group *g) {
 
 // ---- groups by host ----
 
-// Makes a group inside another one, from world ranks.
+// Makes a group inside another group, from world ranks.
 static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
                                              int n, idist_group **out) {
     idist__world *w = parent->w;
@@ -10180,7 +10239,7 @@ static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt,
     status = idist__members_init(g);
 
     if (status != IDIST_OK) {
-        g->rank = -1; // it is not open
+        g->rank = -1; // the group is not open
         idist__group_free(g);
         return status;
     }
@@ -10195,7 +10254,7 @@ static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt,
 
 typedef struct idist__group_hosts { // the members of a group by host
     uint64_t *local_offers;         // regions that the members on this host offer
-    int *local, *leaders;           // world ranks: members on this host; first member of each host
+    int *local, *leaders; // world ranks: the members on this host, the first member of each host
     int local_count, leader_count;
     bool in_order; // the members of each host are consecutive
 } idist__group_hosts;
@@ -10237,9 +10296,10 @@ static idist_status idist__members_split_by_host(idist_group *g, const idist__gr
     return status;
 }
 
-// Gives a group what its members can use: regions of shared memory, or groups by host. offers: the
-// region that each member offers; NULL: the first one of each. The world passes NULL and so needs
-// no exchange: all ranks know the table of hosts, and all first regions are free.
+// Gives a group what its members can use: regions of shared memory, or groups by host. The array
+// `offers` has the region that each member offers. If it is NULL, each member offers its first
+// region. The world passes NULL and so needs no exchange: all ranks know the table of hosts, and
+// all first regions are free.
 static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t n = (size_t)g->size;
@@ -10288,46 +10348,45 @@ static void *idist__members_alloc(idist__world *w, size_t nbytes) {
 
 // ring/join/join_state.h: the state of a join, and names of values in the store
 
-// Values of idist__config.transport that matter here.
-
-typedef struct idist__record { // what a rank says about itself
+typedef struct idist__record { // what a rank publishes about itself
     char hostname[64];
     uint64_t host;       // equal for all ranks of a host
-    char local[64];      // address of its local socket, or ""
-    uint64_t processors; // equal for all ranks that have the same ones
-    uint32_t shm;        // whether it takes part in shared memory
-    uint32_t algorithm;  // its setting IDIST_ALGO, which must be equal on all ranks
-    uint64_t loopback;   // idist__config_reach_key, if it has reached the store by loopback; else 0
+    char local[64];      // address of the rank's local socket, or ""
+    uint64_t processors; // equal for all ranks on the same processors
+    uint32_t shm;        // nonzero if the rank takes part in shared memory
+    uint32_t algorithm;  // the rank's IDIST_ALGO, which must be equal on all ranks
+    // idist__config_reach_key if the rank has reached the store by loopback, else 0.
+    uint64_t loopback;
 } idist__record;
 
 typedef struct idist__tcp_record {
     char text[160];         // where a rank listens: "tcp:[ADDRESS]:PORT"
-    uint32_t round_trip_us; // to the server of the store; 0: not known
-    uint32_t mbits;         // bandwidth of the interface; 0: not known
-    uint32_t sockets;       // its setting IDIST_SOCKETS; 0: automatic
-    uint64_t window_nbytes; // that can be under way in one socket; 0: not known
+    uint32_t round_trip_us; // round trip to the server of the store; 0 if not known
+    uint32_t mbits;         // bandwidth of the interface; 0 if not known
+    uint32_t sockets;       // the rank's IDIST_SOCKETS; 0 if automatic
+    uint64_t window_nbytes; // bytes that can be in flight in one socket; 0 if not known
 } idist__tcp_record;
 
 typedef struct idist__join {
     idist__world *w;
     idist__ring *ring;
     idist_store *store;
-    bool owns_store;              // we opened it; otherwise it is a view of the user's
+    bool owns_store;              // we opened the store; otherwise it is a view of the user's store
     bool lost_server;             // the server ended while we opened the store
-    bool others_know;             // somebody else has told all ranks why we give up
-    bool told_by_server;          // ... namely the server, for a process that ended
+    bool others_know;             // another process has told all ranks why we give up
+    bool told_by_server;          // the server has told all ranks, for a process that ended
     bool voting;                  // we gave up while the connections of this host carry votes
-    bool warned;                  // that the server has refused a process
-    char prefix[64];              // of our names in the store
-    idist__tcp_record *tcp;       // by rank; NULL: there is no TCP
+    bool warned;                  // we have logged that the server refused a process
+    char prefix[64];              // prefix of our names in the store
+    idist__tcp_record *tcp;       // by rank; NULL if there is no TCP
     const idist__record *records; // by rank
     idist__connector *connector;
-    bool *wanted;     // by rank: a connection is needed now, and there is none yet
-    int wanted_count; // ranks of which that is true
+    bool *wanted;     // by rank: true if a connection is needed now and missing
+    int wanted_count; // number of entries of `wanted` that are true
     int64_t deadline_ns;
 } idist__join;
 
-// The name of a value in the store, of one rank or (rank < 0) of all.
+// Formats the name of a value in the store: a value of one rank, or of all ranks if rank < 0.
 static void idist__join_state_name(const idist__join *j, char *name, size_t capacity,
                                    const char *what, int rank) {
     if (rank < 0) snprintf(name, capacity, "%s%s", j->prefix, what);
@@ -10341,24 +10400,24 @@ static idist_status idist__join_state_set(idist__join *j, const char *what, int 
     return idist__store_post(j->store, name, value, nbytes);
 }
 
-// Whether the store is that of a torch agent, which outlives the workers.
+// Returns true if the store belongs to a torch agent, which outlives the workers.
 static bool idist__join_state_is_torch(const idist__join *j) {
     return j->w->cfg.meet.kind == IDIST__MEET_TORCH;
 }
 
-// The server of our store, if it runs in this process.
+// Returns the server of our store if it runs in this process, else NULL.
 static const idist__server *idist__join_state_server(const idist__join *j) {
     if (!j->owns_store || j->store->run != idist__client_run) return NULL;
     return ((const idist__client_store *)j->store->impl)->server;
 }
 
-// How often a waiting rank asks whether another one has given up: less often in a large world,
-// where all ranks ask one server.
+// Returns the interval in ms at which a waiting rank asks whether another rank has given up. The
+// interval is longer in a large world, where all ranks ask one server.
 static int idist__join_state_ask_ms(const idist__join *j) {
     return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500;
 }
 
-// Milliseconds until the deadline, at least 1; negative: there is none.
+// Returns the milliseconds until the deadline, at least 1, or -1 if there is no deadline.
 static int idist__join_state_ms_left(const idist__join *j) {
     int64_t left;
 
@@ -10370,19 +10429,20 @@ static int idist__join_state_ms_left(const idist__join *j) {
 
 // ---- ring/join/join_failure.h --------------------------------------------------------------------
 
-// ring/join/join_failure.h: a rank that gives up, and how the others learn why
+// ring/join/join_failure.h: a rank that cannot join tells the other ranks why
 //
-// If one rank cannot join, no rank can. A rank that has joined by then learns it from its first
-// call, because the group of the world has failed. To spare the others their
-// time-out, the rank writes the reason into the store ("failed"), where waiting ranks look for it
-// now and then. A rank that has read it counts itself in "heard"; the owner of the store keeps the
-// store open until all of them have, or for half a second.
+// If one rank cannot join, no rank can. A rank that has joined by then finds out in its first call,
+// because the group of the world has failed. The other ranks should not have to wait for the
+// time-out. So the rank writes the reason into the store under "failed", which waiting ranks check
+// now and then. A rank that has read the reason counts itself in "heard". The owner of the store
+// keeps the store open until all ranks have read it, or for half a second.
 //
-// A process that dies cannot do that. The store sets "failed" for it, see launch/draw.h.
+// A process that dies cannot write the reason. The store sets "failed" for it, see launch/draw.h.
 
 enum { IDIST__FAILURE_STAY_MS = 500, IDIST__FAILURE_LOST_MS = 300 };
 
-// Rank 0 has a connection of the store and the sockets of a link for each rank.
+// Fails because descriptors are short. Rank 0 needs the most: a connection of the store and the
+// sockets of a link for each rank.
 static idist_status idist__join_failure_no_fds(const idist__join *j) {
     int sockets = j->connector ? j->connector->socket_count : 1;
 
@@ -10392,7 +10452,7 @@ static idist_status idist__join_failure_no_fds(const idist__join *j) {
         j->w->group.size, (1 + sockets) * j->w->group.size + 8);
 }
 
-// Adds what the server knows to the error text that names the late ranks.
+// Appends what the server knows to the error text that names the late ranks.
 static idist_status idist__join_failure_hint(const idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
     int refused = server ? __atomic_load_n(&server->refused_count, __ATOMIC_RELAXED) : 0;
@@ -10406,14 +10466,14 @@ static idist_status idist__join_failure_hint(const idist__join *j) {
     else if (refused)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
-            ". %d connections were refused or broke off: a wrong secret, another build, "
-            "a stranger, or a rank that died",
+            ". %d connections were refused or broke: a wrong secret, another build, a process of another job, or a rank that died",
             refused);
 
     return IDIST_ERR_TIMEOUT;
 }
 
-// If joining failed because the server of the store ended, says which process that was.
+// If joining failed because the server of the store ended, changes the error text to name the
+// process of the server.
 static void idist__join_failure_of_store(const idist__join *j, idist_status status) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
     bool lost = j->lost_server || (j->store && j->store->is_lost);
@@ -10425,18 +10485,19 @@ static void idist__join_failure_of_store(const idist__join *j, idist_status stat
                 idist__text_behind(cause, "store: "));
 }
 
-// Reports a process that has another secret at once, because the ranks may wait for that process
-// until their time-out. It may as well be a stranger.
+// Logs at once that a process with another secret has connected, because the ranks may wait for
+// that process until their time-out. The process may also be a stranger.
 static void idist__join_failure_warn(idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
 
     if (j->warned || !server || !__atomic_load_n(&server->is_unlike, __ATOMIC_ACQUIRE)) return;
     j->warned = true;
     idist__log_print(&j->w->log, IDIST_LOG_WARN,
-                     "initialize: %s (unless that is no process of this job)", server->unlike);
+                     "initialize: %s (unless that process is not part of this job)",
+                     server->unlike);
 }
 
-// Fails for the same reason if some rank has given up.
+// If some rank has given up, fails for the same reason. Otherwise returns IDIST_OK.
 static idist_status idist__join_failure_check(idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
     idist__failure failure;
@@ -10462,21 +10523,21 @@ static idist_status idist__join_failure_check(idist__join *j) {
     j->others_know = true;
     j->told_by_server = failure.by_will != 0;
 
-    if (failure.status == IDIST_ERR_TIMEOUT) { // its text names the ranks that are late
+    if (failure.status == IDIST_ERR_TIMEOUT) { // the text names the ranks that are late
         idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", failure.text);
         return idist__join_failure_hint(j);
     }
 
     if (failure.rank < 0)
         return idist__fail((idist_status)failure.status,
-                           "initialize: a process that had drawn its rank could not join: %s",
+                           "initialize: a process with an assigned rank could not join: %s",
                            failure.text);
 
     return idist__fail((idist_status)failure.status, "initialize: rank %d could not join: %s",
                        (int)failure.rank, failure.text);
 }
 
-// Keeps the store open until all others have read why, or for a moment.
+// Keeps the store open until all other ranks have read the reason, or for a moment.
 static void idist__join_failure_stay(idist__join *j) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_STAY_MS);
     int64_t heard = 0;
@@ -10491,20 +10552,20 @@ static void idist__join_failure_stay(idist__join *j) {
     }
 }
 
-// Tells the others why this rank gives up, unless the reason came from them.
+// Tells the other ranks why this rank gives up, unless the reason came from them.
 static void idist__join_failure_tell(idist__join *j, idist_status status) {
     idist__failure failure;
     char name[128], text[sizeof idist__me.text];
     int64_t heard;
 
     if (!j->store || !j->prefix[0]) return;
-    memcpy(text, idist__me.text, sizeof text); // the store may overwrite it
+    memcpy(text, idist__me.text, sizeof text); // the store may overwrite the text
     memset(&failure, 0, sizeof failure);
     failure.status = (int32_t)status;
     failure.rank = j->w->group.rank;
     idist__text_copy(failure.text, sizeof failure.text, idist__text_behind(text, "initialize: "));
 
-    // If this does not reach the store, the others learn of it when the store ends.
+    // If the reason does not reach the store, the other ranks find out when the store ends.
     idist__join_state_name(j, name, sizeof name, "failed", -1);
     if (!j->others_know) idist_store_set(j->store, name, &failure, sizeof failure);
     idist__store_drop_will(j->store);
@@ -10515,13 +10576,13 @@ static void idist__join_failure_tell(idist__join *j, idist_status status) {
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// The connection to a rank ended. It may have given up and said why, or the server is about to say
-// that it died.
+// Fails because the connection to a rank ended. First waits for a reason in the store. The rank may
+// have given up and said why, or the server is about to say that it died.
 static idist_status idist__join_failure_lost(idist__join *j, int rank, const char *how) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_LOST_MS);
     char text[300];
 
-    idist__text_copy(text, sizeof text, how); // it may lie where a failure writes its text
+    idist__text_copy(text, sizeof text, how); // `how` may point to the text of the last failure
 
     do {
         idist_status status = idist__join_failure_check(j);
@@ -10533,17 +10594,17 @@ static idist_status idist__join_failure_lost(idist__join *j, int rank, const cha
                        j->w->nodes[rank].hostname, text);
 }
 
-// The time is up, and the server of the store has not said who is missing.
+// Fails because the time is up, and the server of the store does not answer.
 static idist_status idist__join_failure_silent(const idist__join *j) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
 
-    return idist__fail(IDIST_ERR_TIMEOUT,
-                       "initialize: %s does not answer any more: it is stopped, or the network to "
-                       "it broke",
-                       by_rank_0 ? "rank 0" : "the store's server");
+    return idist__fail(
+        IDIST_ERR_TIMEOUT,
+        "initialize: %s no longer answers: it is stopped, or the network to it is down",
+        by_rank_0 ? "rank 0" : "the store's server");
 }
 
-// The time is up, and rank 0 has not set this value, without which there is no job.
+// Fails because the time is up, and rank 0 has not set a value that the whole job needs.
 static idist_status idist__join_failure_without_0(idist__join *j, const char *name) {
     const char *names[1];
     bool exists;
@@ -10558,7 +10619,7 @@ static idist_status idist__join_failure_without_0(idist__join *j, const char *na
     return idist__join_failure_hint(j);
 }
 
-// The time is up: names the ranks, from `rank` on, that have not set this value.
+// Fails because the time is up. Names the ranks, from `rank` on, that have not set a value.
 static idist_status idist__join_failure_late(idist__join *j, const char *what, int rank) {
     char name[128], text[300] = "";
     int i, missing = 0;
@@ -10584,9 +10645,7 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (strcmp(what, "joined") == 0) {
         idist__fail(
             IDIST_ERR_TIMEOUT,
-            "initialize: %d of %d ranks showed up, but did not finish connecting to others "
-            "within %d ms: rank %s%s. A firewall, a missing route or a rank that is stopped "
-            "can be why",
+            "initialize: %d of %d ranks showed up, but did not finish connecting to others within %d ms: rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
             missing, j->w->group.size, j->w->cfg.init_timeout_ms, text,
             missing > 16 ? ", ..." : "");
         return idist__join_failure_hint(j);
@@ -10598,11 +10657,10 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (!j->w->cfg.store && j->w->cfg.meet.kind == IDIST__MEET_LOCAL)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
-            ". The ranks meet at a local socket, which those of another user, network "
-            "namespace (container) or host cannot reach");
+            ". The ranks meet at a local socket; ranks of another user, network namespace (container) or host cannot reach it");
     if (j->w->cfg.rank_drawn)
         idist__text_append(idist__me.text, sizeof idist__me.text,
-                           ". Ranks are drawn from %s: start %d processes there",
+                           ". Ranks are assigned at %s: start %d processes that meet there",
                            j->w->cfg.meet.name, j->w->group.size);
 
     return idist__join_failure_hint(j);
@@ -10610,21 +10668,22 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
 
 // ---- ring/join/join_store.h ----------------------------------------------------------------------
 
-// ring/join/join_store.h: opening the store, and values that a rank waits for
+// ring/join/join_store.h: opens the store, and waits for values in it
 //
 // Worlds made one after another through the same store must not see each other's values. So each
 // rank counts its worlds in the store, and the count is part of all names. In a store of our own
-// the count can only be 1; a higher one means that two processes have the same rank. A torch agent
-// keeps its store when it restarts the workers, so there the number of restarts is part of the
-// names too.
+// the count can only be 1; a higher count means that two processes have the same rank. A torch
+// agent keeps its store when it restarts the workers, so there the number of restarts is part of
+// the names too.
 
 enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
 
-// The server of the store by which this thread last tried to join.
+// Identifies the server of the store through which this thread last tried to join.
 IDIST__TLS uint64_t idist__join_store_last_server;
 
-// Waits for a value. After a time-out the error names the ranks that have not set it, or that have
-// not set `cause`, a value that must exist first. A value of the job, without a rank, is rank 0's.
+// Waits for a value. After a time-out the error names the ranks that have not set the value. If
+// `cause` is given, it names the ranks that have not set `cause`, a value that must exist first.
+// Rank 0 sets the values of the whole job, for which rank is -1.
 static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
                                           const char *cause, void *value, size_t nbytes) {
     char name[128];
@@ -10653,7 +10712,7 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
     return idist__join_failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
 
-// Waits until these ranks, at most IDIST__JOIN_BATCH of them, have set a value.
+// Waits until `count` ranks from `first` on, at most IDIST__JOIN_BATCH, have set a value.
 static idist_status idist__join_store_await_some(idist__join *j, const char *what, int first,
                                                  int count) {
     char names[IDIST__JOIN_BATCH][128];
@@ -10679,7 +10738,7 @@ static idist_status idist__join_store_await_some(idist__join *j, const char *wha
     return idist__join_failure_late(j, what, 0);
 }
 
-// Waits until all ranks have set a value, by few requests: each of them may have to wait for a
+// Waits until all ranks have set a value. Makes few requests, because each may have to wait for a
 // processor that hundreds of ranks want.
 static idist_status idist__join_store_await_all(idist__join *j, const char *what) {
     int first, n = j->w->group.size;
@@ -10697,7 +10756,8 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
 
 // Opens the store of a new world. Rank 0 may still serve, at the same address, the store of the
 // last world that this thread joined or failed to join. It may also close that store during our
-// handshake. This can happen once, so a second loss is that of the new rank 0.
+// handshake. This can happen only once, so if the server is lost again, it is the new rank 0 that
+// was lost.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     uint64_t last = desc->server ? 0 : idist__join_store_last_server;
@@ -10710,7 +10770,7 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
         bool closes = may_close && status == IDIST_ERR_PEER_LOST;
 
         if (closes) may_close = false;
-        cfg->listener = -1; // the store owns it now
+        cfg->listener = -1; // the store owns the listener now
 
         if (status == IDIST_OK && last && idist__store_server_id(j->store) == last) {
             idist_store_close(&j->store);
@@ -10721,15 +10781,16 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
             idist__join_store_last_server = idist__store_server_id(j->store);
         if (!closes) return status;
         if (idist__os_clock_ms_until(j->deadline_ns) == 0)
-            return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
+            return idist__fail(IDIST_ERR_TIMEOUT,
+                               "store: rank 0 at %s has not started the next world",
                                idist__meet_print(&cfg->meet, text, sizeof text));
         idist__os_clock_pause_ms(1);
         d.timeout_ms = idist__join_state_ms_left(j);
     }
 }
 
-// Opens the store of a new world at the address, and in a file waits until that of the last world,
-// which this thread may have given up before the others, is gone.
+// Opens the store of a new world at the address. In a file, waits until the store of the last world
+// is gone, which this thread may have left before the other ranks.
 static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     bool again = false;
@@ -10738,10 +10799,10 @@ static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc
         idist_status status = idist__join_store_open_new(j, desc);
 
         if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
-            return idist__fail(status,
-                               "initialize: %s (this process is rank 0; to draw a rank, set none, "
-                               "or desc.rank -1)",
-                               idist__me.text);
+            return idist__fail(
+                status,
+                "initialize: %s (this process is rank 0; to have a rank assigned, set no rank, or desc.rank -1)",
+                idist__me.text);
         j->lost_server = status == IDIST_ERR_PEER_LOST;
         if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
         j->owns_store = true;
@@ -10757,7 +10818,7 @@ static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc
     }
 }
 
-// Opens a store of our own at the address from the launcher or the environment.
+// Opens a store of our own, at the address from the launcher or the environment.
 static idist_status idist__join_store_open_own(idist__join *j) {
     idist__config *cfg = &j->w->cfg;
     idist_store_desc desc;
@@ -10776,7 +10837,7 @@ static idist_status idist__join_store_open_own(idist__join *j) {
         if (status != IDIST_OK) return status;
     }
 
-    if (cfg->drawn) { // our rank came from it
+    if (cfg->drawn) { // our rank was assigned from this store
         j->store = cfg->drawn;
         cfg->drawn = NULL;
         j->owns_store = true;
@@ -10801,15 +10862,16 @@ static idist_status idist__join_store_rank_taken(const idist__join *j) {
                        cfg->rank_var ? cfg->rank_var : "desc.rank");
 }
 
-// Whether this rank's number comes together with the answer to its next request, which saves a
-// round trip. See idist__join_store_claim.
+// Returns true if the count of this rank's worlds arrives with the answer to its next request,
+// which saves a round trip. See idist__join_store_claim.
 static bool idist__join_store_claims_late(const idist__join *j) {
     if (!j->owns_store || j->w->cfg.rank == 0 || idist__join_state_is_torch(j)) return false;
     return j->store->run == idist__client_run; // NOLINT(clang-analyzer-core.NullDereference)
 }
 
-// The request after the number has ended with this status: whether we are the only process with
-// this rank. If we are not, or cannot tell, the others are told nothing of us.
+// Checks that no other process has claimed our rank. `status` is the result of the request sent
+// after our claim. If another process has the rank, or we cannot tell, this rank publishes nothing
+// about itself.
 static idist_status idist__join_store_claim(idist__join *j, idist_status status) {
     if (!idist__join_store_claims_late(j)) return status;
 
@@ -10827,7 +10889,7 @@ static idist_status idist__join_store_open(idist__join *j) {
     int64_t world_number = 0;
     idist_status status;
 
-    // A view of the caller's store has a limit of its own for answers.
+    // A view of the caller's store has its own limit on the wait for answers.
     status =
         cfg->store ? idist_store_prefix(cfg->store, "", &j->store) : idist__join_store_open_own(j);
     if (status != IDIST_OK) return status;
@@ -10851,11 +10913,13 @@ static idist_status idist__join_store_open(idist__join *j) {
     return IDIST_OK;
 }
 
-// This rank is done. Rank 0 closes the store only when all ranks are, because until then they learn
-// of a death through it. (It may close the store before it has answered the last request.) The
-// others wait for that if the store is in a file: should they open another world there, they must
-// not find the store of this one. Over sockets, idist__join_store_open_new sees to that, without
-// another round trip for all who do not.
+// Publishes that this rank is done. Rank 0 closes the store only when all ranks are done, because
+// until then they learn of a death through it. Rank 0 may close the store before it has answered
+// the last request.
+//
+// If the store is in a file, the other ranks wait for its end. If they open another world there,
+// they must not find the store of this world. Over sockets, idist__join_store_open_new ensures
+// this, without another round trip for ranks that open no other world.
 static idist_status idist__join_store_leave(idist__join *j) {
     char one = 1;
     idist_status status = idist__join_state_set(j, "joined", j->w->group.rank, &one, sizeof one);
@@ -10870,15 +10934,15 @@ static idist_status idist__join_store_leave(idist__join *j) {
 
 // ---- ring/join/records.h -------------------------------------------------------------------------
 
-// ring/join/records.h: the number of the job, and a record of every rank
+// ring/join/records.h: exchanges the job number, and a record of every rank
 //
-// Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
-// then publishes a record: its host, and where its local socket listens. Rank 0 collects the
-// records in one table, so that n ranks take 2 n requests rather than n * n. The table tells
-// whether TCP is needed at all.
+// Rank 0 draws a random job number. The key of all connections is derived from it. Then each rank
+// publishes a record: its host, and where its local socket listens. Rank 0 collects the records in
+// one table, so that n ranks make 2 n requests and not n * n. The table tells whether TCP is needed
+// at all.
 
-// Rank 0 publishes the job number and the number of ranks, which every other rank compares with its
-// own.
+// Agrees on the job number and the number of ranks. Rank 0 publishes them, and every other rank
+// compares the number of ranks with its own.
 static idist_status idist__records_agree_on_job(idist__join *j) {
     uint64_t job[2] = {0, 0}; // number of the job, number of ranks
     uint8_t key[32];
@@ -10899,9 +10963,9 @@ static idist_status idist__records_agree_on_job(idist__join *j) {
             IDIST_ERR_ENV,
             "initialize: rank 0 was started with a world of %llu ranks, this rank with %d%s",
             (unsigned long long)job[1], j->w->group.size,
-            j->owns_store ? ""
-                          : "; or that was an earlier world at desc.store: give each world a view "
-                            "with a prefix of its own (idist_store_prefix)");
+            j->owns_store
+                ? ""
+                : "; or desc.store still holds an earlier world: give each world a prefix of its own (idist_store_prefix)");
 
     j->connector->job = job[0];
     idist__secret_key(&j->w->cfg.secret, key);
@@ -10924,15 +10988,17 @@ static idist_status idist__records_listen_local(idist__join *j, idist__record *m
     return idist__connection_listen(&address, me->local, &j->connector->listeners[0]);
 }
 
-// Our end of the connection to the store. False: it is no TCP connection of ours.
+// Finds the local address of our connection to the store. Returns false if the store is not ours,
+// or not reached by TCP.
 static bool idist__records_store_address(const idist__join *j, idist__os_address *address) {
     return j->owns_store && j->store->run == idist__client_run &&
            idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd, address) &&
            !idist__os_socket_is_local(address);
 }
 
-// The address to publish. by_loopback: all ranks are on one host, and use TCP because the user
-// wants it, or have reached the store through loopback, so that they reach each other as well.
+// Finds the address to publish: 127.0.0.1 if `by_loopback` is set and IDIST_ADDR is not. There are
+// two causes for `by_loopback`. All ranks are on one host, and the user wants TCP. Or all ranks
+// have reached the store through loopback, so they reach each other that way too.
 static idist_status idist__records_own_address(const idist__join *j, bool by_loopback,
                                                idist__own_address *own) {
     idist__os_address hint;
@@ -10946,8 +11012,9 @@ static idist_status idist__records_own_address(const idist__join *j, bool by_loo
     return IDIST_OK;
 }
 
-// Listens on all addresses where a secret keeps strangers out, or else at the one that is
-// published. Ranks of this host look that up here, those of other hosts elsewhere.
+// Listens on all addresses if a secret keeps strangers out, else only at the published address. If
+// IDIST_ADDR gives a name, ranks on this host look it up here, and other ranks on their hosts,
+// perhaps with another result.
 static idist_status idist__records_listen_at(idist__join *j, const idist__own_address *own,
                                              bool by_loopback) {
     const idist__secret *secret = &j->w->cfg.secret;
@@ -11000,8 +11067,8 @@ static idist_status idist__records_listen_tcp(idist__join *j, bool by_loopback) 
     return IDIST_OK;
 }
 
-// Every rank has filled in its own row of a table: rank 0 collects them, under `row`, and publishes
-// the whole, as `all`.
+// Exchanges the rows of a table. Every rank has filled in its own row. Rank 0 collects the rows,
+// under the name `row`, and publishes the whole table as `all`.
 static idist_status idist__records_exchange(idist__join *j, const char *row, const char *all,
                                             void *table, size_t row_nbytes) {
     char *rows = (char *)table;
@@ -11020,9 +11087,9 @@ static idist_status idist__records_exchange(idist__join *j, const char *row, con
     return idist__join_state_set(j, all, -1, table, row_nbytes * (size_t)n);
 }
 
-// What is known of the network: of all records the longest round trip, the lowest speed of an
-// interface, the smallest window and the highest number of sockets. All ranks have the same table,
-// and so get the same.
+// Combines what all records say of the network: the longest round trip, the lowest bandwidth, the
+// smallest window and the highest number of sockets. All ranks have the same table, and so get the
+// same result.
 static idist__tcp_record idist__records_network(const idist__join *j) {
     idist__tcp_record all;
     int i;
@@ -11044,8 +11111,9 @@ static idist__tcp_record idist__records_network(const idist__join *j) {
     return all;
 }
 
-// What is under way while the network is full: bandwidth times round trip. Virtual interfaces
-// report a bandwidth that is too low, or none; unneeded posted receives cost little.
+// Returns the bytes that are in flight while the network is full: bandwidth times round trip.
+// Assumes at least 1000 Mbit/s, because virtual interfaces report a bandwidth that is too low, or
+// none. Posting more receives than needed costs little.
 static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) {
     enum { LEAST_MBITS = 1000 };
     uint64_t least = LEAST_MBITS, mbits = network->mbits > least ? network->mbits : least;
@@ -11053,8 +11121,8 @@ static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) 
     return network->round_trip_us * mbits / 8;
 }
 
-// How many sockets it takes to fill the network, when each of them holds a window of it. Only what
-// the interface reports counts: unneeded sockets compete with each other on a slow link.
+// Returns the number of sockets that fill the network when each holds one window of data. Only the
+// reported bandwidth counts: unneeded sockets compete with each other on a slow link.
 static int idist__records_fill_sockets(const idist__tcp_record *network) {
     uint64_t nbytes = (uint64_t)network->round_trip_us * network->mbits / 8;
     uint64_t count = network->window_nbytes ? nbytes / network->window_nbytes + 1 : 1;
@@ -11062,9 +11130,9 @@ static int idist__records_fill_sockets(const idist__tcp_record *network) {
     return count < IDIST__SOCKETS_MAX ? (int)count : IDIST__SOCKETS_MAX;
 }
 
-// What is known of the network between the hosts, and how many sockets a link gets.
+// Records what is known of the network between the hosts, and how many sockets a link gets.
 static void idist__records_measure(idist__join *j, bool by_loopback) {
-    enum { OVERHEAD_US = 5 }; // of a sender and a receiver
+    enum { OVERHEAD_US = 5 }; // time that a sender and a receiver take
     idist__tcp_record network = idist__records_network(j);
     char *text = j->w->about.network;
     size_t capacity = sizeof j->w->about.network;
@@ -11086,7 +11154,7 @@ static void idist__records_measure(idist__join *j, bool by_loopback) {
                            j->connector->socket_count > 1 ? "s" : "");
 }
 
-// The same for the addresses of the TCP sockets.
+// Exchanges the addresses of the TCP sockets, and derives the number of sockets of a link.
 static idist_status idist__records_exchange_tcp(idist__join *j, bool by_loopback) {
     size_t i, n = (size_t)j->w->group.size;
     idist_status status;
@@ -11144,7 +11212,7 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     for (i = 0; i < w->group.size && status == IDIST_OK; i++) {
         status = idist__records_enter(j, &records[i], i);
         if (records[i].host != host) one_host = false;
-        if (!records[i].local[0]) all_local = false; // this rank uses TCP only
+        if (!records[i].local[0]) all_local = false; // that rank uses TCP only
         if (!me->loopback || records[i].loopback != me->loopback) all_loopback = false;
         if (records[i].processors != me->processors) continue;
         if (i < w->group.rank) w->machine.sharing_rank++;
@@ -11152,7 +11220,7 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     }
 
     j->records = records;
-    if (status == IDIST_OK && !(one_host && all_local)) // the same on all ranks
+    if (status == IDIST_OK && !(one_host && all_local)) // all ranks decide the same
         status = idist__records_exchange_tcp(j, one_host || all_loopback);
 
     return status;
@@ -11160,40 +11228,41 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
 
 // ---- ring/join/links.h ---------------------------------------------------------------------------
 
-// ring/join/links.h: connections that ranks need from the start
+// ring/join/links.h: makes the connections that ranks need from the start
 //
-// Ranks that share memory need no connection in the end: they connect in a tree, over which they
-// agree on the memory; then they close it. Of all other pairs, in a world of up to
-// IDIST__LINKS_MANY ranks, all connect. In a larger one those connect whose distance is a power of
-// two, around the ring of all ranks: the partners in the algorithms of few steps, and the
-// neighbours in rings. News of a failure spreads over these. The rest connect when they need to.
+// Ranks that share memory need no connection in the end. They connect in a tree, over which they
+// agree on the memory, and then close the connections. In a world of up to IDIST__LINKS_MANY ranks,
+// all other pairs connect. In a larger world, a pair connects if its distance around the ring of
+// all ranks is a power of two. These pairs are the partners in the algorithms of few steps, and the
+// neighbors in rings. News of a failure spreads over their connections. The rest connect when they
+// need to.
 //
 //   idist__links_want             asks for a connection to a rank
-//   idist__links_connect          makes those that are wanted: of two ranks, the higher connects
+//   idist__links_connect          makes the wanted connections: of two ranks, the higher connects
 //   idist__links_connect_others   connects the pairs that share no memory, as described above
 //
-// A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
-// connection merely broke, or the name of the host is not known yet: then it is tried again.
+// A failed incoming handshake is ignored. A failed outgoing handshake fails the join. But if the
+// connection merely broke, or the host name is not known yet, the rank tries again.
 
 enum {
     IDIST__LINKS_POLL_MS = 20,
-    IDIST__LINKS_ASK_MS = 400 // before it asks for the first time whether a rank has given up
+    IDIST__LINKS_ASK_MS = 400 // before a rank first asks whether another rank has given up
 };
 
-#ifndef IDIST__LINKS_MANY // a test has few ranks
+#ifndef IDIST__LINKS_MANY // a test with few ranks sets this to 0
 #define IDIST__LINKS_MANY 64
 #endif
-#ifndef IDIST__LINKS_NEAR // a test has none of these: all connections are made on demand
+#ifndef IDIST__LINKS_NEAR // a test sets this to 0: all connections are made on demand
 #define IDIST__LINKS_NEAR 1
 #endif
 
-// Whether two ranks connect in a world of many ranks before they need to.
+// Returns true if two ranks of a large world connect while they join.
 static bool idist__links_are_near(int a, int b, int n) {
     int there = a < b ? b - a : a - b, back = n - there;
     return IDIST__LINKS_NEAR && (!(there & (there - 1)) || !(back & (back - 1)));
 }
 
-// Where the ranks listen for us: at a local socket on this host, or else at TCP.
+// Finds the address where each rank listens for us: a local socket on this host, else TCP.
 static void idist__links_find(idist__join *j) {
     const idist__record *me = &j->records[j->w->group.rank];
     int i;
@@ -11219,28 +11288,29 @@ static idist_status idist__links_late(const idist__join *j) {
         if (j->wanted[i] && missing++ < 16)
             idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
 
-    // The other ranks repeat this text, so it names this one.
+    // The other ranks repeat this text, so the text names this rank.
     if (conn->unknown[0] && j->wanted[conn->unknown_rank])
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "initialize: rank %d on %s was not connected within %d ms to rank %s%s: "
                            "%s (IDIST_ADDR of rank %d)",
                            j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
                            missing > 16 ? ", ..." : "", conn->unknown, conn->unknown_rank);
-    return idist__fail(IDIST_ERR_TIMEOUT,
-                       "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
-                       "firewall, a missing route or a rank that is stopped can be why",
-                       j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
-                       missing > 16 ? ", ..." : "");
+    return idist__fail(
+        IDIST_ERR_TIMEOUT,
+        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
+        j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
+        missing > 16 ? ", ..." : "");
 }
 
-// Ranks of one host connect by local sockets or loopback. Whether they are of one host may be what
-// the user says.
+// Returns true if an address is local to this host, and the user has set the host id, which may be
+// wrong. Ranks of one host connect by local sockets or loopback.
 static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
     bool is_local = idist__address_is_local(where) || idist__address_is_loopback(where);
     return is_local && j->w->cfg.host_id[0];
 }
 
-// Whether another host has told us a loopback address, which only its IDIST_ADDR can give.
+// Returns true if another host has published a loopback address, which only its IDIST_ADDR can
+// give.
 static bool idist__links_misled(const idist__join *j, int rank, const char *where) {
     bool same_host = j->records[rank].host == j->records[j->w->group.rank].host;
     char host[sizeof j->tcp->text];
@@ -11251,7 +11321,7 @@ static bool idist__links_misled(const idist__join *j, int rank, const char *wher
            idist__address_host_is_loopback(host);
 }
 
-// A connection could not be made.
+// Fails because a connection could not be made.
 static idist_status idist__links_failed(idist__join *j, const idist__connect_event *event) {
     const char *where = event->rank < 0 ? "" : j->connector->where[event->rank].text;
     char how[sizeof idist__me.text];
@@ -11273,10 +11343,10 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
 
     snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(event->error));
     if (idist__links_trust_host_id(j, where))
-        idist__text_append(how, sizeof how,
-                           ". It has our IDIST_HOSTID (desc.host_id), \"%s\", which only ranks of "
-                           "one host may have",
-                           j->w->cfg.host_id);
+        idist__text_append(
+            how, sizeof how,
+            ". It has the IDIST_HOSTID (desc.host_id) of this rank, \"%s\", which only ranks of one host may share",
+            j->w->cfg.host_id);
     else if (idist__links_misled(j, event->rank, where))
         idist__text_append(how, sizeof how,
                            ". That is a loopback address, which the IDIST_ADDR of rank %d gives: "
@@ -11299,7 +11369,7 @@ static idist_status idist__links_progress(idist__join *j) {
     return IDIST_OK;
 }
 
-// Sleeps until something is ready, and goes on.
+// Sleeps until something is ready, then advances the connections.
 static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entries) {
     int count = idist__connector_polls(j->connector, entries);
     int ms = idist__os_clock_ms_until(j->deadline_ns), ready;
@@ -11341,7 +11411,7 @@ static idist_status idist__links_connect(idist__join *j) {
         if (status == IDIST_OK && idist__os_clock_now_ns() - asked_ns > ask_ns) {
             int64_t begun_ns = idist__os_clock_now_ns();
 
-            status = idist__join_failure_check(j); // handshakes stand still while we ask
+            status = idist__join_failure_check(j); // handshakes make no progress while we ask
             asked_ns = idist__os_clock_now_ns();
             ask_ns = idist__join_state_ask_ms(j) * IDIST__MS + 4 * (asked_ns - begun_ns);
         }
@@ -11353,7 +11423,8 @@ static idist_status idist__links_connect(idist__join *j) {
     return status;
 }
 
-// Connects to the ranks with which we do not share memory, or only to some of them.
+// Connects to the ranks with which we do not share memory: to all of them, or in a large world only
+// to some.
 static idist_status idist__links_connect_others(idist__join *j) {
     int i, me = j->w->group.rank, n = j->w->group.size;
     bool many = n > IDIST__LINKS_MANY, lacks_some = false;
@@ -11373,7 +11444,7 @@ static idist_status idist__links_connect_others(idist__join *j) {
         lacks_some = true;
     }
 
-    if (lacks_some) { // the ring makes the rest
+    if (lacks_some) { // the ring makes the remaining connections
         j->ring->connector = j->connector;
         j->connector = NULL;
     }
@@ -11383,20 +11454,20 @@ static idist_status idist__links_connect_others(idist__join *j) {
 
 // ---- ring/join/segment_layout.h ------------------------------------------------------------------
 
-// ring/join/segment_layout.h: where things lie in the memory that the ranks of a host share
+// ring/join/segment_layout.h: the layout of the memory that the ranks of a host share
 //
-// ring/shm/segment.h has the picture of the file. All offsets and sizes follow from three numbers:
-// the ranks on this host, the shared memory of each rank (desc.shm_nbytes of the root), and the
-// size of a window. So the ranks need to send each other no more than these.
+// ring/shm/segment.h has the picture of the file. Three numbers determine all offsets and sizes:
+// the ranks on this host, the shared memory per rank (desc.shm_nbytes of the root), and the window
+// size. So the ranks send each other only these numbers.
 //
-//   pipes      a rank has one from each rank: as large as possible, at most IDIST__PIPE_MAX, and in
-//              all at most a quarter of its memory
+//   pipes      a rank has one pipe from each rank: as large as possible, at most IDIST__PIPE_MAX,
+//              and all pipes together at most a quarter of the rank's memory
 //   region 0   half of what is left goes to its buffers, up to IDIST__CHUNK_MAX each
-//   others     as many as fit, with buffers of a quarter of the size
+//   others     as many regions as fit, with buffers of a quarter of the size
 //   window     a hole that costs nothing until idist_alloc fills it: as large as the memory of the
 //              host, because a program may allocate all of it
 //
-// Where memory is too short for region 0, there are no regions, and collectives are messages.
+// If memory is too short for region 0, there are no regions, and collectives are messages.
 
 // Returns the size of the file.
 static size_t idist__segment_layout_file_nbytes(const idist__segment *seg) {
@@ -11407,7 +11478,7 @@ static size_t idist__segment_layout_round_up(size_t nbytes) {
     return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
 }
 
-// Sets the offsets and sizes in *m, of which n is known.
+// Sets the offsets and sizes in *seg, which knows its number of ranks.
 static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
                                       size_t window_nbytes) {
     size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
@@ -11447,13 +11518,13 @@ static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
     seg->part_nbytes = idist__segment_layout_round_up(seg->part_nbytes);
     seg->parts_at = IDIST__PAGE + (size_t)seg->n * seg->front_nbytes;
     seg->window_at = seg->parts_at + (size_t)seg->n * seg->part_nbytes;
-    seg->window_at = (seg->window_at + page - 1) / page * page; // mapped by itself
+    seg->window_at = (seg->window_at + page - 1) / page * page; // mapped separately
     seg->window_nbytes = window_nbytes;
     seg->reserved_count = 0;
 }
 
-// Returns the size of a window: at least the memory of the host, a power of two. Returns 0 where
-// addresses have 32 bits.
+// Returns the size of a window: a power of two of at least 1 GiB. It covers the memory of the host,
+// unless all windows together reach 4 TiB first. Returns 0 if addresses have 32 bits.
 static size_t idist__segment_layout_window_nbytes(int n) {
     uint64_t ram = idist__os_segment_ram();
     uint64_t nbytes = (uint64_t)1 << 30;
@@ -11466,20 +11537,20 @@ static size_t idist__segment_layout_window_nbytes(int n) {
 
 // ---- ring/join/segment_map.h ---------------------------------------------------------------------
 
-// ring/join/segment_map.h: making, mapping and freeing the memory that the ranks of a host share
+// ring/join/segment_map.h: makes, maps and frees the memory that the ranks of a host share
 //
-// The file has no name. The root of the host makes it and hands its descriptor to the other ranks
-// (ring/join/segment_agree.h); every rank maps it.
+// The file has no name. The root of the host makes the file and sends its descriptor to the other
+// ranks (ring/join/segment_agree.h). Every rank maps the file.
 //
-//   idist__segment_map_new       allocates what a rank keeps about the segment
+//   idist__segment_map_new       allocates a rank's own state of the segment
 //   idist__segment_map_create    makes the file; on the root only
-//   idist__segment_map_open      maps the file, and reserves what others write to in our part
+//   idist__segment_map_open      maps the file, and reserves what other ranks write to in our part
 //   idist__segment_map_free      undoes all of that, as far as it was done
 //
-// A file in memory has pages only where somebody has written. If the memory of the host or of a
+// A file in memory has pages only where a process has written. If the memory of the host or of a
 // container is used up, such a write ends the process (SIGBUS). So each rank reserves its part of
-// the file before anybody uses it, and a rank that cannot is no more than a rank that votes against
-// the segment.
+// the file before any rank uses it. A rank that cannot reserve its part merely votes against the
+// segment.
 
 static void idist__segment_map_free(const idist_allocator *mem, idist__segment *seg) {
     if (!seg) return;
@@ -11496,8 +11567,8 @@ static void idist__segment_map_free(const idist_allocator *mem, idist__segment *
     idist__mem_free(mem, seg);
 }
 
-// Returns NULL when memory is short. m->local has room for twice as many ranks as it needs: the
-// caller keeps a second table there.
+// Allocates a segment that is not mapped yet. Returns NULL if out of memory. The array seg->local
+// has space for twice as many ranks as it needs: the caller keeps a second table there.
 static idist__segment *idist__segment_map_new(const idist_allocator *mem, size_t world_size) {
     idist__segment *seg = (idist__segment *)idist__mem_alloc(mem, sizeof *seg);
 
@@ -11518,8 +11589,8 @@ static idist__segment *idist__segment_map_new(const idist_allocator *mem, size_t
     return NULL;
 }
 
-// Makes the file, and sets the layout. The file has no windows if a limit on the size of files does
-// not leave room for them. Returns 0, or an errno.
+// Makes the file, and sets the layout. The file has no windows if a limit on the size of files
+// leaves no space for them. Returns 0, or an errno.
 static int idist__segment_map_create(idist__segment *seg, size_t shm_nbytes) {
     idist__segment_layout_set(seg, shm_nbytes, idist__segment_layout_window_nbytes(seg->n));
     seg->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(seg));
@@ -11548,7 +11619,7 @@ static int idist__segment_map_reserve(const idist__segment *seg) {
     return error;
 }
 
-// Maps the file, reserves our memory in it, and adds our processors to those of the host. Returns
+// Maps the file, reserves our memory in it, and adds our processors to the set of the host. Returns
 // 0, or an errno.
 static int idist__segment_map_open(idist__segment *seg) {
     idist__os_cpu_set cpus;
@@ -11569,45 +11640,45 @@ static int idist__segment_map_open(idist__segment *seg) {
         __atomic_fetch_or(&idist__segment_header_of(seg)->cpus.bits[i], cpus.bits[i],
                           __ATOMIC_RELAXED);
 
-    // The world's region: its members take for granted that all of them have it.
+    // Reserves the world's region: every member assumes that all members have it.
     return seg->region_count ? idist__pool_reserve(seg, 0) : 0;
 }
 
 // ---- ring/join/segment_probe.h -------------------------------------------------------------------
 
-// ring/join/segment_probe.h: whether ranks of a host read each other's memory, and how fast
+// ring/join/segment_probe.h: tests if ranks of a host can read each other's memory, and how fast
 //
-// A rank can read the memory of another process through the kernel (os/process.h), which saves a
-// copy. Three things may speak against that. A container or a security module may forbid such
-// reads. The pid of a rank may mean another process here, if the two are in different containers.
+// Through the kernel, a rank can read the memory of another process (os/process.h). That saves a
+// copy. There may be three obstacles. A container or a security module may forbid such reads. The
+// pid of a rank may belong to another process here, if the two ranks are in different containers.
 // And the processor may take several times as long for data in the cache of another core.
 //
-//   idist__segment_probe_prepare    each rank leaves in its doorbell where a random number and a
-//                                   sample of its memory lie
-//   -                               the ranks vote, so all have done that
-//   idist__segment_probe_reads      each rank reads the number of every other rank, and measures
-//                                   the sample of the rank before it
+//   idist__segment_probe_prepare    each rank stores in its doorbell the addresses of a random
+//                                   number and of a sample of its memory
+//   -                               the ranks vote, so all of them have prepared
+//   idist__segment_probe_reads      each rank reads the number of every other rank, and times
+//                                   reading the sample of the rank before it
 //
 // The result is a vote: all ranks of a host do what the slowest of them can do. The sample lies
-// twice in the memory of a rank, in its own and in the pipe from its reader. The reader compares
-// the time of a read through the kernel with that of a copy from the pipe.
+// twice in the memory of a rank: in its private memory and in the pipe from its reader. The reader
+// compares the time of a read through the kernel with the time of a copy from the pipe.
 
-enum { // votes; the lowest one decides
+enum { // votes; the lowest vote decides
     IDIST__READS_NOT,
     IDIST__READS_SLOWLY,
     IDIST__READS_FAST
 };
 
-// Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
-// in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
-// then in our cache, as contributions usually are.
+// Prepares the speed test that the next rank runs. Writes to a block of our private memory and to a
+// block of the pipe from that rank, which is still unused. So both blocks are in our cache, as
+// contributions usually are.
 static void idist__segment_probe_leave_sample(const idist__segment *seg) {
     if (seg->n == 1 || seg->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
     memset(seg->remote_pieces, 1, IDIST__SAMPLE_BYTES);
     memset(idist__segment_pipe(seg, (seg->me + 1) % seg->n, seg->me) + 1, 1, IDIST__SAMPLE_BYTES);
 }
 
-// Leaves what the others need to read our memory. The segment is mapped.
+// Publishes what the other ranks need to read our memory. The segment is mapped.
 static void idist__segment_probe_prepare(idist__segment *seg) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
@@ -11619,8 +11690,8 @@ static void idist__segment_probe_prepare(idist__segment *seg) {
     idist__segment_probe_leave_sample(seg);
 }
 
-// Returns whether we can read the memory of all others, and they are the processes we take them
-// for.
+// Returns true if we can read the memory of all other ranks, and their pids belong to the right
+// processes.
 static bool idist__segment_probe_reads_all(idist__segment *seg) {
     int i;
 
@@ -11639,10 +11710,10 @@ static bool idist__segment_probe_reads_all(idist__segment *seg) {
     return true;
 }
 
-// Returns whether the kernel reads the memory of another process at least half as fast as we read
-// memory that we share with it. Some processors need five times as long for what is in the other
-// one's cache. The sample is read in small pieces, of which the fastest counts, because the others
-// may have been interrupted.
+// Returns true if the kernel reads the memory of another process at least half as fast as we read
+// memory shared with it. Some processors need five times as long for data in the other process's
+// cache. The sample is read in small pieces, and the fastest piece counts, because an interrupt may
+// have slowed down the rest.
 static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
     int from = (seg->me + seg->n - 1) % seg->n;
     const char *shared = (const char *)(idist__segment_pipe(seg, seg->me, from) + 1);
@@ -11668,8 +11739,9 @@ static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
     return remote_ns <= 2 * shared_ns;
 }
 
-// Returns how this rank reads the memory of others, as a vote. All ranks have prepared. Ranks that
-// share cores cannot measure it. Rank 0 may not have written head->ncores yet.
+// Returns how this rank reads the memory of other ranks, as a vote. All ranks have prepared. Ranks
+// that share cores cannot measure the speed. Uses head->cpus, because rank 0 may not have written
+// head->ncores yet.
 static char idist__segment_probe_reads(idist__segment *seg) {
     const idist__segment_header *head = idist__segment_header_of(seg);
 
@@ -11683,31 +11755,31 @@ static char idist__segment_probe_reads(idist__segment *seg) {
 
 // ring/join/segment_vote.h: the ranks of a host vote, and the lowest vote decides
 //
-// The ranks of a host form a binomial tree, whose root is the lowest one. The parent of a rank is
-// the rank without its lowest set bit, in the numbers of ranks on this host:
+// The ranks of a host form a binomial tree. Its root is the lowest rank. Ranks here are numbered on
+// this host, from 0. The parent of a rank is the rank without its lowest set bit:
 //
 //   0 --+-- 1          a rank has at most log2(n) children,
 //       +-- 2 -- 3     and the tree has log2(n) levels below the root
 //       +-- 4 --+-- 5
 //               +-- 6 -- 7
 //
-// A vote is a number and, if the rank is against, a text. Each rank waits for the ballots of its
-// children, sends the lowest of theirs and its own to its parent, waits for the ballot that has
-// won, and passes that on. So every rank knows the result, and the reason of a rank that was
-// against:
+// A ballot holds a vote, which is a number, and the reason if the rank is against. Each rank waits
+// for the ballots of its children. It sends the lowest of these and its own to its parent. Then it
+// waits for the ballot that has won, and passes that on to its children. So every rank knows the
+// result, and the reason of a rank that was against:
 //
 //   up      leaf -> ... -> root     the lowest ballot so far
-//   down    root -> ... -> leaf     the lowest of all
+//   down    root -> ... -> leaf     the lowest ballot of all
 //
-// The ballots travel over the connections of the tree (ring/join/links.h), before frames do. A rank
-// that fails in between ends the vote for all: its connections end, and whoever waits for it asks
-// the store for the reason (ring/join/join_failure.h).
+// The ballots travel over the connections of the tree (ring/join/links.h), before any frames. A
+// rank that fails in between ends the vote for all, because its connections end. Each rank that
+// waits for the failed rank asks the store for the reason (ring/join/join_failure.h).
 
-enum { IDIST__VOTE_CHILDREN = 32 }; // of a rank, at most
+enum { IDIST__VOTE_CHILDREN = 32 }; // most children of a rank
 
-typedef struct idist__vote_tree { // our place in the tree; world ranks
-    const int *ranks;             // all of this host, by rank on this host
-    int parent;                   // -1: we are the root
+typedef struct idist__vote_tree { // our place in the tree, in world ranks
+    const int *ranks;             // all ranks of this host, by rank on this host
+    int parent;                   // -1 if we are the root
     int children[IDIST__VOTE_CHILDREN];
     int child_count;
 } idist__vote_tree;
@@ -11718,12 +11790,12 @@ enum { // votes on whether the segment is used
     IDIST__VOTE_MAPPED
 };
 
-typedef struct idist__ballot { // as it travels through the tree
+typedef struct idist__ballot { // a ballot as it travels through the tree
     char vote;
-    char why[255]; // IDIST__VOTE_FAILED: which rank could not, and why
+    char why[255]; // for IDIST__VOTE_FAILED: which rank could not, and why
 } idist__ballot;
 
-// Finds the place of rank `me` of n.
+// Finds the place in the tree of rank `me` of n.
 static void idist__segment_vote_set_tree(idist__vote_tree *tree, const int *ranks, int n, int me) {
     int bit;
 
@@ -11746,7 +11818,7 @@ static idist_status idist__segment_vote_broken(idist__join *j, int rank) {
         j, rank, "its connection ended while the ranks of this host agreed on shared memory");
 }
 
-// Waits until a link has something to read. Now and then it asks whether a rank has given up, which
+// Waits until a link has something to read. Now and then asks whether a rank has given up, which
 // may be why nothing arrives.
 static idist_status idist__segment_vote_await(idist__join *j, int rank) {
     idist_status status;
@@ -11765,7 +11837,7 @@ static idist_status idist__segment_vote_await(idist__join *j, int rank) {
     }
 }
 
-// Gets the ballot of a rank.
+// Receives the ballot of a rank.
 static idist_status idist__segment_vote_hear(idist__join *j, int rank, idist__ballot *ballot) {
     int sock = j->ring->links[rank].sockets.fds[0];
     idist_status status = idist__segment_vote_await(j, rank);
@@ -11785,7 +11857,7 @@ static idist_status idist__segment_vote_say(idist__join *j, int rank, const idis
     return idist__segment_vote_broken(j, rank);
 }
 
-// Replaces our ballot by the lowest one of this host.
+// Votes, and replaces our ballot by the lowest ballot of this host.
 static idist_status idist__segment_vote_decide(idist__join *j, const idist__vote_tree *tree,
                                                idist__ballot *ballot) {
     idist_status status = IDIST_OK;
@@ -11812,18 +11884,20 @@ static idist_status idist__segment_vote_decide(idist__join *j, const idist__vote
 
 // ---- ring/join/segment_beacon.h ------------------------------------------------------------------
 
-// ring/join/segment_beacon.h: the beacons of the ranks of a host
+// ring/join/segment_beacon.h: opens and checks the beacons of the ranks of a host
 //
-// Ranks that share memory have no connection to each other. So a rank learns from beacons
-// (os/beacon.h) that the process of another one has ended, and ring/shm/liveness.h looks at them.
-// Each rank lights its own before it connects to anybody; from then on others may look for it.
+// Ranks that share memory have no connection to each other. So a rank learns from a beacon
+// (os/beacon.h) that the process of another rank has ended; ring/shm/liveness.h checks the beacons.
+// Each rank opens its own beacon before it connects to any rank. From then on other ranks may check
+// it.
 //
 // A system may forbid such sockets. Then the loss of a rank would go unnoticed, so the ranks do not
-// share memory there: each of them looks at the beacons of its parent and children in the tree
+// share memory. Each rank checks the beacons of its parent and children in the tree
 // (ring/join/segment_vote.h), and votes against the segment if it cannot see them. These beacons
-// are lit, because their ranks are connected to this one.
+// are open, because their ranks are connected to this rank.
 
-// Sets *address to the beacon of a rank. Its local socket has the same name without the last word.
+// Sets *address to the beacon of a rank: the name of the rank's local socket with "-beacon"
+// appended.
 static bool idist__segment_beacon_find(const idist__join *j, int rank, idist__os_address *address) {
     char where[sizeof j->records->local + 8];
 
@@ -11832,7 +11906,7 @@ static bool idist__segment_beacon_find(const idist__join *j, int rank, idist__os
     return idist__address_parse(address, where) == IDIST_OK;
 }
 
-// Finds the beacons of all ranks of this host, and lights our own. Returns 0, or an errno.
+// Finds the beacons of all ranks of this host, and opens our own. Returns 0, or an errno.
 static int idist__segment_beacon_light(const idist__join *j, idist__segment *seg,
                                        const int *ranks) {
     int i;
@@ -11849,7 +11923,7 @@ static int idist__segment_beacon_light(const idist__join *j, idist__segment *seg
     return 0;
 }
 
-// Looks at our own beacon and at those of our parent and children. Returns 0 if the system lets us
+// Checks our own beacon and the beacons of our parent and children. Returns 0 if the system lets us
 // see them all, or an errno.
 static int idist__segment_beacon_see(const idist__segment *seg) {
     int bit, error = idist__os_beacon_look(seg->observer, &seg->ports[seg->me].beacon);
@@ -11864,29 +11938,30 @@ static int idist__segment_beacon_see(const idist__segment *seg) {
 
 // ---- ring/join/take_over.h -----------------------------------------------------------------------
 
-// ring/join/take_over.h: pipes in shared memory take over the links inside a host
+// ring/join/take_over.h: replaces the links inside a host by pipes in shared memory
 //
-// While the ranks of a host agree on their segment, the links of the tree are local sockets, and
-// the other links inside the host are closed. Once all ranks have mapped the segment, each
-// rank gives all of these links a pipe, which closes the connections of the tree. No byte is lost:
-// after the last vote nothing travels over these connections, and frames begin with the pipes.
+// The ranks of a host agree on their segment over a tree of local sockets. Meanwhile the other
+// links inside the host are closed. Once all ranks have mapped the segment, each rank gives all of
+// these links a pipe, which closes the connections of the tree. No byte is lost: after the last
+// vote nothing travels over these connections, and frames begin with the pipes.
 //
 //   link to            before         after, if we join     after, if we give up
 //   parent, children   local socket   pipe                  local socket
 //   others             closed         pipe                  pipe
 //
-// A rank that gives up after that takes over only the links to ranks that are not its parent or
-// children: the others may have joined, and can be told. Between parent and child votes may still
-// be under way, which a frame would disturb; a child that has joined sees by its parent's beacon
-// that the parent is gone.
+// A rank that gives up after all ranks have mapped the segment takes over only some of the links:
+// those to ranks that are not its parent or children. These ranks may have joined, and can be told.
+// Between parent and child, votes may still be in transit, which a frame would disturb. A child
+// that has joined learns from its parent's beacon that the parent has ended.
 
-// Says in w->about.sharing how the ranks of this host share memory, and warns if it is too little.
+// Describes in w->about.sharing how the ranks of this host share memory. Warns if the memory is too
+// small for collectives.
 static void idist__take_over_describe(const idist__join *j, const idist__segment *seg) {
     idist__world *w = j->w;
 
     snprintf(w->about.sharing, sizeof w->about.sharing, "shared memory, %zu KiB per rank%s; %s",
              w->cfg.shm_nbytes >> 10,
-             seg->region_count ? "" : ", too little for collectives, which are messages",
+             seg->region_count ? "" : ", too little for collectives, which use messages",
              seg->reads_fast ? "large buffers are read from the other process"
              : seg->reads_remote
                  ? "large buffers are copied, the kernel reads other processes slowly"
@@ -11895,8 +11970,8 @@ static void idist__take_over_describe(const idist__join *j, const idist__segment
         idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->about.sharing);
 }
 
-// Gives the ring its segment, and the links inside this host their pipes. ranks: the world ranks of
-// this host. status: whether we join or give up.
+// Gives the ring its segment, and the links inside this host their pipes. The array `ranks` has the
+// world ranks of this host; `status` says whether we join or give up.
 static void idist__take_over_links(idist__join *j, idist__segment *seg, const int *ranks,
                                    idist_status status) {
     const idist__segment_header *head = idist__segment_header_of(seg);
@@ -11927,10 +12002,10 @@ static void idist__take_over_links(idist__join *j, idist__segment *seg, const in
 
 // ring/join/segment_agree.h: the ranks of a host agree on a segment that all of them share
 //
-// The ranks of a host form a tree (ring/join/segment_vote.h). Each of them lights its beacon and
-// connects to its parent. The root makes the file and sends its descriptor to its children, as
-// every rank does that gets it. Each rank maps the file, reserves its own pipes and first region,
-// and votes on whether that worked:
+// The ranks of a host form a tree (ring/join/segment_vote.h). Each rank opens its beacon and
+// connects to its parent. The root makes the file and sends its descriptor to its children. Every
+// rank that receives the descriptor sends it on to its own children. Each rank maps the file,
+// reserves its own pipes and first region, and votes on whether that worked:
 //
 //   root           makes the file    sends it    maps it   collects votes   sends the lowest
 //   other ranks    receive it        send it     map it    collect votes,   receive the lowest
@@ -11938,24 +12013,25 @@ static void idist__take_over_links(idist__join *j, idist__segment *seg, const in
 //
 // The file is used only if it worked everywhere. A second vote then decides whether the ranks read
 // each other's memory through the kernel (ring/join/segment_probe.h), and pipes take over the links
-// (ring/join/take_over.h). If it did not work, the connections of the tree stay, all other pairs
-// connect as well, and every rank knows from the vote which rank could not map the file, and why.
+// (ring/join/take_over.h). If the file did not work everywhere, the connections of the tree stay,
+// and all other pairs connect as well. Every rank knows from the vote which rank could not map the
+// file, and why.
 //
-//   idist__segment_agree_share            all of this: the way in
-//     idist__segment_beacon_light         others may look for us from now on
-//     idist__links_connect                to our parent and children
-//     idist__segment_beacon_see           whether the system lets us see beacons
-//     idist__segment_agree_pass           the descriptor comes and goes on
-//     idist__segment_agree_vote_map       map the file; first vote
+//   idist__segment_agree_share            the entry point; does all of this
+//     idist__segment_beacon_light         from now on other ranks may check our beacon
+//     idist__links_connect                connects to our parent and children
+//     idist__segment_beacon_see           checks that the system lets us see beacons
+//     idist__segment_agree_pass           receives the descriptor and sends it on
+//     idist__segment_agree_vote_map       maps the file; first vote
 //     idist__segment_agree_vote_reads     second vote
-//     idist__take_over_links              pipes instead of sockets
+//     idist__take_over_links              replaces sockets by pipes
 //
 // MESSAGES
 //
-//   idist__segment_hello   parent to child, with the descriptor (without one: the root has no file)
+//   idist__segment_hello   parent to child, with the descriptor (or none if the root has no file)
 //   idist__ballot          child to parent, then parent to child; twice
 
-typedef struct idist__segment_hello { // comes with the descriptor; see ring/join/segment_layout.h
+typedef struct idist__segment_hello { // sent with the descriptor; see ring/join/segment_layout.h
     uint64_t shm_nbytes, window_nbytes;
 } idist__segment_hello;
 
@@ -11974,8 +12050,8 @@ static bool idist__segment_agree_send(int sock, const void *buf, size_t nbytes, 
     return sent == (ptrdiff_t)nbytes; // a new socket never cuts a short message
 }
 
-// Receives a message; *fd is -1 if it has no descriptor. On failure errno is 0 if the peer has
-// ended.
+// Receives a message. Sets *fd to its descriptor, or to -1 if it has none. On failure errno is 0 if
+// the peer has ended.
 static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int *fd,
                                          int64_t deadline_ns) {
     ptrdiff_t received;
@@ -11991,8 +12067,8 @@ static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int
                                       deadline_ns);
 }
 
-// Makes the file or receives it, and sends it to our children. Without a file *error says why; the
-// ranks vote all the same.
+// Makes or receives the file, and sends it to our children. Without a file, *error says why, and
+// the ranks vote all the same.
 static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *seg,
                                               const idist__vote_tree *tree, int *error) {
     const idist__link *links = j->ring->links;
@@ -12026,7 +12102,7 @@ static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *se
 
 // ---- the two votes ----
 
-// Says in the ballot that this rank cannot share memory, and why: it cannot see beacons, or
+// States in the ballot that this rank cannot share memory, and why: it cannot see beacons, or
 // something else failed.
 static void idist__segment_agree_refuse(const idist__join *j, const idist__segment *seg,
                                         int beacon_error, int error, idist__ballot *ballot) {
@@ -12039,8 +12115,8 @@ static void idist__segment_agree_refuse(const idist__join *j, const idist__segme
              *limit ? limit : strerror(beacon_error ? beacon_error : error));
 }
 
-// Maps the file, unless there is an error already, and votes on that. Sets *all if every rank of
-// this host has mapped it.
+// Maps the file, unless an error has already occurred, and votes on the result. Sets *all if every
+// rank of this host has mapped the file.
 static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment *seg,
                                                   const idist__vote_tree *tree, int beacon_error,
                                                   int error, bool *all) {
@@ -12071,7 +12147,7 @@ static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment
     return status;
 }
 
-// Votes on how the ranks read each other's memory. All of them have mapped the file.
+// Votes on how the ranks read each other's memory. All ranks of this host have mapped the file.
 static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segment *seg,
                                                     const idist__vote_tree *tree) {
     idist__ballot ballot;
@@ -12088,8 +12164,8 @@ static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segme
 
 // ---- all of it ----
 
-// Finds the ranks of this host that take part, and our rank among them. Writes their world ranks
-// to `ranks`.
+// Finds the ranks of this host that take part, and our rank among them. Stores their world ranks in
+// `ranks`.
 static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *seg, int *ranks) {
     const idist__record *own = &j->records[j->w->group.rank];
     int i;
@@ -12127,7 +12203,7 @@ static idist_status idist__segment_agree_run(idist__join *j, idist__segment *seg
     return status;
 }
 
-// Shares memory with the other ranks of this host, if that works on all of them.
+// Shares memory with the other ranks of this host, if all of them can.
 static idist_status idist__segment_agree_share(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     int size = j->w->group.size, *ranks;
@@ -12140,7 +12216,7 @@ static idist_status idist__segment_agree_share(idist__join *j) {
     seg = idist__segment_map_new(mem, (size_t)size);
     if (!seg) return IDIST_ERR_NO_MEMORY;
 
-    ranks = seg->local + size; // room for them was allocated with the other table
+    ranks = seg->local + size; // allocated together with seg->local
     idist__segment_agree_find_ranks(j, seg, ranks);
     idist__segment_vote_set_tree(&tree, ranks, seg->n, seg->me);
     status = idist__segment_agree_run(j, seg, &tree, &all);
@@ -12154,37 +12230,38 @@ static idist_status idist__segment_agree_share(idist__join *j) {
 
 // ---- ring/join/join.h ----------------------------------------------------------------------------
 
-// ring/join/join.h: all steps in order; making and freeing the ring
+// ring/join/join.h: all steps of a join, in order; makes and frees the ring
 //
-// What idist_initialize does in the ring backend: the ranks meet in a key-value store, learn where
-// each of them listens, agree on shared memory inside each host, and connect the pairs that have
-// none: all of them, or in a world of many ranks some (ring/join/links.h). From then on nobody
-// needs the store, and nobody listens any more, unless connections are still to be made.
+// Carries out idist_initialize in the ring backend. The ranks meet in a key-value store, learn
+// where each rank listens, and agree on shared memory inside each host. Then they connect the pairs
+// without shared memory: all of them, or only some in a world of many ranks (ring/join/links.h).
+// After that no rank needs the store. No rank listens any more, unless connections are still to be
+// made.
 //
-// The way in is idist__join_open.
+// The entry point is idist__join_open.
 //
 // STEPS
 //
-// What the ranks write into the store, in order; R is a rank. All names begin with a prefix that
-// no other world uses.
+// The ranks write the following into the store, in this order; R is a rank. All names begin with a
+// prefix that no other world uses.
 //
-//   idist/ranks in a file: whether ranks are drawn (rank 0)     idist__draw_check_given
-//   idist/R     how many worlds rank R has opened here          idist__join_store_open
+//   idist/ranks in a file: are ranks assigned here? (rank 0)    idist__draw_check_given
+//   idist/R     number of worlds that rank R has opened here    idist__join_store_open
 //   job         number of the job, number of ranks (rank 0)     idist__records_agree_on_job
-//   node/R      what rank R says about itself                   idist__records_exchange
-//   nodes       all of these, collected by rank 0
+//   node/R      the record of rank R                            idist__records_exchange
+//   nodes       all records, collected by rank 0
 //   tcp/R       where rank R listens for other hosts            idist__records_listen_tcp
 //   -           ranks of a host map one file in memory          idist__segment_agree_share
-//   -           each rank connects to other, lower ones         idist__links_connect
-//   joined/R    rank R is done; rank 0 awaits all of them and   idist__join_store_leave
+//   -           each rank connects to lower ranks               idist__links_connect
+//   joined/R    rank R is done; rank 0 waits for all ranks and  idist__join_store_leave
 //               closes the store
 //
-// And when a rank cannot join:
+// If a rank cannot join, it also writes:
 //
-//   failed      why a rank gave up                              idist__join_failure_tell
-//   heard       how many ranks have read that
+//   failed      why the rank gave up                            idist__join_failure_tell
+//   heard       number of ranks that have read `failed`
 
-enum { IDIST__OPEN_NBYTES = 20 << 20 }; // a thread's stack, the server of the store, buffers
+enum { IDIST__OPEN_NBYTES = 20 << 20 }; // a thread's stack, the store's server, buffers
 
 static void idist__join_free(idist__ring *ring) {
     const idist_allocator *mem = &ring->w->cfg.mem;
@@ -12197,7 +12274,7 @@ static void idist__join_free(idist__ring *ring) {
         idist__message *msg, *next;
 
         idist__link_close(ring, l);
-        idist__sockets_close(&l->sockets); // the others had not been connected yet
+        idist__sockets_close(&l->sockets); // closes sockets of links that were not complete
         idist__link_write_failed(ring, l); // frees what was not written
 
         for (msg = l->early; msg; msg = next) {
@@ -12222,7 +12299,8 @@ static void idist__join_free(idist__ring *ring) {
     idist__mem_free(mem, ring);
 }
 
-// On failure *out is NULL, or half made: the caller passes it to idist__join_free.
+// Allocates the ring. On failure *out is NULL or partly initialized: the caller passes it to
+// idist__join_free.
 static idist_status idist__join_new(idist__world *w, idist__ring **out) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
@@ -12256,7 +12334,7 @@ static idist_status idist__join_new(idist__world *w, idist__ring **out) {
     return ring->stages ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-// Memory for poll sets, once it is known how many sockets there may be.
+// Allocates the poll sets. Called once the number of sockets is known.
 static idist_status idist__join_polls(idist__ring *ring) {
     int i;
 
@@ -12270,7 +12348,7 @@ static idist_status idist__join_polls(idist__ring *ring) {
     return ring->polls ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-// Meets the other ranks; the store is open.
+// Meets the other ranks. The store is open.
 static idist_status idist__join_meet(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     size_t n = (size_t)j->w->group.size;
@@ -12299,14 +12377,14 @@ static idist_status idist__join_meet(idist__join *j) {
     return status;
 }
 
-// Joining failed here, while others may have joined already: tells them why. The text of a time-out
-// names the ranks that are late, and a reason that came from another rank names that one.
+// Tells the ranks that may have joined why this rank could not. The text of a time-out names the
+// ranks that are late, and a reason that came from another rank names that rank.
 static void idist__join_tell_joined(const idist__join *j, idist_status status) {
     idist__ring *ring = j->ring;
     char text[sizeof idist__me.text], cause[IDIST__TEXT_BYTES] = "";
     int i;
 
-    memcpy(text, idist__me.text, sizeof text); // sending may overwrite it
+    memcpy(text, idist__me.text, sizeof text); // sending may overwrite the text
     if (!j->others_know && status != IDIST_ERR_TIMEOUT && status != IDIST_ERR_PEER_LOST)
         snprintf(cause, sizeof cause, "rank %d could not join: ", ring->w->group.rank);
     idist__text_append(cause, sizeof cause, "%s", idist__text_behind(text, "initialize: "));
@@ -12315,14 +12393,14 @@ static void idist__join_tell_joined(const idist__join *j, idist_status status) {
         idist__link *l = &ring->links[i];
 
         if (!idist__link_is_connected(l)) continue;
-        if (j->voting && l->transport != &idist__pipe_transport) continue; // it votes as well
+        if (j->voting && l->transport != &idist__pipe_transport) continue; // that rank votes too
         idist__link_abort(ring, l, ring->w->group.ctx, status, cause);
     }
 
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// Frees what only meeting needed, whether it succeeded or not.
+// Frees what was needed only to join, whether joining succeeded or not.
 static void idist__join_end(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
 
@@ -12333,14 +12411,14 @@ static void idist__join_end(idist__join *j) {
 
     if (j->store) {
         char text[sizeof idist__me.text];
-        memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+        memcpy(text, idist__me.text, sizeof text); // closing may overwrite the text
         idist_store_close(&j->store);
         memcpy(idist__me.text, text, sizeof text);
     }
 }
 
-// Warns of a limit on memory under which this rank may fail to join, or to share memory: an error
-// text of another rank cannot name the limit.
+// Warns of a memory limit under which this rank may fail to join or to share memory. An error text
+// of another rank cannot name the limit.
 static void idist__join_warn_of_limit(idist__world *w) {
     size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
     char limit[160];
@@ -12362,12 +12440,12 @@ static idist_status idist__join_open(idist__world *w) {
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
     if (w->group.size > 1) idist__join_warn_of_limit(w);
 
-    // Announced now rather than when it is needed: with a second thread, such as the server of the
-    // store, the kernel takes 15 ms for it.
+    // Called now and not when needed: once there is a second thread, such as the store's server,
+    // the kernel takes 15 ms.
     if (w->cfg.transport == IDIST__TRANSPORT_AUTO && w->group.size > 1)
         idist__os_cpu_fence_others(true);
 
-    // The store comes first, so that the others learn of everything that fails after it.
+    // The store comes first, so that the other ranks learn of everything that fails after it.
     if (w->group.size > 1) status = idist__join_store_open(&j);
     else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 
@@ -12377,7 +12455,8 @@ static idist_status idist__join_open(idist__world *w) {
     idist__join_failure_of_store(&j, status);
 
     w->impl = j.ring;
-    // Those that have joined first: they may be about to give up a call, and the store may be slow.
+    // The ranks that have joined are told first: they may be about to give up a call, and the store
+    // may be slow.
     if (status != IDIST_OK && j.ring && j.ring->links) idist__join_tell_joined(&j, status);
     if (status != IDIST_OK) idist__join_failure_tell(&j, status);
     idist__join_end(&j);
@@ -12392,7 +12471,7 @@ static idist_status idist__join_open(idist__world *w) {
 
 // ---- ring/ring_backend.h -------------------------------------------------------------------------
 
-// ring/ring_backend.h: leaving the other ranks, and the table of the backend
+// ring/ring_backend.h: leaves the other ranks when a world closes; the table of the backend
 //
 // Functions: idist__ring_backend_*, idist__close_*.
 
@@ -12400,21 +12479,21 @@ static idist_status idist__join_open(idist__world *w) {
 // leaving the other ranks
 //
 // In order: after the last barrier every rank says BYE, and waits until all of its frames are
-// written. Where closing a connection with unread bytes in it could destroy what the peer has not
-// read yet (TCP), it waits for the peer's BYE too.
+// written. On TCP, closing a connection with unread bytes could destroy what the peer has not read
+// yet. There the rank waits for the peer's BYE too.
 //
-// After a failure of the world: every rank says BYE, too, with the reason. Groups that the failure
-// does not concern go on with the calls that the leaving rank has completed (idist__progress_left).
-// The rank writes the frames that are queued and shuts down its side of each connection. Then it
-// discards what still arrives until the peers have closed theirs, or for up to
-// IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read yet.
-// Where ranks connect on demand, it accepts connections for all of this time: otherwise a rank that
-// comes late would be refused, and blame this one.
+// After a failure of the world: every rank says BYE too, with the reason. Groups that the failure
+// does not concern continue with the calls that the leaving rank has completed
+// (idist__progress_left). The rank writes the frames that are queued and shuts down its side of
+// each connection. Then it discards what still arrives until the peers have closed their sides, or
+// for up to IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read
+// yet. Where ranks connect on demand, the rank accepts connections for all of this time. Otherwise
+// a rank that connects late would be refused, and would report this rank as the cause.
 //------------------------------------------------------------------------------
 
 enum { IDIST__CLOSE_CLEAN_MS = 5000, IDIST__CLOSE_FAILED_MS = 200 };
 
-// Ends our side of a connection, and discards what has arrived. Returns whether the peer has closed
+// Ends our side of a connection, and discards what has arrived. Returns true if the peer has closed
 // its side.
 static bool idist__close_discard(int fd) {
     char dropped[4096];
@@ -12425,7 +12504,8 @@ static bool idist__close_discard(int fd) {
     return idist__os_socket_at_end(fd);
 }
 
-// Fills entries of poll with the connections that the peers have not closed yet. Returns how many.
+// Fills a poll set with the connections that the peers have not closed yet. Returns the number of
+// entries.
 static int idist__close_polls(const idist__ring *ring, idist__os_poll_entry *entries) {
     int i, k, count = 0;
 
@@ -12464,7 +12544,7 @@ static void idist__close_world(idist__world *w, bool clean) {
     int i;
 
     idist__os_mutex_lock(&w->lock);
-    w->group.rank = -1; // frames that still arrive concern nobody
+    w->group.rank = -1; // frames that still arrive concern no group
     ring->said_bye = clean || w->group.status != IDIST_OK;
     ring->bye_status = clean ? IDIST_OK : w->group.status;
     for (i = 0; i < w->group.size && ring->said_bye; i++) idist__link_bye(ring, &ring->links[i]);
@@ -12486,8 +12566,9 @@ static idist_status idist__ring_backend_claim(idist__config *config, const char 
     return config->world_size == 1 && !config->backends[0] ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
-// Functions that this backend does not have stay NULL. The tables of the transports are filled here
-// too, because this function runs once, under a lock, and before a world can open.
+// Fills the table of the backend. Functions that this backend does not have stay NULL. Also fills
+// the tables of the transports, because this function runs once, under a lock, before a world can
+// open.
 static void idist__ring_backend_fill(idist_backend_api *api) {
     idist__sockets_fill_transports();
     idist__pipe_fill_transport();

@@ -1,10 +1,10 @@
-/* idist_train.h - v0.2.0 - samplers, loaders, DDP and checkpoints for idist - MIT licence
+/* idist_train.h - v0.2.0 - samplers, loaders, DDP and checkpoints for idist - MIT license
 
 DO THIS
 
-    Put it beside idist.h and include it wherever you include that; IDIST_IMPLEMENTATION compiles
-    both. Your network stays as it is: arrays of parameters, and a function that computes their
-    gradients.
+    Copy this file beside idist.h and include it wherever you include idist.h. IDIST_IMPLEMENTATION
+    compiles both. Your network stays as it is: arrays of parameters, and a function that computes
+    their gradients.
 
         idist_tensor params[2] = {{weights, 64 * 10, IDIST_F32}, {bias, 10, IDIST_F32}};
         idist_sampler_desc samples = {0};
@@ -29,24 +29,24 @@ DO THIS
         idist_ddp_free(&ddp);
         idist_sampler_free(&sampler);
 
-    Call idist_ddp_ready(ddp, i) from the backward pass, and gradients are reduced while those of
-    the layers before them are still being computed.
+    Call idist_ddp_ready(ddp, i) from the backward pass to reduce gradients while those of the
+    layers before them are still being computed.
 
     idist never zeroes gradients between iterations. Either backward() overwrites them, or it adds
-    to them and your program zeroes them before it.
+    to them and your program zeroes them first.
 
 WHAT IT IS
 
-    sampler     Deals out the same indices as torch.utils.data.DistributedSampler: every rank makes
+    sampler     Deals out the same indices as torch.utils.data.DistributedSampler. Every rank makes
                 the same permutation (torch.randperm with a generator seeded by seed + epoch) and
                 takes every n-th index, starting with its rank. All ranks get the same number of
-                samples; without drop_last some samples are dealt out twice to achieve that, which
-                matters for validation. (From 214,748,364 samples on, PyTorch 2.6 has another
-                method than earlier versions; idist has that one too.) Nothing is sent: ranks agree
-                because they were given the same length, seed and epoch. idist_partition is the
+                samples. Without drop_last, this means that some samples are dealt out twice, which
+                matters for validation. From 214,748,364 samples on, PyTorch 2.6 uses another method
+                than earlier versions, and so does idist. Nothing is sent: ranks agree because they
+                were given the same length, seed and epoch. The function idist_partition is the
                 DataPartitioner of PyTorch's tutorial "Writing distributed applications".
     loader      Worker threads that call your function batch by batch, some batches ahead of you.
-    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do.
+    ddp         Does what DistributedDataParallel and Horovod's DistributedOptimizer do.
                 src/train/ddp/ddp_model.h has a picture.
     metrics     Local sums that are added up over the ranks when you ask for the value.
     checkpoint  Rank 0 writes and reads; a file is either complete or absent.
@@ -54,14 +54,14 @@ WHAT IT IS
     summary     Rank 0 writes losses and other scalars for TensorBoard and as CSV.
 
     Names and rules are those of PyTorch, Ignite and Horovod where these have one. Everything also
-    works in a world of 1. This is no tensor library: it moves arrays and never looks at your
-    network.
+    works in a world of 1. This header is not a tensor library: it moves arrays and never looks at
+    your network.
 
 HOW IT FITS
 
-    An optional header on top of idist.h. It uses the public functions, and the base and the
-    timelines of the implementation; no other header uses it. For device memory include idist_nccl.h
-    first.
+    This is an optional header on top of idist.h; no other header uses it. It uses the public
+    functions, and the base and the timelines of the implementation. For device memory, include
+    idist_nccl.h first.
 
 CONTENTS
 
@@ -75,7 +75,7 @@ CONTENTS
       [train_api:log]         what a training run prints, on rank 0 only
       [train_api:summary]     scalars over the steps of a training, for TensorBoard and as CSV
 
-    The implementation follows: src/train/ has it as files.
+    The implementation follows. Its files are in src/train/.
     Generated from src/ by tools/drop_ins.py: change the files there.
 */
 #ifndef IDIST_H
@@ -97,47 +97,49 @@ extern "C" {
 
 typedef struct idist_sampler idist_sampler;
 
-// All zero except length is valid: shuffled with seed 0, shared by the ranks of the world.
+// Description of a sampler. A desc that is all zero except length is valid: shuffled with seed 0,
+// shared by the ranks of the world.
 typedef struct idist_sampler_desc {
     size_t length;      // of the data set, in samples
-    idist_group *group; // whose ranks share the data set; NULL: the world
-    int num_replicas;   // > 0: overrides the number of ranks ...
-    int rank;           // ... and this rank's index among them
+    idist_group *group; // whose ranks share the data set; NULL means the world
+    int num_replicas;   // if > 0, replaces the number of ranks
+    int rank;           // index of this rank among num_replicas
     bool in_order;      // do not shuffle
     // Leave out the remainder that does not divide evenly. Otherwise the first samples of the
     // epoch's order are repeated to fill up.
     bool drop_last;
     uint64_t seed; // the same on all ranks
-    // Your own order instead of the permutation, like ignite's DistributedProxySampler: writes
+    // Your own order instead of the permutation, like ignite's DistributedProxySampler. Writes
     // `length` indices for this epoch, the same on all ranks. It is called again (run 1, 2, ...)
     // until there are enough indices. Excludes drop_last and in_order.
     void (*order_fn)(size_t *indices, size_t length, uint64_t epoch, int run, void *arg);
     void *arg; // passed to order_fn
 } idist_sampler_desc;
 
-// Local. The sampler starts in epoch 0 and keeps 8 bytes per sample of this rank. Dealing out an
-// epoch (here and in set_epoch, set_state and reshard) temporarily takes 8 bytes per sample of all
-// ranks, or with an order_fn per index requested from it, while the indices of the last epoch are
-// still there. IDIST_ERR_ARG: no samples, more of them than memory can have, or a rank
-// outside 0 .. num_replicas - 1.
+// Creates a sampler, which starts in epoch 0. Local. The sampler keeps 8 bytes per sample of this
+// rank. Dealing out an epoch (here and in set_epoch, set_state and reshard) temporarily takes
+// another 8 bytes per sample of all ranks. With an order_fn, it takes 8 bytes per index requested
+// from it. The indices of the last epoch still exist at that time. Returns IDIST_ERR_ARG if there
+// are no samples, more samples than memory can have, or a rank outside 0 .. num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
                                             idist_sampler **sampler);
-// Sets the pointer to NULL. NULL is allowed, here and for whatever is freed below.
+// Frees a sampler and sets the pointer to NULL. Does nothing if it is NULL.
 IDIST_API void idist_sampler_free(idist_sampler **sampler);
 
 // Starts an epoch with all of its samples. Without this call every pass has the same order. If
-// idist_sampler_set_state has just set this epoch, what is left of the epoch stays: a loop over the
-// epochs may call this function in each of them, also in the one that it resumes.
-// IDIST_ERR_NO_MEMORY, IDIST_ERR_CALLBACK (order_fn failed): nothing has changed.
+// idist_sampler_set_state has just set this epoch, what is left of the epoch stays. So a loop over
+// the epochs may call this function in each of them, including the epoch that it resumes. Returns
+// IDIST_ERR_NO_MEMORY or IDIST_ERR_CALLBACK (order_fn failed), and then nothing has changed.
 IDIST_API idist_status idist_sampler_set_epoch(idist_sampler *sampler, uint64_t epoch);
-// The number of samples this rank gets in an epoch; the same on all ranks. In an epoch of which
-// other ranks have done a part (idist_sampler_set_state, _reshard): in the rest of the epoch.
+// Returns the number of samples that this rank gets in an epoch; it is the same on all ranks. If
+// other ranks have done a part of the epoch (see idist_sampler_set_state and
+// idist_sampler_reshard), only the rest of the epoch counts.
 IDIST_API size_t idist_sampler_count(const idist_sampler *sampler);
-// Gets the next index of this rank, or returns false at the end of the epoch and goes back to its
-// start (position 0); the call after that gets the first index again.
+// Gets the next index of this rank and returns true. At the end of the epoch, returns false and
+// goes back to the start (position 0). The call after that gets the first index again.
 IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 
-// For checkpoints: the position of this rank in its epoch. It may be resumed by another number of
+// Position of this rank in its epoch, for checkpoints. It may be resumed by another number of
 // ranks:
 //
 //     idist_sampler_set_state(sampler, state); // of rank 0, on all ranks
@@ -146,50 +148,52 @@ IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 //         while (idist_sampler_next(sampler, &index)) ...
 //     }
 typedef struct idist_sampler_state {
-    uint64_t epoch, position; // position: samples of this rank that are done ...
-    uint64_t processed;       // ... besides those of all ranks before the last reshard
-    uint64_t ranks;           // that share the samples; 0: as many as where the state is set
+    uint64_t epoch, position; // position: samples of this rank done since the last reshard
+    uint64_t processed;       // samples of all ranks done before the last reshard
+    uint64_t ranks;           // that share the samples; 0 means as many as where the state is set
 } idist_sampler_state;
-// Returns where the next index comes from. Once idist_sampler_next has returned false, the state is
-// the beginning of the next epoch: a training that resumes from it does not repeat the epoch.
-// Before that, but after the last index, the state is the end of the epoch.
+// Returns the position of the next index. Once idist_sampler_next has returned false, the state is
+// the beginning of the next epoch. So a training that resumes from the state does not repeat the
+// epoch. Before that, but after the last index, the state is the end of the epoch.
 IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler);
-// Goes to a state. If the number of ranks was another one, the rest of the epoch is dealt out among
-// the present ranks. Each of the earlier ranks counts as having done `position` samples, so they
-// must have been in step. If nothing is left of the epoch, idist_sampler_next returns false at
-// once. IDIST_ERR_ARG: the state lies beyond the end of the epoch. Other errors are those of
-// idist_sampler_set_epoch.
+// Goes to a state. If the number of ranks was different, the rest of the epoch is dealt out among
+// the present ranks. Each of the earlier ranks counts as having done `position` samples, so those
+// ranks must have been in step. If nothing is left of the epoch, idist_sampler_next returns false
+// at once. Returns IDIST_ERR_ARG if the state lies beyond the end of the epoch. Other errors are as
+// in idist_sampler_set_epoch.
 IDIST_API idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state);
 
-// Elastic training, by the rule of Horovod's ElasticSampler: ranks work in step and each records
-// what it has processed. When ranks are lost or join, the rest of the epoch is dealt out again.
-//
 // Records that this rank has processed another `count` of the samples it got from
-// idist_sampler_next; call it after each batch, for example. IDIST_ERR_ARG: more than an epoch has.
-// Call idist_sampler_set_epoch before a second pass over the epoch; it resets the record.
+// idist_sampler_next. Call it after each batch, for example. Returns IDIST_ERR_ARG if the record
+// exceeds what an epoch has. Call idist_sampler_set_epoch before a second pass over the epoch; it
+// resets the record.
+//
+// This is for elastic training by the rule of Horovod's ElasticSampler: ranks work in step, and
+// each records what it has processed. When ranks are lost or join, idist_sampler_reshard deals out
+// the rest of the epoch again.
 IDIST_API idist_status idist_sampler_record(idist_sampler *sampler, size_t count);
-// Collective over opts->group (after idist_shrink: the survivors). Takes the epoch and the record
-// of rank 0 of the group, and deals out the rest of the epoch among the ranks of that group, which
-// is the sampler's group from then on. Samples that were handed out but not recorded are dealt out
-// again. IDIST_ERR_ARG: the sampler was created with num_replicas.
+// Deals out the rest of the epoch among the ranks of opts->group (after idist_shrink: the
+// survivors). Uses the epoch and the record of rank 0 of the group. From then on, the group is the
+// sampler's group. Collective over the group. Samples that were handed out but not recorded are
+// dealt out again. Returns IDIST_ERR_ARG if the sampler was created with num_replicas.
 IDIST_API idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opts);
 
 // Shuffles 0 .. length - 1 (as Python's random.Random(seed).shuffle does) and cuts the result into
-// n parts of fractions[i] * length samples, rounded down; the fractions must not add up to more
+// n parts of fractions[i] * length samples, rounded down. The fractions must not add up to more
 // than 1. Writes part number `which` to indices, which has room for `length`, and its size to
-// *count. Local. IDIST_ERR_ARG: a negative fraction, fractions above 1 in total, no such part, or
-// more than 2^32 - 1 samples.
+// *count. Local. Returns IDIST_ERR_ARG for a negative fraction, fractions above 1 in total, no such
+// part, or more than 2^32 - 1 samples.
 IDIST_API idist_status idist_partition(size_t length, const double *fractions, int n, int which,
                                        uint64_t seed, size_t *indices, size_t *count);
 
-// What one rank gives to its loader. The batch size of one rank, from that of all ranks together:
-// batch_size / ranks, rounded down, unless that is 0. The workers of one rank, from those of the
-// host: num_workers / ranks on this host, rounded up, unless there are fewer workers than ranks.
+// Returns what one rank gives to its loader. The batch size is batch_size / ranks, rounded down,
+// but all of batch_size if that is 0. The number of workers is num_workers / ranks on this host,
+// rounded up, but all of num_workers if there are fewer workers than ranks.
 IDIST_API int idist_auto_batch_size(int batch_size);
 IDIST_API int idist_auto_num_workers(int num_workers);
 
-// Returns seed + rank, for whatever must differ between ranks, such as augmentation. (Initial
-// weights come from one rank.)
+// Returns seed + rank, for everything that must differ between ranks, such as augmentation.
+// (Initial weights come from one rank.)
 IDIST_API uint64_t idist_auto_seed(uint64_t seed);
 
 //------------------------------------------------------------------------------
@@ -198,61 +202,69 @@ IDIST_API uint64_t idist_auto_seed(uint64_t seed);
 
 typedef struct idist_loader idist_loader;
 
-// All zero except sampler, batch_size, batch_nbytes and fetch is valid.
+// Description of a loader. A desc that is all zero except sampler, batch_size, batch_nbytes and
+// fetch is valid.
 typedef struct idist_loader_desc {
-    // Stays yours and must outlive the loader. The loader moves it: its state is always the one
-    // after the last batch you got, and the beginning of the next epoch once a batch of 0 samples
-    // has ended the epoch. If you move or reshard it yourself, the loader drops what it
-    // has fetched ahead and continues from there.
+    // Stays yours and must outlive the loader. The loader moves the sampler: its state is always
+    // the state after the last batch you got. Once a batch of 0 samples has ended the epoch, the
+    // state is the beginning of the next epoch. If you move or reshard the sampler yourself, the
+    // loader drops what it has fetched ahead and continues from there.
     idist_sampler *sampler;
     size_t batch_size;   // samples per batch of this rank
     size_t batch_nbytes; // size of the buffer of one batch
-    // Writes the samples `indices[0 .. n-1]` to `batch`. 0 is success. Called by worker threads,
-    // several at a time for different batches; must not call idist.
+    // Writes the samples `indices[0 .. n-1]` to `batch`, and returns 0 on success. Called by worker
+    // threads, several at a time for different batches; must not call idist.
     int (*fetch)(void *batch, const size_t *indices, size_t n, void *arg);
     void *arg;                 // passed to fetch
-    int num_workers;           // threads, up to 1,024; 0: idist_loader_next calls fetch itself
-    int prefetch;              // batches fetched ahead, per worker; 0: 2
+    int num_workers;           // threads, up to 1,024; 0 means that idist_loader_next calls fetch
+    int prefetch;              // batches fetched ahead, per worker; 0 means 2
     bool drop_last;            // leave out a last batch that is not full
-    int timeout_ms;            // how long a call waits for a fetch; 0: 5 minutes, < 0: for ever
-    idist_allocator allocator; // of the batches, for example in pinned memory. All zero: malloc.
+    int timeout_ms;            // limit of a wait for a fetch; 0 means 5 minutes, < 0 means none
+    idist_allocator allocator; // of the batches, such as pinned memory; all zero means malloc
 } idist_loader_desc;
 
-// Local. Starts the workers, which begin to fetch at the sampler's position. *loader is NULL on
-// failure. IDIST_ERR_ARG: a field of desc is missing or out of range.
+// Creates a loader and starts its workers, which begin to fetch at the sampler's position. Local.
+// On failure *loader is NULL. Returns IDIST_ERR_ARG if a field of desc is missing or out of range.
 IDIST_API idist_status idist_loader_create(const idist_loader_desc *desc, idist_loader **loader);
-// Waits for the running fetches and stops the workers. Local. If some fetches do not return within
-// desc.timeout_ms this call returns anyway, and the last worker to end frees the batches.
+// Waits for the running fetches, stops the workers, frees the loader and sets the pointer to NULL.
+// Does nothing if it is NULL. Local. If some fetches do not return within desc.timeout_ms, this
+// call returns anyway, and the last worker to end frees the batches.
 IDIST_API void idist_loader_free(idist_loader **loader);
 // Starts an epoch here and in the sampler, and drops what was fetched ahead. A new loader starts
-// where its sampler is. IDIST_ERR_TIMEOUT: earlier fetches are still running; the sampler is in the
-// new epoch, and the next call tries again.
+// where its sampler is. Returns IDIST_ERR_TIMEOUT if earlier fetches are still running. Then the
+// sampler is in the new epoch, and the next call tries again.
 IDIST_API idist_status idist_loader_set_epoch(idist_loader *loader, uint64_t epoch);
-// The number of batches this rank gets in an epoch.
+// Returns the number of batches that this rank gets in an epoch.
 IDIST_API size_t idist_loader_count(const idist_loader *loader);
-// The sampler, for its state. That of idist_auto_loader belongs to the loader.
+// Returns the sampler, for its state. A sampler that idist_auto_loader created belongs to the
+// loader.
 IDIST_API idist_sampler *idist_loader_sampler(const idist_loader *loader);
 
 typedef struct idist_batch {
     void *data; // what fetch wrote; you may write to it until the next call on the loader
-    const size_t *indices; // of the samples; valid until then as well
-    size_t n; // samples; 0: the epoch is over (data is NULL), and the loader is back at its start
+    const size_t *indices; // of the samples; also valid until that call
+    // Number of samples. If it is 0, the epoch is over: data is NULL, and the loader is back at its
+    // start.
+    size_t n;
 } idist_batch;
 
-// Gets the next batch, in the sampler's order whatever the number of workers is; blocks until it is
-// fetched. IDIST_ERR_CALLBACK: fetch failed for these samples (data is NULL); the next call returns
-// the batch after it. IDIST_ERR_TIMEOUT: a fetch did not return in time; nothing is lost, and the
-// next call waits for the same batch. IDIST_ERR_STATE: this process was forked, and the workers are
-// those of its parent. Only one thread at a time may call the functions of a loader.
+// Gets the next batch, in the sampler's order whatever the number of workers is; blocks until the
+// batch is fetched. Only one thread at a time may call the functions of a loader.
+//
+// IDIST_ERR_CALLBACK: fetch failed for these samples (data is NULL); the next call returns the
+// batch after them.
+// IDIST_ERR_TIMEOUT: a fetch did not return in time; nothing is lost, and the next call waits for
+// the same batch.
+// IDIST_ERR_STATE: this process was forked, and the workers belong to its parent.
 IDIST_API idist_status idist_loader_next(idist_loader *loader, idist_batch *batch);
 
-// Ignite's auto_dataloader: batch_size and batch_nbytes of desc are those of all ranks of the
-// sampler's group together, and num_workers those of all ranks of the world on this host (see
-// idist_auto_batch_size and idist_auto_num_workers). The loader creates its own sampler from
-// `samples`; desc.sampler is NULL. If the rank has a device (idist_nccl.h is included before this
-// header) and desc.allocator is not set, batches are in pinned memory. Logs the resulting numbers
-// at info level, and warns, as Ignite does, if samples.num_replicas and samples.rank are not those
-// of the group.
+// Creates a loader and its sampler, like Ignite's auto_dataloader. In desc, batch_size and
+// batch_nbytes count all ranks of the sampler's group together, and num_workers counts all ranks of
+// the world on this host. See idist_auto_batch_size and idist_auto_num_workers. The loader creates
+// the sampler from `samples`; desc.sampler is NULL. If the rank has a device (idist_nccl.h is
+// included before this header) and desc.allocator is not set, batches are in pinned memory. Logs
+// the resulting numbers at info level. Warns, as Ignite does, if samples.num_replicas and
+// samples.rank do not match the group.
 IDIST_API idist_status idist_auto_loader(const idist_loader_desc *desc,
                                          const idist_sampler_desc *samples, idist_loader **loader);
 
@@ -268,60 +280,67 @@ typedef struct idist_tensor {
 } idist_tensor;
 
 // Copies n tensors from root to all ranks of opts->group, in place. Collective; blocking. The ranks
-// compare shapes first: if one rank has another number of tensors, or another count or dtype, all
-// get IDIST_ERR_MISMATCH with a text that names the rank and the tensor.
+// compare shapes first. If one rank has another number of tensors, or another count or dtype, all
+// get IDIST_ERR_MISMATCH. The text names the rank and the tensor.
 IDIST_API idist_status idist_broadcast_parameters(const idist_tensor *params, int n, int root,
                                                   const idist_opts *opts);
-// The same for the state of an optimizer: its tensors (momentum, for example) and a struct of its
-// numbers (rate, step): options_nbytes of host memory, which may be NULL if that is 0.
+// Copies the state of an optimizer from root to all ranks, as idist_broadcast_parameters does. The
+// state has tensors (momentum, for example) and a struct of numbers (rate, step). The struct is
+// options_nbytes of host memory; `options` may be NULL if that is 0.
 IDIST_API idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n,
                                                        void *options, size_t options_nbytes,
                                                        int root, const idist_opts *opts);
 
 typedef struct idist_ddp idist_ddp;
 
-// How gradients are encoded on their way between ranks.
+// How gradients are encoded when they are sent between ranks.
 typedef enum idist_compression {
     IDIST_COMPRESS_NONE = 0,
     IDIST_COMPRESS_F16 = 1,  // F32 and F64 gradients are sent as F16 and summed in float
-    IDIST_COMPRESS_BF16 = 2, // the same as BF16
-    // The gradient of a matrix is sent as a product of two thin matrices, see idist_powersgd_desc.
+    IDIST_COMPRESS_BF16 = 2, // F32 and F64 gradients are sent as BF16 and summed in float
+    // The gradient of a matrix is sent as a product of two thin matrices; see idist_powersgd_desc.
     IDIST_COMPRESS_POWERSGD = 4 // 3 is not used
 } idist_compression;
 
-// PowerSGD (Vogels, Karimireddy and Jaggi, 2019), as torch's powerSGD_hook has it. All zero is
-// valid. A gradient of rows x cols elements, row by row, is approximated by P * transpose(Q), with
-// `rank` columns in P and Q, so that (rows + cols) * rank floats are sent instead of rows * cols.
-// What that takes away is added to the gradient of the next iteration, also by a rank in
-// idist_ddp_join. A gradient that is far too large on one rank leaves such errors on all ranks:
-// they cancel out in the sum, but later gradients that are added to them are rounded away. If the
-// sum of a matrix has less than 2^-16 of the size of what was added, all ranks drop its errors,
-// compute the iteration again without them, and rank 0 warns. Everything is computed and sent as
-// F32, F64 too: what is too small for that becomes 0, what is too large becomes infinite. Costs up
-// to 8 bytes of memory per gradient, besides P and Q. Excludes find_unused and on_device. The same
-// on all ranks.
+// Parameters of PowerSGD (Vogels, Karimireddy and Jaggi, 2019), as in torch's powerSGD_hook. All
+// zero is valid. All ranks must use the same parameters. A gradient of rows x cols elements, row by
+// row, is approximated by P * transpose(Q), with `rank` columns in P and Q. So (rows + cols) * rank
+// floats are sent instead of rows * cols.
+//
+// The error of the approximation is added to the gradient of the next iteration, even by a rank in
+// idist_ddp_join. A gradient that is far too large on one rank leaves such errors on all ranks. The
+// errors cancel out in the sum, but later gradients that are added to them are rounded away. If the
+// sum of a matrix has less than 2^-16 of the size of what was added, all ranks drop its errors, and
+// rank 0 warns. Then all ranks compute the iteration again without the errors.
+//
+// Everything is computed and sent as F32, F64 too: values too small for F32 become 0, and values
+// too large become infinite. Costs up to 8 bytes of memory per gradient, besides P and Q. Excludes
+// find_unused and on_device.
 typedef struct idist_powersgd_desc {
-    // The rows of gradient i, as many as its parameter has outputs; the others of its dimensions
-    // are the columns. 0: no matrix. NULL: each bucket is one square matrix, padded with zeros, as
-    // in torch's batched_powerSGD_hook; that loses more of the gradients.
+    // For gradient i, rows[i] is the number of rows: as many as its parameter has outputs. Its
+    // other dimensions form the columns. If rows[i] is 0, the gradient is not a matrix. If rows is
+    // NULL, each bucket is one square matrix, padded with zeros, as in torch's
+    // batched_powerSGD_hook; that loses more of the gradients.
     const size_t *rows;
-    // How often the floats sent must fit into the gradient; otherwise it is not compressed. 0: 2
+    // A gradient is compressed only if it has more than this times the floats that are sent (0
+    // means 2).
     double min_compression_rate;
-    // The first one that is compressed, counted from 0. torch begins after 1,000 by default and
-    // recommends a tenth of the training.
+    // First iteration that is compressed, counted from 0. By default, torch begins after 1,000
+    // iterations. It recommends a tenth of the training.
     uint64_t start_iteration;
-    uint64_t seed;  // of the first Q
-    double epsilon; // added to the norm by which a column is divided. A column of zeros stays that.
-    int rank;       // of the product, 1 .. 4; 0: 1
+    uint64_t seed; // of the first Q
+    // Added to the norm by which a column is divided. A column of zeros stays zero.
+    double epsilon;
+    int rank; // columns of P and Q, 1 .. 4; 0 means 1
     bool no_error_feedback;
     bool no_warm_start; // draw a new Q in every iteration instead of using the last one
 } idist_powersgd_desc;
 
 // A bucket of gradients, as a communication hook sees it.
 typedef struct idist_bucket {
-    int index; // 0: the bucket launched first
-    // The gradients of this rank, one after the other; `finish` leaves the result here. NULL: the
-    // bucket is empty.
+    int index; // 0 is the bucket launched first
+    // Gradients of this rank, one after the other, or NULL if the bucket is empty. The function
+    // `finish` leaves the result here.
     void *data;
     size_t count; // elements
     idist_dtype dtype;
@@ -329,17 +348,17 @@ typedef struct idist_bucket {
     idist_opts opts;
     double scale; // the result must be scale * (sum over the ranks)
     void *state;  // the hook's own, one per bucket; initially NULL
-    // Which gradients lie in it, in this order: their indices in idist_ddp_desc.grads, and the
-    // element of data at which each begins. Both have gradient_count entries.
+    // Gradients in the bucket, in this order: their indices in idist_ddp_desc.grads, and the
+    // element of data at which each begins. Both arrays have gradient_count entries.
     const int *gradients;
     const size_t *displs;
     int gradient_count;
 } idist_bucket;
 
-// A communication hook. start begins one call, with opts.request so that the program can go on;
-// finish is called when the request is complete and leaves the result in data. It may communicate
-// too. All ranks call both for the same buckets in the same order. free_fn (may be NULL) is called
-// with each state that is not NULL. If start or finish fails, the iteration fails.
+// A communication hook. Its `start` begins one call, with opts.request so that the program can
+// continue. Its `finish` is called when the request is complete, and leaves the result in data; it
+// may communicate too. All ranks call both for the same buckets in the same order. If one fails,
+// the iteration fails. Its free_fn (may be NULL) is called with each state that is not NULL.
 typedef struct idist_ddp_hook {
     idist_status (*start)(idist_bucket *bucket, void *arg);
     idist_status (*finish)(idist_bucket *bucket, void *arg);
@@ -347,158 +366,180 @@ typedef struct idist_ddp_hook {
     void *arg;
 } idist_ddp_hook;
 
-// All zero except params and n is valid.
+// Description of a ddp. A desc that is all zero except params and n is valid.
 typedef struct idist_ddp_desc {
-    // n parameters in the order of the forward pass, and their gradients, with the same counts; the
-    // dtypes may differ. A bucket is reduced in place if its gradients follow one another in
-    // memory, lower indices first. Otherwise it goes in pieces. They are reduced in place where the
-    // ranks share memory, and wherever a piece is contiguous; others are copied to memory that
-    // stays in the cache, reduced there and copied back. With a hook, compression, find_unused or
-    // on_device the whole bucket is copied and copied back. If grads or its data is NULL, ddp
-    // allocates and zeroes the memory (idist_alloc, cudaMalloc); see idist_ddp_grad. If grads is
-    // NULL, nothing is copied. Gradients must not overlap: list a parameter that is used twice
-    // (tied weights) only once.
+    // The n parameters in the order of the forward pass, and their gradients, with the same counts;
+    // the dtypes may differ. Gradients must not overlap: list a parameter that is used twice (tied
+    // weights) only once.
+    //
+    // If grads or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc);
+    // see idist_ddp_grad. If grads is NULL, nothing is copied.
+    //
+    // A bucket is reduced in place if its gradients follow one another in memory, lower indices
+    // first. Otherwise it goes in pieces. Pieces are reduced in place where the ranks share memory,
+    // and wherever a piece is contiguous. Other pieces are copied to memory that stays in the
+    // cache, reduced there and copied back. With a hook, compression, find_unused or on_device, the
+    // whole bucket is copied and copied back.
     const idist_tensor *params, *grads;
     int n;
-    // Not trained, running means for example; idist_ddp_forward copies them from one rank to all.
+    // Tensors that are not trained, such as running means. idist_ddp_forward copies them from one
+    // rank to all.
     const idist_tensor *buffers;
     int n_buffers;
-    idist_group *group; // NULL: the world
-    // The size at which a bucket is closed. 0: 25 MiB, and 1 MiB for the first one of each dtype.
+    idist_group *group; // NULL means the world
+    // Size at which a bucket is closed. By default (0) it is 25 MiB, but 1 MiB for the first bucket
+    // of each dtype.
     size_t bucket_nbytes;
     idist_compression compression;
-    const idist_powersgd_desc *powersgd; // for IDIST_COMPRESS_POWERSGD; copied. NULL: all zero
+    const idist_powersgd_desc *powersgd; // for IDIST_COMPRESS_POWERSGD; copied. NULL means all zero
     const idist_ddp_hook *hook;          // used instead of the built-in reduction; copied
-    double prescale, postscale;          // factors before and after the sum; 0: 1
+    double prescale, postscale;          // factors before and after the sum; 0 means 1
     bool sum;                            // sum over the ranks instead of averaging
-    bool keep_params;                    // they are equal already: only compare the shapes
+    bool keep_params;                    // parameters are equal already: only compare shapes
     // Some parameters get no gradient in some iterations: those that are not ready when
-    // idist_ddp_wait is called. See there.
+    // idist_ddp_wait is called (see idist_ddp_wait).
     bool find_unused;
     bool uneven; // ranks may run out of data at different times; see idist_ddp_join
-    // With uneven: divide by the number of ranks that still have data instead of by all.
+    // With uneven: divide by the number of ranks that still have data instead of by all ranks.
     bool divide_by_active;
     bool on_device; // params, grads and buffers are in device memory (idist_nccl.h)
-    void *stream;   // on_device: the cudaStream_t that computes the gradients; NULL: the default
+    void *stream;   // cudaStream_t that computes the gradients on_device; NULL means the default
     int timeout_ms; // of each call, as in idist_opts
 } idist_ddp_desc;
 
-// Collective over the group; blocking. Compares shapes, copies the parameters and buffers of rank 0
-// of the group to all ranks, and forms the buckets: gradients of one dtype in reverse order, closed
-// when they reach the limit. The lists of tensors are copied; the arrays stay yours and must stay
-// valid. A ddp belongs to the world in which it was created.
+// Creates a ddp. Collective over the group; blocking. Compares shapes, copies the parameters and
+// buffers of rank 0 of the group to all ranks, and forms the buckets. A bucket has gradients of one
+// dtype, in reverse order, and is closed when it reaches the limit. The lists of tensors are
+// copied. The arrays stay yours and must stay valid. A ddp belongs to the world in which it was
+// created.
 // IDIST_ERR_MISMATCH: as for idist_broadcast_parameters.
-// IDIST_ERR_ARG: a list or a field is invalid, gradients overlap, or they are in device memory and
-// on_device is not set; on any rank.
-// IDIST_ERR_UNSUPPORTED: compression of gradients other than F32 and, on the host, F64; factors or
-// divide_by_active with integer gradients; PowerSGD with find_unused or on_device; or on_device,
-// and idist_nccl.h was not included before this header; or gradients that are pairs or of a dtype
-// of the program.
+// IDIST_ERR_ARG: on any rank, a list or a field is invalid, gradients overlap, or gradients are in
+// device memory and on_device is not set.
 // IDIST_ERR_DEVICE: compression, factors and divide_by_active on the device need CUDA 12.8.
+//
+// IDIST_ERR_UNSUPPORTED: one of these:
+//
+//   - Compression of gradients other than F32 and, on the host, F64.
+//   - Factors or divide_by_active with integer gradients.
+//   - PowerSGD with find_unused or on_device.
+//   - The field on_device, and idist_nccl.h was not included before this header.
+//   - Gradients of a pair dtype or a user-defined dtype.
 IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp);
-// Local. Within an iteration it waits for the calls that are in flight, and does not end the
-// iteration of the other ranks: call idist_abort first.
+// Frees a ddp and sets the pointer to NULL. Does nothing if it is NULL. Local. Within an iteration,
+// it waits for the calls that are in flight and does not end the iteration of the other ranks: call
+// idist_abort first.
 IDIST_API void idist_ddp_free(idist_ddp **ddp);
-// The memory of gradient i. It is never zeroed again; see idist_ddp_wait.
+// Returns the memory of gradient i. It is never zeroed again; see idist_ddp_wait.
 IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i);
-// The bucket of gradient i. Buckets are launched in the order of their numbers, except as follows.
-// The first idist_ddp_wait that succeeds, with no_sync off, takes over the order in which gradients
-// became ready on rank 0 (uneven: on the first rank with data); those for which idist_ddp_ready was
-// not called come last, from the last to the first. If the gradients of some bucket lie apart in
-// the memory of some rank, buckets are formed anew in that order, as torch does; their number may
-// change, but gradients stay where they are. Otherwise, and with compression or on_device, buckets
-// keep their gradients and numbers and are launched in the order in which they became full. With a
-// hook or find_unused nothing changes.
+// Returns the bucket of gradient i. Buckets are launched in the order of their numbers, except as
+// follows.
+//
+// The first idist_ddp_wait that succeeds with no_sync off adopts the order in which gradients
+// became ready on rank 0. (With uneven, the first rank with data counts.) Gradients for which
+// idist_ddp_ready was not called come last, from the last to the first. If the gradients of some
+// bucket lie apart in the memory of some rank, buckets are formed anew in that order, as torch
+// does. Their number may change, but gradients stay where they are. Otherwise, and with compression
+// or on_device, buckets keep their gradients and numbers and are launched in the order in which
+// they became full. With a hook or find_unused, nothing changes.
 IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i);
-IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // the number of buckets
+IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // returns the number of buckets
 
-// Call it before the forward pass if there are buffers or uneven is set; otherwise it is not
-// needed. Copies the buffers of the first rank that has data. Collective over the group. A forward
-// pass without a backward pass, for validation, may be followed by another one; with uneven each
-// needs its idist_ddp_wait.
+// Copies the buffers of the first rank that has data. Call it before the forward pass if there are
+// buffers or uneven is set; otherwise it is not needed. Collective over the group. A forward pass
+// without a backward pass, for validation, may be followed by another one. With uneven, each
+// forward pass needs its idist_ddp_wait.
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
-// Gradient i is complete; do not touch it until idist_ddp_wait returns. Launches, in order, the
-// buckets that are full, except the last one, and does not wait for them (but makes up for a
-// missing idist_ddp_forward). Of a bucket that goes in pieces at most 1 MiB is in flight, 4 MiB if
-// there are several hosts; later calls launch the rest. Any thread, one at a time. Until
-// idist_ddp_wait make no other call on this group: the moment at which buckets are launched differs
-// from rank to rank. IDIST_ERR_STATE: the gradient was ready already.
+// Reports that gradient i is complete. Do not touch the gradient until idist_ddp_wait returns.
+// Launches, in order, the buckets that are full, except the last one, and does not wait for them.
+// But it makes up for a missing idist_ddp_forward. If a bucket goes in pieces, at most 1 MiB of it
+// is in flight (4 MiB if there are several hosts). Later calls launch the rest. Any thread, one at
+// a time. Make no other call on this group until idist_ddp_wait: the moment at which buckets are
+// launched differs from rank to rank. Returns IDIST_ERR_STATE if the gradient was ready already.
 IDIST_API idist_status idist_ddp_ready(idist_ddp *ddp, int i);
-// Ends the backward pass: all gradients count as ready, and on return all are averaged (on the
-// device: for whatever is enqueued on desc.stream afterwards). The same bits on all ranks.
-// find_unused: a parameter that was not ready, neither now nor in a preceding pass with no_sync,
-// contributes zero. If it was ready on no rank, its gradient is left as it is.
-// The averages stay in the gradients: a backward pass that adds to gradients needs them zeroed by
-// the program before it, except after a pass with no_sync.
+// Ends the backward pass. All gradients count as ready, and on return all are averaged (on the
+// device: for whatever is enqueued on desc.stream afterwards). All ranks get the same bits.
+//
+// With find_unused, a parameter that was not ready, neither now nor in a preceding pass with
+// no_sync, contributes zero. If a parameter was ready on no rank, its gradient is left as it is.
+//
+// The averages stay in the gradients. If the backward pass adds to gradients, the program must zero
+// them first, except after a pass with no_sync.
 IDIST_API idist_status idist_ddp_wait(idist_ddp *ddp);
-// find_unused: whether any rank had a gradient for parameter i in the last iteration. Otherwise
-// true.
+// Returns true if any rank had a gradient for parameter i in the last iteration. Without
+// find_unused, always returns true.
 IDIST_API bool idist_ddp_used(const idist_ddp *ddp, int i);
-// While it is on, forward, ready and wait send nothing: gradients accumulate locally and are
-// reduced by the first iteration after it. Must be the same on all ranks, and between iterations
-// (else IDIST_ERR_STATE).
+// Turns no_sync on or off. While it is on, forward, ready and wait send nothing: gradients
+// accumulate locally, and the first iteration after it reduces them. Call it between iterations
+// (else IDIST_ERR_STATE), with the same value on all ranks.
 IDIST_API idist_status idist_ddp_no_sync(idist_ddp *ddp, bool on);
 
-// Uneven inputs (desc.uneven): a rank that has run out of data calls this instead of its next
-// iteration. It takes part in the iterations of the others with zeros (its gradients and buffers
-// may be overwritten) until all ranks have called it. Then the parameters and buffers of the rank
-// that joined last, whose optimizer made every step, are copied to all, *last (may be NULL) is that
-// rank, and iterations start afresh. Collective over the group; blocking. Ranks in this call do not
-// answer other calls that the program makes on the group within an iteration. What this rank has
-// accumulated with no_sync is not sent; turn no_sync off first. IDIST_ERR_STATE: it is on, an
+// Takes part in the iterations of the other ranks with zeros until all ranks have called it. For
+// uneven inputs (desc.uneven): a rank that has run out of data calls this function instead of its
+// next iteration. Its gradients and buffers may be overwritten. At the end, the parameters and
+// buffers of the rank that joined last, whose optimizer made every step, are copied to all ranks.
+// Sets *last to that rank (last may be NULL). Then iterations start afresh.
+//
+// Collective over the group; blocking. Ranks in this call do not answer other calls that the
+// program makes on the group within an iteration. Gradients that this rank has accumulated with
+// no_sync are not sent; turn no_sync off first. Returns IDIST_ERR_STATE if no_sync is on, an
 // iteration has not ended, or uneven was not set.
 IDIST_API idist_status idist_ddp_join(idist_ddp *ddp, int *last);
-// The number of ranks that had data in the last iteration.
+// Returns the number of ranks that had data in the last iteration.
 IDIST_API int idist_ddp_active(const idist_ddp *ddp);
 
-// Ignite's auto_optim: idist_ddp_wait and, if it succeeds, step(arg). IDIST_ERR_CALLBACK: step
-// returned something other than 0. Does nothing while no_sync is on.
+// Calls idist_ddp_wait and, if that succeeds, step(arg), like Ignite's auto_optim. Returns
+// IDIST_ERR_CALLBACK if step returned something other than 0. Does nothing while no_sync is on.
 IDIST_API idist_status idist_auto_optim(idist_ddp *ddp, idist_task_fn step, void *arg);
 
 //------------------------------------------------------------------------------
 // [train_api:norm]  batch statistics and gradient norms over all ranks
 //------------------------------------------------------------------------------
 
-// SyncBatchNorm, forward pass. On entry mean[channels] and var[channels] (biased) are those of the
-// *count values per channel on this rank; on return they are those over all ranks, and *count is
-// the total. A rank may have *count == 0. Ranks are combined in rank order by the update of Chan,
-// Golub and LeVeque (1983), so all get the same bits, without cancellation. Collective over
-// opts->group; host memory. IDIST_ERR_NO_MEMORY: some rank has no memory for it; all ranks get this
-// status, here and in the backward call, and the group is unusable from then on.
+// Combines batch statistics over all ranks, for the forward pass of SyncBatchNorm. On entry,
+// mean[channels] and var[channels] (biased) describe the *count values per channel on this rank. On
+// return they describe the values of all ranks, and *count is the total. A rank may have *count ==
+// 0. Ranks are combined in rank order by the update of Chan, Golub and LeVeque (1983), so all get
+// the same bits, without cancellation. Collective over opts->group; host memory. If some rank has
+// no memory, all ranks get IDIST_ERR_NO_MEMORY, and the group is unusable from then on.
 IDIST_API idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64_t *count,
                                              const idist_opts *opts);
-// Backward pass: replaces sum(dy) and sum(dy * (x - mean)), per channel, by the sums over all
-// ranks.
+// Replaces sum(dy) and sum(dy * (x - mean)), per channel, by the sums over all ranks, for the
+// backward pass of SyncBatchNorm. Collective over opts->group; host memory. If some rank has no
+// memory, all ranks get IDIST_ERR_NO_MEMORY, and the group is unusable from then on.
 IDIST_API idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu,
                                                       int channels, const idist_opts *opts);
 
-// torch's clip_grad_norm_: scales gradients (any floating dtype, host memory) in place so that
-// their joint 2-norm is at most max_norm. *norm (may be NULL) is the norm before. shared: every
-// rank has all gradients, the same ones, as after idist_ddp_wait; nothing is sent. Otherwise each
-// rank has its own part, and the norm is that of all parts; collective over opts->group.
-// IDIST_ERR_ARG: the sum of squares, in double, is not finite; on all ranks, and nothing is scaled.
+// Scales gradients (any floating-point dtype, host memory) in place so that their joint 2-norm is
+// at most max_norm, like torch's clip_grad_norm_. Sets *norm to the norm before (norm may be NULL).
+// With `shared`, every rank has all gradients, the same ones, as after idist_ddp_wait, and nothing
+// is sent. Otherwise each rank has its own part, and the norm is the norm of all parts; collective
+// over opts->group. If the sum of squares, in double, is not finite, all ranks get IDIST_ERR_ARG,
+// and nothing is scaled.
 IDIST_API idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_norm,
                                             bool shared, double *norm, const idist_opts *opts);
 
 //------------------------------------------------------------------------------
 // [train_api:schedule]  values that follow the step, such as the learning rate
 //
-// Local: a value depends on the arguments only, so ranks that pass the same ones get the same bits,
-// and nothing has to be saved. Bad arguments give NaN, and idist_last_error says what is wrong.
+// Local: a value depends on the arguments only. So ranks that pass the same arguments get the same
+// bits, and nothing has to be saved. Bad arguments give NaN, and idist_last_error says what is
+// wrong.
 //------------------------------------------------------------------------------
 
 typedef struct idist_milestone {
     double step, value;
 } idist_milestone;
 
-// Ignite's PiecewiseLinear: passes through n milestones on straight lines, and is constant before
-// the first one and after the last one. step may have a fraction, an epoch's for example.
-// NaN: no milestones, steps that do not increase, a number that is not finite, or neighbours so far
-// apart that the product of their distances in step and value is not finite.
+// Returns the value at `step` of Ignite's PiecewiseLinear. The schedule passes through n milestones
+// on straight lines, and is constant before the first one and after the last one. A step may have a
+// fraction, an epoch's for example. Returns NaN if there are no milestones, if steps do not
+// increase, or if a number is not finite. Also returns NaN if neighbors are so far apart that the
+// product of their distances in step and value is not finite.
 IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
 
-// torch's schedulers of the same names, as closed formulas. `begin`, `end` and `steps` are fields
-// of the schedule, and left = 1 - step / steps is what is left of it, at least 0.
+// Kind of a schedule: torch's schedulers of the same names, as closed formulas. In the formulas,
+// `begin`, `end` and `steps` are fields of the schedule. The part that is left, at least 0, is left
+// = 1 - step / steps.
 typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_CONSTANT = 0,    // begin
     IDIST_SCHEDULE_STEP = 1,        // StepLR: times factor after every `steps` steps
@@ -512,48 +553,55 @@ typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_ONE_CYCLE = 5
 } idist_schedule_kind;
 
-// All zero is valid: the constant 0. A schedule uses the fields that its kind names.
+// A schedule. All zero is valid: the constant 0. A schedule uses the fields that its kind names.
 typedef struct idist_schedule {
     double begin, end;
-    double peak;           // of one cycle ...
-    double rise;           // ... and the fraction of `steps` until then, below 1; 0: 0.3
+    double peak;           // of one cycle
+    double rise;           // fraction of `steps` until the peak, below 1; 0 means 0.3
     double factor;         // > 0
-    double power;          // > 0; 0: 1
+    double power;          // > 0; 0 means 1
     double warmup;         // the value at step 0, if there are warm-up steps
     uint64_t warmup_steps; // on a straight line to the first value; the schedule begins after them
     uint64_t steps;
     idist_schedule_kind kind;
 } idist_schedule;
 
-// The value in a step; the first one is step 0. Accurate to a relative error of 1e-12, in a time
-// that does not grow with step. NaN: schedule is NULL, its kind is invalid, `steps` is 0 and the
-// kind uses it, a field that it uses is out of its range or not finite, or two of the values that
-// it goes between are so far apart that their difference is not finite.
+// Returns the value in a step; the first step is step 0. The value is accurate to a relative error
+// of 1e-12, in a time that does not grow with step.
+// Returns NaN in these cases:
+//
+//   - The schedule is NULL, or its kind is invalid.
+//   - The kind uses `steps`, which is 0.
+//   - A field that the kind uses is out of its range or not finite.
+//   - Two values that the schedule goes between are so far apart that their difference is not
+//     finite.
 IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t step);
 
 //------------------------------------------------------------------------------
 // [train_api:metric]  numbers over all ranks
 //
-// Plain structs, all zero at the start of an epoch: update adds what this rank saw, and compute
-// gives the value over all ranks of opts->group. compute reduces a copy, so it may be called at any
-// time and repeatedly. It is collective and gives the same result on all ranks; a rank that does
-// not want it passes NULL for value.
+// A metric is a plain struct, all zero at the start of an epoch. An update function adds what this
+// rank saw, and a compute function gives the value over all ranks of opts->group. The compute
+// function reduces a copy, so it may be called at any time and repeatedly. It is collective and
+// gives the same result on all ranks. A rank that does not want the result passes NULL for value.
 //------------------------------------------------------------------------------
 
-// The fraction of samples whose highest score is that of their label.
+// Accuracy: the fraction of samples whose highest score is the score of their label.
 typedef struct idist_accuracy {
     uint64_t correct, total; // samples
 } idist_accuracy;
-// scores: n rows of `classes` scores; labels: n. Of equal scores the first one counts; a row with a
-// NaN is wrong. IDIST_ERR_ARG: a label outside 0 .. classes - 1.
+// Adds n samples. scores: n rows of `classes` scores. labels: n. If several scores are equal, the
+// first one counts; a row with a NaN is wrong. Returns IDIST_ERR_ARG if a label is outside 0 ..
+// classes - 1.
 IDIST_API idist_status idist_accuracy_update(idist_accuracy *m, const float *scores,
                                              const int *labels, size_t n, int classes);
-// NaN if no rank has seen a sample; likewise for the means below.
+// Computes the accuracy over all ranks, which is NaN if no rank has seen a sample.
 IDIST_API idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
                                               const idist_opts *opts);
 
 // A weighted mean, for example of the loss, weighted by samples. A value of weight 0 does not
-// count, even if it is NaN or infinite: an empty batch has no loss.
+// count, even if it is NaN or infinite: an empty batch has no loss. The mean is NaN if no rank has
+// a value.
 typedef struct idist_mean {
     double sum, weight;
 } idist_mean;
@@ -562,12 +610,12 @@ IDIST_API idist_status idist_mean_compute(const idist_mean *m, double *value,
                                           const idist_opts *opts);
 
 // An exponential moving average: value = alpha * value + (1 - alpha) * new, starting with the first
-// value; with alpha 1 the first value stays. compute gives the mean over those ranks that have a
-// value.
+// value. With alpha 1 the first value stays. compute gives the mean over those ranks that have a
+// value, or NaN if no rank has one.
 typedef struct idist_running_average {
-    double alpha; // 0: 0.98
+    double alpha; // 0 means 0.98
     double value;
-    bool begun; // there is a value
+    bool begun; // true if there is a value
 } idist_running_average;
 IDIST_API void idist_running_average_update(idist_running_average *m, double value);
 IDIST_API idist_status idist_running_average_compute(const idist_running_average *m, double *value,
@@ -581,15 +629,17 @@ typedef struct idist_confusion {
 } idist_confusion;
 IDIST_API idist_status idist_confusion_update(idist_confusion *m, const int *predicted,
                                               const int *labels, size_t n);
-// Writes the classes * classes counts of all ranks to cells, which must not be those of m. NULL:
-// not wanted on this rank.
+// Writes the classes * classes counts of all ranks to cells, which must not be the cells of m. A
+// rank that does not want the counts passes NULL for cells.
 IDIST_API idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
                                                const idist_opts *opts);
 
-// For metrics that cannot be summed, such as the area under a curve: rank 0 of the group gets the
-// rows of all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all
-// ranks. rows: n of row_nbytes bytes; n may differ between ranks. fn returns 0 on success; if it
-// fails, all ranks get IDIST_ERR_CALLBACK. It must not call idist.
+// Computes a metric that cannot be summed, such as the area under a curve. Rank 0 of the group gets
+// the rows of all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all
+// ranks.
+// rows: n of row_nbytes bytes; n may differ between ranks.
+// The function returns 0 on success. If it fails, all ranks get IDIST_ERR_CALLBACK. It must not
+// call idist.
 typedef int (*idist_epoch_metric_fn)(const void *rows, size_t n, void *arg, double *value);
 IDIST_API idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
                                           idist_epoch_metric_fn fn, void *arg, double *value,
@@ -604,35 +654,38 @@ IDIST_API idist_status idist_epoch_metric(const void *rows, size_t n, size_t row
 
 typedef struct idist_checkpoint_desc {
     const char *folder; // on rank 0; created if it does not exist
-    const char *prefix; // of the file names; NULL: "checkpoint"
-    int keep;           // how many files to keep, those with the best scores; 0: 1. < 0: all
-    int keep_latest;    // how many to keep besides, those with the highest steps. < 0: all
+    const char *prefix; // of the file names; NULL means "checkpoint"
+    int keep;           // how many files to keep, those with the best scores; 0 means 1, < 0 all
+    int keep_latest;    // how many more to keep, those with the highest steps; < 0 means all
     bool low_is_best;   // lower scores are better, as for a loss
 } idist_checkpoint_desc;
 
 // Writes tensors and a struct of yours (info, for example epoch and rate; may be NULL, and is
-// ignored on other ranks) to folder/PREFIX_STEP_score=SCORE.idist: to a temporary file in the
-// folder, fsync, rename, fsync of the folder. SCORE has up to six digits and a period in every
-// locale. A step has one file: the new file replaces an earlier file of the same step, whatever its
-// score. Then all but the `keep` best files and the `keep_latest` latest ones are removed; a file
-// may be both. Of equal scores the later step is better. A crash at any moment leaves complete
-// files, and at most one temporary file, which the next save removes. A crash may also leave an
-// earlier file of the same step, which the next save of that step removes.
+// ignored on other ranks) to folder/PREFIX_STEP_score=SCORE.idist. It first writes a temporary file
+// in the folder, then calls fsync, rename, and fsync of the folder. SCORE has up to six digits and
+// a period in every locale.
+//
+// A step has one file: the new file replaces an earlier file of the same step, whatever its score.
+// Then all but the `keep` best files and the `keep_latest` latest files are removed; a file may be
+// both. If scores are equal, the later step is better. A crash at any moment leaves complete files,
+// and at most one temporary file, which the next save removes. A crash may also leave an earlier
+// file of the same step, which the next save of that step removes.
 //
 // The file is not written, and nothing changes, if `keep` files of other steps are better and
-// `keep_latest` are later. The log says so at info level, or as a warning if the better file has a
-// later step, which only another run can write. Every valid file with the prefix counts, also
-// those of earlier runs: use a folder per training run. A damaged file does not count, pushes no
-// other file out, and is not removed; a warning names the file once. To verify the files, the first
-// save of a process reads those that it finds. Later ones read only what others have written.
+// `keep_latest` are later. The log says so at info level. It warns if the better file has a later
+// step, because then it comes from another run. Every valid file with the prefix counts, even from
+// earlier runs: use a folder per training run. A damaged file does not count, pushes no other file
+// out, and is not removed; a warning names the file once. To verify the files, the first save of a
+// process reads those that it finds. Later saves read only what others have written.
 //
-// If the file system refuses to sync the file or the folder, as network and shared folders of
-// virtual machines may, the save succeeds all the same: the file is complete, but may be lost when
-// the machine crashes. A warning says so once per process.
+// If the file system refuses to sync the file or the folder, as network file systems and shared
+// folders of virtual machines may, the save still succeeds. The file is complete, but may be lost
+// if the machine crashes. A warning says so once per process.
 //
-// IDIST_ERR_NO_SPACE: the file is not written, and existing files are untouched. IDIST_ERR_SYSTEM:
-// the same; or the file is written, but the folder could not be synced, or an earlier file could
-// not be removed. The text says which. IDIST_ERR_ARG: the score is NaN.
+// IDIST_ERR_NO_SPACE: the file is not written, and existing files stay.
+// IDIST_ERR_SYSTEM: as IDIST_ERR_NO_SPACE; or the file is written, but the folder could not be
+// synced, or an earlier file could not be removed. The text says which.
+// IDIST_ERR_ARG: the score is NaN.
 IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step,
                                              double score, const idist_tensor *tensors, int n,
                                              const void *info, size_t info_nbytes,
@@ -641,24 +694,27 @@ IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, 
 // Reads a file into tensors and info on all ranks; path is used on rank 0 only. Before anything is
 // written, the whole file is checked: magic, version, counts, dtypes, sizes, and a checksum over
 // every byte. All ranks get the status and the reason:
-// IDIST_ERR_CORRUPT: the file is empty, truncated, damaged or no checkpoint.
+// IDIST_ERR_CORRUPT: the file is empty, truncated, damaged or not a checkpoint.
 // IDIST_ERR_UNSUPPORTED: a newer version of idist, or a machine of another byte order, wrote it.
-// IDIST_ERR_ARG: the file is valid and has other tensors, or it is no regular file.
+// IDIST_ERR_ARG: the file is valid but has other tensors, or it is not a regular file.
 // IDIST_ERR_NOT_FOUND: there is no such file.
-// IDIST_ERR_SYSTEM: the file cannot be read; or the checksum over what arrived on some rank is
+// IDIST_ERR_SYSTEM: the file cannot be read. Or the checksum over what arrived on some rank is
 // wrong, and the contents of tensors and info are undefined.
 IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors, int n,
                                              void *info, size_t info_nbytes,
                                              const idist_opts *opts);
 
-// Finds the valid file with the best score, or if latest is set the one with the highest step (of
-// two that a crash has left of a step, the newer one). Rank 0 looks for it, reads all of it to
-// verify its checksum, and all ranks get its path. A damaged file is skipped; a warning names it
-// and says what is wrong. IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has such a
-// name: a new training may begin. IDIST_ERR_CORRUPT: files have such names, but all of them are
-// damaged, or a newer version of idist wrote them: a training was here. The text names them.
-// IDIST_ERR_TRUNCATED: capacity is too small. IDIST_ERR_SYSTEM: the folder or one of its
-// checkpoints cannot be read, so that another one may be the best or the latest.
+// Finds the valid file with the best score, or the one with the highest step if latest is set. If a
+// crash has left two files of a step, the newer one counts. Rank 0 looks for the file and reads all
+// of it to verify its checksum, and all ranks get its path. A damaged file is skipped; a warning
+// names the file and says what is wrong.
+// IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has such a name: a new training may
+// begin.
+// IDIST_ERR_CORRUPT: files have such names, but all of them are damaged, or a newer version of
+// idist wrote them: a training was here. The text names them.
+// IDIST_ERR_TRUNCATED: capacity is too small.
+// IDIST_ERR_SYSTEM: the folder or one of its checkpoints cannot be read, so that another one may be
+// the best or the latest.
 IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest,
                                              char *path, size_t capacity, const idist_opts *opts);
 
@@ -675,23 +731,26 @@ IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, 
 #define IDIST__FORMAT(at, args)
 #endif
 
-// name: of the training run, "CIFAR10-Training". Prints up to 2,000 bytes of the text; line feeds
-// in it become spaces. As with printf, your format prints fractions with the decimal point of your
-// program's locale. Numbers that idist prints have a period in every locale.
+// Logs a line of text. `name` is the name of the training run, "CIFAR10-Training". Prints up to
+// 2,000 bytes of the text; line feeds in it become spaces. Your format prints fractions with the
+// decimal point of your program's locale, as with printf. Numbers that idist prints have a period
+// in every locale.
 IDIST_API void idist_train_log(const char *name, const char *format, ...) IDIST__FORMAT(2, 3);
-// Version, backend, device, world size and idist_show_config, each on its own line.
+// Logs version, backend, device, world size and idist_show_config, each on its own line.
 IDIST_API void idist_train_log_config(const char *name);
-// "Epoch 3 - Evaluation time (seconds): 4.02 - Test metrics:", then a line "    Accuracy: 0.7" for
-// each of n metrics.
+// Logs "Epoch 3 - Evaluation time (seconds): 4.02 - Test metrics:", then a line "    Accuracy: 0.7"
+// for each of n metrics.
 IDIST_API void idist_train_log_metrics(const char *name, int epoch, double seconds, const char *tag,
                                        const char *const *names, const double *values, int n);
 
-// A progress bar on stderr, if that is a terminal: "Epoch [3/24]: [120/391]  30%|###       |
-// loss=1.2 [00:12<00:27]". The line ends when done == total. On a narrow terminal the picture is
-// left out and then the line is cut, so that it stays one line; a terminal of unknown width counts
-// as 80 columns. Title and text are UTF-8, whatever the locale is. Control characters, such as line
-// feeds, become spaces, and bytes that are not UTF-8 question marks. Of escape sequences, those for
-// colors are passed on, and colors end with the line; others are left out.
+// A progress bar on stderr, if stderr is a terminal: "Epoch [3/24]: [120/391]  30%|###       |
+// loss=1.2 [00:12<00:27]". The line ends when done == total. On a narrow terminal, first the
+// picture is left out and then the line is cut, so that it stays one line. A terminal of unknown
+// width counts as 80 columns.
+//
+// Title and text are UTF-8, whatever the locale is. Control characters, such as line feeds, become
+// spaces. Bytes that are not UTF-8 become question marks. Escape sequences for colors are passed
+// on, and colors end with the line; other escape sequences are left out.
 typedef struct idist_progress {
     const char *title; // "Epoch [3/24]"
     uint64_t total;
@@ -702,10 +761,10 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 //------------------------------------------------------------------------------
 // [train_api:summary]  scalars over the steps of a training, for TensorBoard and as CSV
 //
-// What torch.utils.tensorboard's SummaryWriter does with add_scalar. All calls are local, and any
-// thread may make them. Rank 0 of the group writes; on other ranks every function returns IDIST_OK
-// and does nothing, except that idist_summary_create gives a handle as well. A handle may outlive
-// its group and the world. In the folder there are
+// Does what add_scalar of torch.utils.tensorboard's SummaryWriter does. All calls are local, and
+// any thread may make them. Rank 0 of the group writes. On other ranks every function returns
+// IDIST_OK and does nothing, except that idist_summary_create gives a handle as well. A handle may
+// outlive its group and the world. The folder has two kinds of files:
 //
 //     scalars.csv                 wall_time,step,tag,value: a line per value. wall_time is in
 //                                 seconds since 1970. A tag with commas, quotes or line breaks is
@@ -714,7 +773,7 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 //     events.out.tfevents.*       what TensorBoard reads; values are rounded to floats
 //
 // A training that is resumed appends to scalars.csv and writes another events file; TensorBoard
-// joins those of a folder. What a crash has left of a last line is removed first.
+// joins the events files of a folder. A last line that a crash has cut off is removed first.
 //
 // In a child made by fork, idist_summary_add and _flush fail with IDIST_ERR_STATE, and
 // idist_summary_free writes nothing.
@@ -723,33 +782,37 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 typedef struct idist_summary idist_summary;
 
 typedef struct idist_summary_desc {
-    const char *folder; // on rank 0; created if it does not exist, with those above it
-    idist_group *group; // whose rank 0 writes; NULL: the world. Before there is one: every process
+    const char *folder; // on rank 0; created with its parents if it does not exist
+    // The group whose rank 0 writes. If it is NULL, rank 0 of the world writes, or every process
+    // before there is a world.
+    idist_group *group;
     bool no_csv;
     bool no_tensorboard;
 } idist_summary_desc;
 
-// Opens the files. IDIST_ERR_ARG: a scalars.csv that is something else; it is untouched.
-// IDIST_ERR_STATE: another handle or process is writing it. IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM:
-// a file or folder cannot be made. IDIST_ERR_NO_MEMORY.
+// Opens the files.
+// IDIST_ERR_ARG: a scalars.csv is something else; it is untouched.
+// IDIST_ERR_STATE: another handle or process is writing it.
+// IDIST_ERR_NO_MEMORY: out of memory.
+// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: a file or folder cannot be created.
 IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
                                             idist_summary **summary);
 
-// Writes a value to both files before it returns, so that it is not lost if the process is killed.
-// tag: 1 to 1,000 bytes of UTF-8, "train/loss"; TensorBoard groups tags by what precedes the slash.
-// step: at most INT64_MAX.
+// Writes a value to both files before it returns, so that the value is not lost if the process is
+// killed. A tag, such as "train/loss", has up to 1,000 bytes of UTF-8, and at least one.
+// TensorBoard groups tags by what precedes the slash. A step is at most INT64_MAX.
 //
-// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the value before. This one is kept, and
-// the next call writes it if it can. Up to 64 KiB are kept per file; further values are lost.
+// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the value before. This value is kept,
+// and the next call writes it if it can. Up to 64 KiB are kept per file; further values are lost.
 IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                          uint64_t step);
 
-// Returns when the values are on the disk, so that they are not lost if the machine crashes. A file
-// system that refuses to sync is no failure; a warning says so once per process.
+// Returns when the values are on the disk, so that they are not lost if the machine crashes. It is
+// no failure if the file system refuses to sync; a warning says so once per process.
 IDIST_API idist_status idist_summary_flush(idist_summary *summary);
 
-// Flushes, and frees in any case; *summary becomes NULL. IDIST_OK: all values are in the files.
-// IDIST_ERR_NO_SPACE: some were lost.
+// Flushes the files and frees the summary in any case; *summary becomes NULL. Returns IDIST_OK if
+// all values are in the files, and IDIST_ERR_NO_SPACE if some were lost.
 IDIST_API idist_status idist_summary_free(idist_summary **summary);
 
 #ifdef __cplusplus
@@ -910,16 +973,16 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 //------------------------------------------------------------------------------
 // the Mersenne Twister
 //
-// By Matsumoto and Nishimura (1998), with 624 words of state. PyTorch seeds it with Knuth's
-// recurrence from 32 bits, Python with the authors' init_by_array (2002) from as many words as the
-// seed has.
+// The generator is by Matsumoto and Nishimura (1998) and has 624 words of state. PyTorch seeds it
+// from 32 bits with Knuth's recurrence. Python seeds it with the authors' init_by_array (2002),
+// from as many words as the seed has.
 //------------------------------------------------------------------------------
 
 #define IDIST__TWISTER_WORDS 624
 
 typedef struct idist__twister {
     uint32_t word[IDIST__TWISTER_WORDS];
-    int next; // word to be drawn; all are used up: IDIST__TWISTER_WORDS
+    int next; // index of the next word to draw; IDIST__TWISTER_WORDS if all are used
 } idist__twister;
 
 static void idist__twister_seed(idist__twister *twister, uint32_t seed) {
@@ -931,14 +994,14 @@ static void idist__twister_seed(idist__twister *twister, uint32_t seed) {
     twister->next = IDIST__TWISTER_WORDS;
 }
 
-// The index after i. Behind the last word comes word 1: word 0 takes the value of the last one.
+// Returns the index after i. After the last word, copies the last word to word 0 and returns 1.
 static uint32_t idist__twister_step(uint32_t *word, uint32_t i) {
     if (i + 1 < IDIST__TWISTER_WORDS) return i + 1;
     word[0] = word[IDIST__TWISTER_WORDS - 1];
     return 1;
 }
 
-// init_by_array with a key of one word, or of two when the seed needs them.
+// Seeds the generator as init_by_array does. The key has one word, or two if the seed needs them.
 static void idist__twister_seed_array(idist__twister *twister, uint64_t seed) {
     uint32_t key[2], key_words = seed >> 32 ? 2 : 1;
     uint32_t *word = twister->word, i = 1, j = 0, round;
@@ -965,7 +1028,7 @@ static void idist__twister_seed_array(idist__twister *twister, uint64_t seed) {
     word[0] = 0x80000000u;
 }
 
-// Replaces all words by new ones.
+// Replaces all words with new ones.
 static void idist__twister_refill(idist__twister *twister) {
     uint32_t *word = twister->word;
     int i;
@@ -994,7 +1057,7 @@ static uint32_t idist__twister_next(idist__twister *twister) {
 }
 
 //------------------------------------------------------------------------------
-// permutations that equal those of PyTorch and Python
+// the permutations of PyTorch and Python
 //------------------------------------------------------------------------------
 
 static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
@@ -1003,11 +1066,12 @@ static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
     indices[i] = kept;
 }
 
-// From so many indices on, the remainder of 32 bits would favour some of them visibly.
+// The number of indices from which PyTorch 2.6 draws 64 bits per index. With that many indices, the
+// remainder of a 32-bit number would visibly favor some of them.
 static const size_t IDIST__RANDOM_LARGE = UINT32_MAX / 20;
 
-// Fills `indices` as it goes ("inside-out"): each index takes the place of an earlier one, or of
-// itself, and that one moves to the end.
+// Makes a permutation by the "inside-out" shuffle, which fills `indices` as it goes. Each new index
+// goes to a random place, at most its own, and the index that was there moves to the end.
 static void idist__permutation_make_large(size_t *indices, size_t count, idist__twister *twister) {
     size_t i;
 
@@ -1020,9 +1084,9 @@ static void idist__permutation_make_large(size_t *indices, size_t count, idist__
     }
 }
 
-// torch.randperm on the CPU: swaps each element, from the first on, with one that is not settled
-// yet. PyTorch 2.6 and later have the other method for `large` indices and more; that is
-// IDIST__RANDOM_LARGE except in tests.
+// Makes the permutation of torch.randperm on the CPU. Swaps each element, from the first on, with a
+// random element that is not final yet. For `large` and more indices, uses the inside-out shuffle,
+// as PyTorch does since version 2.6. `large` is IDIST__RANDOM_LARGE except in tests.
 static void idist__permutation_make(size_t *indices, size_t count, uint64_t seed, size_t large) {
     idist__twister twister;
     size_t i;
@@ -1040,7 +1104,8 @@ static void idist__permutation_make(size_t *indices, size_t count, uint64_t seed
         idist__permutation_swap(indices, i, i + idist__twister_next(&twister) % (count - i));
 }
 
-// Python's random.randrange(limit): by rejection, from as few bits as the limit has.
+// Returns a random number below `limit`, as Python's random.randrange(limit) does. Draws as many
+// bits as the limit has, and draws again until the number is below the limit.
 static size_t idist__permutation_below(idist__twister *twister, size_t limit) {
     size_t number;
     int bits = 0;
@@ -1052,7 +1117,8 @@ static size_t idist__permutation_below(idist__twister *twister, size_t limit) {
     return number;
 }
 
-// Python's random.shuffle: swaps each element, from the last on, with one that is not settled yet.
+// Makes the permutation of Python's random.shuffle. Swaps each element, from the last on, with a
+// random element that is not final yet.
 static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t seed) {
     idist__twister twister;
     size_t i;
@@ -1066,24 +1132,27 @@ static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t s
 
 // ---- train/agree.h -------------------------------------------------------------------------------
 
-// train/agree.h: the same status on all ranks
+// train/agree.h: gives all ranks the same status
 //
-// A function that makes several collective calls must fail on all ranks or on none. Its path:
+// A function that makes several collective calls must fail on all ranks or on none. It takes these
+// steps:
 //
-//     idist__agree_enter     local: can calls on this group succeed at all?
+//     idist__agree_enter     local: checks that calls on this group can succeed
 //     local work             ends with a status that may differ between ranks
 //     idist__agree           collective: all ranks get the status of the first rank that failed
 //     collective calls       a rank that cannot make its next call uses idist__agree_break
 //
-// An agreement on success costs one all_reduce of 4 bytes; a failure costs a broadcast in addition.
+// Agreeing on success costs one all_reduce of 4 bytes. Agreeing on a failure costs a broadcast as
+// well.
 
-// What a rank that has failed broadcasts.
+// The message that a failed rank broadcasts.
 typedef struct idist__agree_failure {
     int32_t status;
     char text[900];
 } idist__agree_failure;
 
-// Local. Whether calls on this group can succeed. *out: the options for calls on host memory.
+// Checks that calls on this group can succeed, and sets *out to the options for calls on host
+// memory. Local.
 static idist_status idist__agree_enter(const char *name, const idist_opts *opts, idist_opts *out) {
     idist_group *group = NULL;
     idist_status status = idist__check_blocking(name, opts);
@@ -1104,7 +1173,8 @@ static idist_status idist__agree_enter(const char *name, const idist_opts *opts,
     return status;
 }
 
-// Collective. Returns the status and text of the first rank whose `mine` is not IDIST_OK.
+// Returns the status of the first rank whose `mine` is not IDIST_OK, and sets the text of that
+// rank's failure. Returns IDIST_OK if there is no such rank. Collective.
 static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
     idist__agree_failure failure;
     int rank = idist_group_rank(opts->group);
@@ -1127,17 +1197,18 @@ static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
                        opts->group ? opts->group->ranks[first_failed] : first_failed);
 }
 
-// For a rank that cannot make a call that the others wait for: fails the group, or they would hang.
+// Fails the group, because this rank cannot make a call that the other ranks wait for. Otherwise
+// the other ranks would hang. Returns `status`.
 static idist_status idist__agree_break(const char *name, idist_group *group, idist_status status) {
     char text[400];
     idist_group *g = NULL;
     bool failed_before;
 
-    snprintf(text, sizeof text, "%s: rank %d cannot go on: %.300s", name, idist_group_rank(group),
-             idist_last_error());
+    snprintf(text, sizeof text, "%s: rank %d cannot continue: %.300s", name,
+             idist_group_rank(group), idist_last_error());
     if (idist__call_enter(name, group, &g) != IDIST_OK) return status;
 
-    failed_before = g->status != IDIST_OK; // then all ranks know already
+    failed_before = g->status != IDIST_OK; // then all ranks already know
     idist__group_fail(g, status, text);
     idist__group_flush(g);
     idist__os_mutex_unlock(&g->w->lock);
@@ -1153,47 +1224,51 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 
 // train/sampler.h: which sample goes to which rank
 //
-// Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
-// left, starting with its rank. Three ranks, 10 samples, without drop_last:
+// Each rank computes the order of the whole epoch. From the part of the order that is still to be
+// processed, each of n ranks takes every n-th index, starting with its rank. For 3 ranks and 10
+// samples, without drop_last:
 //
 //     order      7 2 9 4 0 5 8 1 3 6 | 7 2     padded with the beginning
 //     rank 0     7     4     8     6
 //     rank 1       2     0     1       7
 //     rank 2         9     5     3       2
 //
-// After idist_sampler_reshard the first `processed` indices of the order are skipped, and the
-// remainder is dealt out among the present ranks, padded with its own beginning.
+// idist_sampler_reshard skips the first `processed` indices of the order. It deals out the rest
+// among the current ranks, and pads the rest with its own beginning.
 
-// The indices, including the padding, must fit into memory.
+// The largest data set, in samples. Its indices, including the padding, must fit in memory.
 static const size_t IDIST__SAMPLES_MAX = SIZE_MAX / 64;
 
-// Python's shuffle draws more than 32 bits for more; idist__permutation_below does not.
+// The largest list for idist_partition. For longer lists, Python's shuffle draws more than 32 bits
+// at a time, which idist__permutation_below does not.
 static const size_t IDIST__PARTITION_MAX =
     (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
 
 struct idist_sampler {
-    idist_sampler_desc desc; // with num_replicas and rank resolved
-    bool fixed_replicas;     // the caller gave num_replicas
+    idist_sampler_desc desc; // with num_replicas and rank filled in
+    bool fixed_replicas;     // the caller set num_replicas
     uint64_t epoch;
-    size_t *indices;     // that were dealt out to this rank
-    size_t count;        // of the indices
+    size_t *indices;     // dealt out to this rank
+    size_t count;        // number of indices
     size_t position;     // of the next index
-    bool ended;          // the last pass over the indices was complete; position is 0
+    bool ended;          // the last pass reached the end of the indices; position is 0
     bool resumed;        // the last call was idist_sampler_set_state
-    size_t recorded;     // indices done, by idist_sampler_record
-    size_t processed;    // samples that all ranks had done when the indices were dealt out
-    uint64_t deal_count; // incremented whenever indices are dealt out; the loader compares it
+    size_t recorded;     // indices counted as done; see idist_sampler_record
+    size_t processed;    // samples that all ranks together had done when the indices were dealt out
+    uint64_t deal_count; // incremented when indices are dealt out; the loader compares it
 };
 
-// Calls order_fn. False: it has thrown an exception, and idist_last_error says so.
+// Calls order_fn. Returns false if order_fn throws an exception; idist_last_error then has the
+// text.
 IDIST__NOINLINE static bool idist__sampler_call_order(const idist_sampler_desc *desc,
                                                       size_t *indices, uint64_t epoch, int run) {
     IDIST__TRY(desc->order_fn(indices, desc->length, epoch, run, desc->arg));
     return !idist__callback_threw("sampler", "order_fn");
 }
 
-// The order of an epoch, padded to `total` indices with those that follow the first `processed`.
-// NULL: *status says why. The caller frees it.
+// Returns the order of an epoch, which the caller frees. Pads the order to `total` indices with the
+// indices that follow the first `processed`, or with further runs of order_fn. On failure returns
+// NULL and sets *status.
 static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epoch,
                                     size_t processed, size_t total, idist_status *status) {
     size_t length = desc->length, runs = (total + length - 1) / length, run, i;
@@ -1226,16 +1301,17 @@ static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epo
     return order;
 }
 
-// Returns how many samples each rank gets of those that are left after `processed`.
+// Returns the number of samples that each rank gets when `processed` samples of the epoch are done.
 static size_t idist__sampler_share(const idist_sampler_desc *desc, size_t replicas,
                                    size_t processed) {
     size_t left = desc->length - processed;
     return desc->drop_last ? left / replicas : (left + replicas - 1) / replicas;
 }
 
-// Returns how many samples of an epoch are done when, after `processed`, each rank has done
-// `position` of its share. After the whole share nothing is left, also of what does not divide
-// evenly; and some samples may have been dealt out twice.
+// Returns the number of samples that are done: `processed` samples before the shares were dealt
+// out, and `position` samples of each rank's share. A complete share completes the epoch, including
+// a remainder that does not divide evenly. The result is at most the length, because some samples
+// may have been dealt out twice.
 static size_t idist__sampler_done(const idist_sampler_desc *desc, size_t replicas, size_t processed,
                                   size_t position) {
     size_t done = processed + position * replicas;
@@ -1246,7 +1322,8 @@ static size_t idist__sampler_done(const idist_sampler_desc *desc, size_t replica
     return done < desc->length ? done : desc->length;
 }
 
-// Deals out what is left of an epoch after `processed` samples. On failure nothing has changed.
+// Deals out the samples that are left of an epoch after the first `processed`. Changes nothing on
+// failure.
 static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_sampler_desc *desc,
                                         uint64_t epoch, size_t processed) {
     size_t replicas = (size_t)desc->num_replicas, i;
@@ -1281,7 +1358,7 @@ static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_samp
     return IDIST_OK;
 }
 
-// Fills in num_replicas and rank from the group, and checks the rest.
+// Fills in num_replicas and rank from the group unless they are set, and checks the desc.
 static idist_status idist__sampler_resolve(idist_sampler_desc *desc) {
     if (!desc->num_replicas && desc->rank)
         return idist__fail(IDIST_ERR_ARG, "sampler_create: rank is %d, but num_replicas is not set",
@@ -1447,7 +1524,7 @@ idist_status idist_sampler_record(idist_sampler *sampler, size_t count) {
 
 idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opts) {
     enum { IDIST__ROOT_EPOCH, IDIST__ROOT_PROCESSED, IDIST__ROOT_LENGTH, IDIST__ROOT_WORDS };
-    uint64_t root[IDIST__ROOT_WORDS] = {0, 0, 0}; // what rank 0 has
+    uint64_t root[IDIST__ROOT_WORDS] = {0, 0, 0}; // values of rank 0
     idist_sampler_desc desc;
     idist_opts own_opts;
     idist_status status = idist__agree_enter("sampler_reshard", opts, &own_opts);
@@ -1482,8 +1559,9 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
     return idist__agree(status, &own_opts);
 }
 
-// Rounds the product to a double and then truncates it, as Python does: the x87 unit of i386 would
-// truncate a product of 64 binary digits.
+// Returns the number of samples in a part. Rounds the product to a double and then truncates it, as
+// Python does. Without the volatile variable, the x87 unit of i386 would truncate a product of 64
+// binary digits.
 static size_t idist__sampler_part(double fraction, size_t length) {
     volatile double part = fraction * (double)length;
     return (size_t)part;
@@ -1532,7 +1610,7 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
 
     for (i = 0; i < which; i++) begin += idist__sampler_part(fractions[i], length);
     *count = idist__sampler_part(fractions[which], length);
-    if (begin > length) begin = length; // fractions whose sum is slightly above 1
+    if (begin > length) begin = length; // the sum of the fractions may be slightly above 1
     if (*count > length - begin) *count = length - begin;
     memcpy(indices, all + begin, *count * sizeof *indices);
     free(all);
@@ -1544,56 +1622,61 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
 
 // train/loader.h: batches, fetched ahead by worker threads
 //
-// Batches are in a ring of slots, one more than are fetched ahead: the one that the program is
-// using. A worker takes the next batch that no worker has taken, so batches are started in order,
-// and the program waits for each in turn:
+// Batches are in a ring of slots. The ring has one slot per batch fetched ahead, and one for the
+// batch that the program is using. A worker takes the next batch that no worker has taken, so
+// batches start in order. The program waits for each batch in turn:
 //
 //     slot    0        1        2        3        4         2 workers, 2 batches ahead for each
 //     batch   5        6        7        3        4
 //             fetching fetching free     program  ready
 //
-// The path of a batch: idist__loader_work (a worker takes it and calls fetch), idist__loader_take
-// (the program waits for its slot), idist_loader_next (hands it out and moves the sampler).
+// A batch passes through these functions:
 //
-// The indices are a copy, so that the program may move the sampler at any time. The next call
-// notices that it did, and restarts the loader from there.
+//     idist__loader_work    a worker takes the batch and calls fetch
+//     idist__loader_take    the program waits for the slot of the batch
+//     idist_loader_next     returns the batch to the program and moves the sampler
+//
+// The loader copies the indices, so the program may move the sampler at any time. The next call
+// notices the move, and restarts the loader at the sampler's new position.
 
 typedef struct idist__loader_slot {
     void *data;
     bool ready;       // fetched, and not yet given to the program
-    int result;       // of fetch
-    char thrown[160]; // what fetch has thrown; "": nothing
+    int result;       // returned by fetch
+    char thrown[160]; // text of the exception that fetch threw, or ""
 } idist__loader_slot;
 
 struct idist_loader {
     idist_loader_desc desc;
-    idist_sampler *own_sampler; // of idist_auto_loader, or NULL
-    idist__os_process process;  // the workers are threads of this process, not of its children
+    idist_sampler *own_sampler; // created by idist_auto_loader, or NULL
+    idist__os_process process;  // the process with the workers; a forked child has none
     idist__os_thread *threads;
     int thread_count, slot_count;
     idist__loader_slot *slots;
 
-    // The rest of the epoch from where the loader started; written only while no worker is busy.
+    // The rest of the epoch, from the position where the loader started. Written only while no
+    // worker is busy.
     size_t *indices;
     size_t index_count;
 
-    // The state of the sampler, which tells whether the program has moved it.
-    size_t start_position;   // where the copied indices begin
-    size_t sampler_position; // after the last call
-    uint64_t deal_count;     // when the indices were copied
+    // The state in which the loader left the sampler. If the state differs, the program has moved
+    // the sampler.
+    size_t start_position;   // position of the first copied index
+    size_t sampler_position; // position after the last call
+    uint64_t deal_count;     // deal_count of the sampler when the indices were copied
     bool ended;              // the last call returned the end of the epoch
 
-    idist__os_mutex lock; // of what follows, and of the slots
-    idist__os_cond work;  // there may be a batch to take, or the loader stops
-    idist__os_cond done;  // a batch is fetched
-    size_t batch_count;   // in all
-    size_t taken_count;   // by workers
-    size_t given_count;   // to the program
-    int busy_count;       // workers that are in fetch
-    int stopping_count;   // workers that have not ended since `stops`
-    bool paused;          // workers take no batch
+    idist__os_mutex lock; // protects the fields below and the slots
+    idist__os_cond work;  // signaled when there may be a batch to take, or the loader stops
+    idist__os_cond done;  // signaled when a batch is fetched
+    size_t batch_count;   // batches of the epoch
+    size_t taken_count;   // batches taken by workers
+    size_t given_count;   // batches given to the program
+    int busy_count;       // workers inside fetch
+    int stopping_count;   // once `stops` is set: workers that have not ended yet
+    bool paused;          // workers must not take a batch
     bool stops;
-    bool orphaned; // nobody waits for the workers: the last one frees the loader
+    bool orphaned; // no thread waits for the workers; the last worker frees the loader
 };
 
 static size_t idist__loader_batches(const idist_loader *loader, size_t samples) {
@@ -1601,7 +1684,7 @@ static size_t idist__loader_batches(const idist_loader *loader, size_t samples) 
     return !loader->desc.drop_last && rest ? full + 1 : full;
 }
 
-// The indices of a batch.
+// Returns the indices of a batch, and sets *count to their number.
 static const size_t *idist__loader_indices(const idist_loader *loader, size_t batch,
                                            size_t *count) {
     size_t first = batch * loader->desc.batch_size, rest = loader->index_count - first;
@@ -1613,8 +1696,8 @@ static idist__loader_slot *idist__loader_slot_of(const idist_loader *loader, siz
     return &loader->slots[batch % (size_t)loader->slot_count];
 }
 
-// Fetches a batch. Returns the result of fetch; 1 if it has thrown an exception, which the slot
-// says.
+// Fetches a batch. Returns the result of fetch, or 1 if fetch throws an exception. The slot then
+// has the exception's text.
 IDIST__NOINLINE static int idist__loader_fetch(const idist_loader *loader, size_t batch) {
     size_t count;
     const size_t *indices = idist__loader_indices(loader, batch, &count);
@@ -1628,7 +1711,7 @@ IDIST__NOINLINE static int idist__loader_fetch(const idist_loader *loader, size_
     return result;
 }
 
-// Called when no other thread uses the loader.
+// Frees the loader. Called when no other thread uses it.
 static void idist__loader_destroy(idist_loader *loader) {
     int i;
 
@@ -1647,7 +1730,7 @@ static void idist__loader_destroy(idist_loader *loader) {
     free(loader);
 }
 
-// Whether a worker may take the next batch. The lock is held.
+// Returns true if a worker may take the next batch. Called with the lock held.
 static bool idist__loader_has_work(const idist_loader *loader) {
     size_t ahead = loader->taken_count - loader->given_count;
 
@@ -1655,7 +1738,7 @@ static bool idist__loader_has_work(const idist_loader *loader) {
     return ahead < (size_t)loader->slot_count - 1;
 }
 
-// A worker thread.
+// Runs a worker thread: fetches batches until the loader stops.
 static void *idist__loader_work(void *arg) {
     idist_loader *loader = (idist_loader *)arg;
     bool must_free;
@@ -1697,7 +1780,8 @@ static int idist__loader_timeout(const idist_loader *loader) {
     return loader->desc.timeout_ms ? loader->desc.timeout_ms : 300000;
 }
 
-// Waits until no fetch is running; false when the timeout passes before. The lock is held.
+// Waits until no fetch is running. Returns false if the timeout expires first. Called with the lock
+// held.
 static bool idist__loader_settle(idist_loader *loader) {
     int64_t deadline_ns = idist__os_clock_deadline(idist__loader_timeout(loader));
 
@@ -1707,7 +1791,8 @@ static bool idist__loader_settle(idist_loader *loader) {
     return loader->busy_count == 0;
 }
 
-// Waits for the running fetches, drops what was fetched ahead, and starts where the sampler is.
+// Waits for the running fetches, drops the batches fetched ahead, and starts at the sampler's
+// position.
 static idist_status idist__loader_restart(idist_loader *loader) {
     const idist_sampler *sampler = loader->desc.sampler;
     size_t count = sampler->count - sampler->position;
@@ -1720,7 +1805,7 @@ static idist_status idist__loader_restart(idist_loader *loader) {
     idist__os_mutex_lock(&loader->lock);
     loader->paused = true;
 
-    if (!idist__loader_settle(loader)) { // stays paused, and the next call tries again
+    if (!idist__loader_settle(loader)) { // the loader stays paused; the next call tries again
         busy_count = loader->busy_count;
         idist__os_mutex_unlock(&loader->lock);
         free(indices);
@@ -1748,7 +1833,8 @@ static idist_status idist__loader_restart(idist_loader *loader) {
     return IDIST_OK;
 }
 
-// Ends the workers. False: some are still in fetch, and the last of them frees the loader.
+// Stops the workers. Returns false if some workers are still inside fetch when the timeout expires.
+// The last of these workers then frees the loader.
 static bool idist__loader_stop(idist_loader *loader) {
     idist__os_thread *threads = loader->threads;
     int i, thread_count = loader->thread_count;
@@ -1760,7 +1846,7 @@ static bool idist__loader_stop(idist_loader *loader) {
     idist__os_cond_broadcast(&loader->work);
     orphaned = !idist__loader_settle(loader);
     loader->orphaned = orphaned;
-    if (orphaned) loader->threads = NULL; // the workers may free the loader from here on
+    if (orphaned) loader->threads = NULL; // freed below, not by the worker that frees the loader
     idist__os_mutex_unlock(&loader->lock);
 
     for (i = 0; i < thread_count; i++) {
@@ -1780,7 +1866,7 @@ void idist_loader_free(idist_loader **loader) {
     if (!l) return;
     *loader = NULL;
 
-    // In a forked child there is nothing to stop, and another thread may have held the lock.
+    // A forked child has no workers to stop, and the lock may have been held during the fork.
     if (l->process == idist__os_process_id()) stopped = idist__loader_stop(l);
     if (stopped) idist__loader_destroy(l);
 }
@@ -1896,7 +1982,8 @@ idist_sampler *idist_loader_sampler(const idist_loader *loader) {
     return loader ? loader->desc.sampler : NULL;
 }
 
-// Waits for the next batch, or fetches it if there are no workers. False: the timeout has passed.
+// Waits for the next batch, or fetches it if there are no workers. Returns false if the timeout
+// expires.
 static bool idist__loader_take(idist_loader *loader, idist__loader_slot *slot) {
     int64_t deadline_ns;
     bool ready;
@@ -1916,7 +2003,7 @@ static bool idist__loader_take(idist_loader *loader, idist__loader_slot *slot) {
     if (ready) {
         slot->ready = false;
         loader->given_count++;
-        idist__os_cond_signal(&loader->work); // the slot of the batch before this one is free
+        idist__os_cond_signal(&loader->work); // the slot of the previous batch is free
     }
 
     idist__os_mutex_unlock(&loader->lock);
@@ -1947,7 +2034,7 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
     number = loader->given_count; // only this thread writes it
 
     if (number == loader->batch_count) {
-        loader->ended = true; // fetch nothing ahead: most programs now begin another epoch
+        loader->ended = true; // fetch nothing ahead, because most programs now begin another epoch
         loader->sampler_position = 0;
         idist__sampler_end(sampler);
         return IDIST_OK;
@@ -1981,8 +2068,8 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
 
 // train/auto.h: sizes, seeds and loaders derived from the world
 //
-// Ignite's auto_* functions: the program states what all ranks do together, and each rank derives
-// its own part.
+// These are Ignite's auto_* functions. The program states what all ranks do together, and each rank
+// derives its own part.
 
 int idist_auto_batch_size(int batch_size) {
     int ranks = idist_get_world_size();
@@ -1996,7 +2083,8 @@ int idist_auto_num_workers(int num_workers) {
 
 uint64_t idist_auto_seed(uint64_t seed) { return seed + (uint64_t)idist_get_rank(); }
 
-// Where a group's log lines go; without a world, to `own`. NULL: nowhere.
+// Returns the log of the group's world. Without a world, initializes `own` from the environment and
+// returns it, or returns NULL if that fails.
 static const idist__log *idist__auto_log_of(const idist_group *group, idist__log *own) {
     const idist__world *world = group ? group->w : idist__world_default();
 
@@ -2012,10 +2100,10 @@ static void idist__auto_log(const idist_loader_desc *requested, const idist_load
 
     if (!log) return;
     if (samples->num_replicas != size || samples->rank != rank)
-        idist__log_print(log, IDIST_LOG_WARN,
-                         "auto_loader: the sampler has rank=%d and num_replicas=%d, but this is "
-                         "rank %d of %d: some samples may come twice or never",
-                         samples->rank, samples->num_replicas, rank, size);
+        idist__log_print(
+            log, IDIST_LOG_WARN,
+            "auto_loader: the sampler has rank=%d and num_replicas=%d, but this is rank %d of %d: some samples may be used twice or not at all",
+            samples->rank, samples->num_replicas, rank, size);
 
     idist__log_print(
         log, IDIST_LOG_INFO,
@@ -2079,10 +2167,11 @@ idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sample
 
 // train/batch_norm.h: batch statistics over all ranks
 //
-// One all_gather of a row per rank, count | means | variances, after which every rank merges the
+// One all_gather distributes a row per rank: count | means | variances. Every rank then merges the
 // rows in rank order.
 
-// Merges the count, mean and variance of set b into those of set a:
+// Merges the mean and variance of set b, with nb values, into the mean and variance of set a, with
+// na values:
 //
 //     n = na + nb    d = mean_b - mean_a    mean = mean_a + d nb / n
 //     var n = var_a na + var_b nb + d d na nb / n
@@ -2094,7 +2183,8 @@ static void idist__batch_norm_merge(double *mean, double *var, double na, double
     *var = (*var * na + var_b * nb) / n + d * d * (na / n) * (nb / n);
 }
 
-// The mean and variance of one channel over the rows of all ranks. Returns the total count.
+// Computes the mean and variance of one channel from the rows of all ranks. Returns the total
+// count.
 static uint64_t idist__batch_norm_channel(const char *rows, size_t row_nbytes, int ranks,
                                           int channels, int channel, float *mean, float *var) {
     double all_mean = 0, all_var = 0;
@@ -2147,7 +2237,7 @@ idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64
     memcpy(own + sizeof *count, mean, values_nbytes);
     memcpy(own + sizeof *count + values_nbytes, var, values_nbytes);
     status = idist_all_gather(own, rows, row_nbytes, IDIST_U8, &own_opts);
-    mode = idist__mode_enter(); // all ranks get the same bits
+    mode = idist__mode_enter(); // so that all ranks get the same bits
 
     for (channel = 0; channel < channels && status == IDIST_OK; channel++)
         *count = idist__batch_norm_channel(rows, row_nbytes, ranks, channels, channel,
@@ -2161,7 +2251,7 @@ idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64
 idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, int channels,
                                             const idist_opts *opts) {
     size_t nbytes = sizeof(float) * (size_t)(channels > 0 ? channels : 0);
-    char *both; // reduced by one call instead of two
+    char *both; // both arrays, reduced by one call instead of two
     idist_opts own_opts;
     idist_status status = idist__agree_enter("sync_batch_norm_backward", opts, &own_opts);
 
@@ -2186,15 +2276,16 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
 
 // train/norm.h: the norm of gradients, and clipping by it
 
-// The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
-// last bit may differ from that of sqrt.
+// Returns the square root of x by Newton's method, starting from half the exponent. The function
+// sqrt would need -lm. The last bit may differ from the result of sqrt.
 static double idist__norm_root(double x) {
     double root;
     uint64_t bits;
     int i;
 
     if (!(x > 0)) return 0;
-    if (x < 1e-290) return idist__norm_root(x * 1e280) * 1e-140; // no exponent to halve: subnormal
+    // A subnormal number has no exponent to halve, so scale it up.
+    if (x < 1e-290) return idist__norm_root(x * 1e280) * 1e-140;
 
     memcpy(&bits, &x, sizeof bits);
     bits = (bits >> 1) + ((uint64_t)1023 << 51);
@@ -2308,13 +2399,14 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
 // train/schedule.h: values that follow the step, such as the learning rate
 //
-// log, exp and sin would need -lm. The series here are summed until their next term is below the
-// last bit of a double.
+// The functions log, exp and sin would need -lm. The series here are so long that their next term
+// would be below the last bit of a double.
 
 static const double idist__schedule_ln_2 = 0.69314718055994530942;
 static const double idist__schedule_half_pi = 1.57079632679489661923;
 
-// Writes x as m * 2^e with m near 1, and ln(m) as 2 * artanh((m - 1) / (m + 1)). x > 0.
+// Returns the natural logarithm of x, which is positive. Writes x as m * 2^e with m near 1, and
+// ln(m) as 2 * artanh((m - 1) / (m + 1)).
 static double idist__schedule_log(double x) {
     double z, sum = 0;
     int k, exponent = 0;
@@ -2328,7 +2420,8 @@ static double idist__schedule_log(double x) {
     return exponent * idist__schedule_ln_2 + 2 * z * sum;
 }
 
-// Taylor's series for what is left of x after halving or doubling the result.
+// Returns e^x. Writes x as a multiple of ln 2 plus a rest, sums Taylor's series for the rest, and
+// then doubles or halves the sum.
 static double idist__schedule_exp(double x) {
     double sum = 1;
     int k, doublings;
@@ -2346,20 +2439,22 @@ static double idist__schedule_exp(double x) {
     return sum;
 }
 
-// value * x^exponent; x >= 0. The power alone may be too large or too small for a double.
+// Returns value * x^exponent for x >= 0, even if x^exponent alone is too large or too small for a
+// double.
 static double idist__schedule_scaled(double value, double x, double exponent) {
     double size = value < 0 ? -value : value, scaled;
 
     if (value == 0 || exponent == 0) return value;
     if (exponent == 1 || x == 0) return value * x;
     scaled = idist__schedule_exp(idist__schedule_log(size) + exponent * idist__schedule_log(x));
-    if (x <= 1 && scaled > size) scaled = size; // by rounding; it may be infinite
+    if (x <= 1 && scaled > size) scaled = size; // rounded up, perhaps to infinity
 
     return value < 0 ? -scaled : scaled;
 }
 
-// From `to` at left = 0 to `from` at left = 1 along half a cosine, exact at both ends. The square
-// of the sine is (1 - cos(pi * left)) / 2, but keeps all its digits near 0.
+// Returns the value at `left` on half a cosine: `to` at left = 0 and `from` at left = 1, exact at
+// both ends. Computes (1 - cos(pi * left)) / 2 as the square of a sine, which keeps all its digits
+// near 0.
 static double idist__schedule_cosine(double from, double to, double left) {
     double x = left * idist__schedule_half_pi, sine = 1;
     int k;
@@ -2372,7 +2467,8 @@ static double idist__schedule_cosine(double from, double to, double left) {
     return to + (from - to) * sine * sine;
 }
 
-// torch's phases end one step before rise * steps and `steps`.
+// Returns the value of a one-cycle schedule. Its phases end one step before rise * steps and one
+// step before `steps`, as in torch.
 static double idist__schedule_one_cycle(const idist_schedule *schedule, uint64_t step) {
     double rise = schedule->rise != 0 ? schedule->rise : 0.3;
     double top = rise * (double)schedule->steps - 1, last = (double)schedule->steps - 1;
@@ -2384,7 +2480,7 @@ static double idist__schedule_one_cycle(const idist_schedule *schedule, uint64_t
     return idist__schedule_cosine(schedule->peak, schedule->end, (last - at) / (last - top));
 }
 
-// The value without a warm-up.
+// Returns the value at a step, counted from the end of the warm-up.
 static double idist__schedule_main(const idist_schedule *schedule, uint64_t step) {
     uint64_t steps = schedule->steps, done, rest;
     double range = schedule->begin - schedule->end;
@@ -2410,14 +2506,16 @@ static double idist__schedule_main(const idist_schedule *schedule, uint64_t step
     }
 }
 
-// Rounds x to a double first: the x87 unit of i386 also holds larger numbers.
+// Returns true if x is finite. Rounds x to a double first, because the x87 unit of i386 also holds
+// larger numbers.
 static bool idist__schedule_is_finite(double x) {
     volatile double rounded = x;
     return rounded - rounded == 0;
 }
 
-// Whether the values that a schedule goes between are finite, and their differences too. One with
-// infinity or NaN is not finite either.
+// Returns true if the values between which a schedule moves are finite, and their differences too.
+// A difference with infinity or NaN is not finite, so `end`, `peak` and `warmup` need no check of
+// their own.
 static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_end) {
     double begin = schedule->begin, end = schedule->end, peak = schedule->peak;
 
@@ -2428,7 +2526,7 @@ static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_
         return false;
     if (!schedule->warmup_steps) return true;
 
-    // A short rise is over before the first step, whose value then is not `begin`.
+    // If the rise is short, it is over before the first step, whose value is then not `begin`.
     return idist__schedule_is_finite(idist__schedule_main(schedule, 0) - schedule->warmup);
 }
 
@@ -2546,7 +2644,8 @@ double idist_piecewise_linear(const idist_milestone *milestones, int n, double s
 // numbers over all ranks
 //------------------------------------------------------------------------------
 
-// The ratio of two numbers of a metric, each summed over all ranks; 0 / 0 is NaN.
+// Computes the ratio of two numbers of a metric, each summed over all ranks. The ratio is NaN if
+// the denominator is 0. Collective.
 static idist_status idist__metric_ratio(const char *name, const void *metric, double numerator,
                                         double denominator, double *value, const idist_opts *opts) {
     double sums[2];
@@ -2566,7 +2665,8 @@ static idist_status idist__metric_ratio(const char *name, const void *metric, do
     return status;
 }
 
-// Whether the label has the highest score of a row, and is the first one that has it.
+// Returns true if the label is the first class with the highest score of a row. Returns false if
+// the row has a NaN.
 static bool idist__metric_is_correct(const float *row, int label, int classes) {
     float score = row[label];
     bool correct = score == score; // not a NaN
@@ -2687,17 +2787,18 @@ idist_status idist_confusion_compute(const idist_confusion *confusion, uint64_t 
 //------------------------------------------------------------------------------
 // metrics that rank 0 computes from the rows of all ranks
 //
-//     gather       rank 0 learns how many rows of which size each rank has, and allocates
-//     agree        rank 0 has the memory, and rows have the same size on all ranks
+//     gather       rank 0 gets the number and size of each rank's rows, and allocates memory
+//     agree        that rank 0 has the memory, and that rows have the same size on all ranks
 //     gatherv      the rows
-//     agree        the program's function has succeeded on rank 0
+//     agree        that the program's function succeeded on rank 0
 //     broadcast    the value
 //------------------------------------------------------------------------------
 
-// What rank 0 gathers about the rows of each rank.
+// The words that rank 0 gathers from each rank.
 enum { IDIST__EPOCH_ROWS, IDIST__EPOCH_ROW_NBYTES, IDIST__EPOCH_WORDS };
 
-// Rank 0: checks the sizes of all ranks and allocates memory for all rows. counts: bytes by rank.
+// Checks the row sizes of all ranks and allocates memory for all rows. Sets counts[rank] to the
+// number of bytes from each rank, and *total to the number of rows. Called on rank 0.
 static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, size_t row_nbytes,
                                               size_t *counts, char **rows, uint64_t *total) {
     int rank;
@@ -2727,7 +2828,8 @@ static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, 
     return IDIST_OK;
 }
 
-// Collective: gathers the rows of all ranks on rank 0. own: the size of this rank's rows.
+// Gathers the rows of all ranks on rank 0. `own` has the number and size of this rank's rows.
+// Collective.
 static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t *own,
                                                uint64_t *sizes, size_t *counts, char **all,
                                                uint64_t *total, const idist_opts *opts) {
@@ -2745,7 +2847,7 @@ static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t 
     return idist_gatherv(rows, nbytes, *all, counts, NULL, IDIST_U8, 0, opts);
 }
 
-// Rank 0: calls the program's function.
+// Calls the program's function. Called on rank 0.
 IDIST__NOINLINE static idist_status idist__epoch_metric_call(idist_epoch_metric_fn fn,
                                                              const void *rows, uint64_t total,
                                                              void *arg, double *value) {
@@ -2808,9 +2910,9 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
 //------------------------------------------------------------------------------
 // the checksum of a checkpoint
 //
-// Four lanes, each a chain of x = rotate((x ^ word) * odd), which a processor computes side by
-// side. Every step is invertible: two inputs that differ in one lane only, for example in a single
-// word, never have the same checksum.
+// The checksum has four lanes, each a chain of x = rotate((x ^ word) * odd). A processor computes
+// the lanes side by side. Every step is invertible: two inputs that differ in one lane only, for
+// example in a single word, never have the same checksum.
 //------------------------------------------------------------------------------
 
 typedef struct idist__checksum {
@@ -2828,7 +2930,7 @@ static idist__checksum idist__checksum_begin(void) {
     return sum;
 }
 
-// A last block that is not full counts as if it were filled up with zeros.
+// Adds bytes to a checksum. A last block that is not full counts as if it were padded with zeros.
 static void idist__checksum_add(idist__checksum *sum, const void *data, size_t nbytes) {
     const char *from = (const char *)data;
 
@@ -2865,19 +2967,19 @@ static uint64_t idist__checksum_end(const idist__checksum *sum) {
 //------------------------------------------------------------------------------
 // the format of a checkpoint file
 //
-// Numbers have 64 bits, in the byte order of the machine. Each part except the last is padded with
+// Numbers have 64 bits and the byte order of the machine. Each part except the last is padded with
 // zeros to a multiple of 32 bytes:
 //
 //     header      "idistckp" | version | tensors n | step | score | bytes of info |
 //                 bytes of the file | checksum of these seven words
-//     table       n times: count | dtype
+//     table       for each of n tensors: count | dtype
 //     info
 //     tensor 0, tensor 1, ...
 //     checksum of everything before it
 //
-// A program that loads a file has allocated its tensors before and so knows every size: no
-// allocation and no offset depends on what a file says. Later versions keep the first two words,
-// and the checksum of the first seven in the eighth.
+// A program allocates its tensors before it loads a file, so it knows every size. No allocation and
+// no offset depends on what a file says. Later versions of the format keep the first two words, and
+// the checksum of the first seven words in the eighth word.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHECKPOINT_VERSION 1
@@ -2889,19 +2991,19 @@ static const char idist__checkpoint_magic[8] = {'i', 'd', 'i', 's', 't', 'c', 'k
 enum {
     IDIST__HEADER_MAGIC,
     IDIST__HEADER_VERSION,
-    IDIST__HEADER_TENSORS, // how many
+    IDIST__HEADER_TENSORS, // number of tensors
     IDIST__HEADER_STEP,
     IDIST__HEADER_SCORE, // the bits of a double
-    IDIST__HEADER_INFO,  // bytes
-    IDIST__HEADER_FILE,  // bytes
+    IDIST__HEADER_INFO,  // bytes of info
+    IDIST__HEADER_FILE,  // bytes of the file
     IDIST__HEADER_CHECKSUM,
     IDIST__HEADER_WORDS
 };
 
-// The words of a table, per tensor.
+// The words of a table entry. There is one entry per tensor.
 enum { IDIST__TABLE_COUNT, IDIST__TABLE_DTYPE, IDIST__TABLE_WORDS };
 
-// The parts of a file; tensor i is part IDIST__PART_TENSORS + i.
+// The parts of a file. Tensor i is part IDIST__PART_TENSORS + i.
 enum { IDIST__PART_HEADER, IDIST__PART_TABLE, IDIST__PART_INFO, IDIST__PART_TENSORS };
 
 // A checkpoint in memory.
@@ -2910,7 +3012,7 @@ typedef struct idist__checkpoint {
     uint64_t *table;
     const void *info;
     const idist_tensor *tensors;
-    int part_count; // without the checksum at the end
+    int part_count; // not counting the checksum at the end
 } idist__checkpoint;
 
 static uint64_t idist__checkpoint_header_checksum(const uint64_t *header) {
@@ -2924,7 +3026,7 @@ static size_t idist__checkpoint_table_nbytes(uint64_t tensors) {
     return (size_t)tensors * IDIST__TABLE_WORDS * sizeof(uint64_t);
 }
 
-// A part without its padding.
+// Returns the data of a part, and sets *nbytes to the size without padding.
 static const void *idist__checkpoint_part(const idist__checkpoint *checkpoint, int part,
                                           size_t *nbytes) {
     const idist_tensor *tensor;
@@ -2946,12 +3048,12 @@ static const void *idist__checkpoint_part(const idist__checkpoint *checkpoint, i
     return tensor->data;
 }
 
-// A part's size including its padding.
+// Returns the size of a part with its padding.
 static size_t idist__checkpoint_padded(size_t nbytes) {
     return (nbytes + IDIST__CHECKSUM_BLOCK - 1) / IDIST__CHECKSUM_BLOCK * IDIST__CHECKSUM_BLOCK;
 }
 
-// The checksum at the end of the file, computed from the parts in memory.
+// Computes the checksum at the end of the file from the parts in memory.
 static uint64_t idist__checkpoint_sum(const idist__checkpoint *checkpoint) {
     idist__checksum sum = idist__checksum_begin();
     int part;
@@ -2982,7 +3084,8 @@ static idist_status idist__checkpoint_check_tensor(const char *name, int i,
     return IDIST_OK;
 }
 
-// Describes the arguments of a call. The caller frees checkpoint->table, also after a failure.
+// Checks the arguments of a call and fills in the checkpoint. The caller frees checkpoint->table,
+// even after a failure.
 static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *checkpoint,
                                            const idist_tensor *tensors, int n, const void *info,
                                            size_t info_nbytes) {
@@ -3031,7 +3134,7 @@ static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *
     return IDIST_OK;
 }
 
-// file: within the folder, or "".
+// Fails with the text of an errno. `file` is a name within the folder, or "" for the folder itself.
 static idist_status idist__checkpoint_fail(const char *name, const char *folder, const char *file,
                                            int error) {
     char what[700];
@@ -3040,9 +3143,10 @@ static idist_status idist__checkpoint_fail(const char *name, const char *folder,
     return idist__fail_errno(what, idist__os_file_no_space(error) ? ENOSPC : error);
 }
 
-enum { IDIST__CHECKPOINT_ENDS = -1 }; // in the place of an errno, none of which is negative
+enum { IDIST__CHECKPOINT_ENDS = -1 }; // returned instead of an errno; an errno is never negative
 
-// Reads nbytes from position `at`. 0, an errno, or IDIST__CHECKPOINT_ENDS: the file ends before.
+// Reads nbytes from position `at`. Returns 0, an errno, or IDIST__CHECKPOINT_ENDS if the file ends
+// too early.
 static int idist__checkpoint_read(idist__os_file file, uint64_t at, void *data, size_t nbytes) {
     if (idist__os_file_read_at(file, data, nbytes, at)) return 0;
     return errno ? errno : IDIST__CHECKPOINT_ENDS;
@@ -3050,15 +3154,16 @@ static int idist__checkpoint_read(idist__os_file file, uint64_t at, void *data, 
 
 // ---- train/checkpoint/flaw.h ---------------------------------------------------------------------
 
-// train/checkpoint/flaw.h: what can be wrong with a checkpoint file, and which files are known
+// train/checkpoint/flaw.h: the flaws of checkpoint files, and the files verified so far
 //
 // Functions: idist__flaw_*, idist__seen_*, idist__sync_*.
 
 //------------------------------------------------------------------------------
-// what is wrong with a checkpoint file
+// the flaws of a checkpoint file
 //------------------------------------------------------------------------------
 
-// Name, status of idist_checkpoint_load, and what a text says of the file.
+// The flaws, each with its name, the status that idist_checkpoint_load returns, and the words for
+// it in error texts.
 #define IDIST__FLAW_MAP(X)                                                             \
     X(NONE, OK, "is valid")                                                            \
     X(UNREADABLE, ERR_SYSTEM, "cannot be read")                                        \
@@ -3099,7 +3204,7 @@ static idist_status idist__flaw_status(idist__flaw flaw) {
     return statuses[flaw];
 }
 
-// Returns the flaw of a header whose magic is right and whose file has this size.
+// Returns the flaw of a header whose magic is right. `nbytes` is the size of the file.
 static idist__flaw idist__flaw_of_header(const uint64_t *header, uint64_t nbytes) {
     uint64_t version = header[IDIST__HEADER_VERSION], double_bits = header[IDIST__HEADER_SCORE];
     bool sound = header[IDIST__HEADER_CHECKSUM] == idist__checkpoint_header_checksum(header);
@@ -3116,7 +3221,8 @@ static idist__flaw idist__flaw_of_header(const uint64_t *header, uint64_t nbytes
     return IDIST__FLAW_NONE;
 }
 
-// Reads the header of a file that may be anything. *error is the errno of IDIST__FLAW_UNREADABLE.
+// Reads and checks the header of a file, which may be any file. If the result is
+// IDIST__FLAW_UNREADABLE, *error is its errno.
 static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header, int *error) {
     int64_t nbytes = idist__os_file_size(file);
     size_t magic_nbytes = sizeof idist__checkpoint_magic, header_nbytes, some;
@@ -3140,8 +3246,9 @@ static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header
     return idist__flaw_of_header(header, (uint64_t)nbytes);
 }
 
-// Reads the whole of a file whose header is valid. The checksum over the file must be its last
-// word, *sum. *error is the errno of IDIST__FLAW_UNREADABLE.
+// Reads a whole file whose header is valid. Sets *sum to the last word of the file, which must be
+// the checksum over everything before it. If the result is IDIST__FLAW_UNREADABLE, *error is its
+// errno.
 static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *header, uint64_t *sum,
                                         int *error) {
     char *piece = (char *)malloc(IDIST__CHECKPOINT_PIECE);
@@ -3170,22 +3277,22 @@ static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *hea
 //------------------------------------------------------------------------------
 // files that this process has verified or written
 //
-// idist_checkpoint_save must know which files are valid before it lets them push others out. It
-// reads a file for that only once, as long as the file does not change.
+// idist_checkpoint_save must know which files are valid before it removes other files in favor of
+// them. It reads each file only once for this, as long as the file does not change.
 //------------------------------------------------------------------------------
 
-enum { IDIST__SEEN_FILES = 1024 }; // the oldest one makes room
+enum { IDIST__SEEN_FILES = 1024 }; // a new entry replaces the oldest one
 
 typedef struct idist__seen_file {
     idist__os_file_version version;
     idist__flaw flaw;
 } idist__seen_file;
 
-static idist__os_mutex idist__seen_lock = IDIST__OS_MUTEX_INIT; // over what follows
+static idist__os_mutex idist__seen_lock = IDIST__OS_MUTEX_INIT; // protects the variables below
 static idist__seen_file idist__seen_files[IDIST__SEEN_FILES];
-static unsigned idist__seen_count; // so far
+static unsigned idist__seen_count; // number of files added so far
 
-// Returns true if a version of a file was seen, and gives its flaw.
+// Returns true if this version of a file was seen before, and sets *flaw to its flaw.
 static bool idist__seen_find(const idist__os_file_version *version, idist__flaw *flaw) {
     bool found = false;
     unsigned i;
@@ -3217,15 +3324,17 @@ static void idist__seen_add(const idist__os_file_version *version, idist__flaw f
 //------------------------------------------------------------------------------
 // file systems that do not sync
 //
-// A sync can fail because the file system cannot do it: then all that is missing is a promise, and
-// a training need not stop. Or the disk says that something was lost (EIO, ENOSPC, EDQUOT).
+// A sync can fail because the file system does not support it. Then only a guarantee is missing,
+// and the training need not stop. A sync can also fail because the disk lost something (EIO,
+// ENOSPC, EDQUOT).
 //------------------------------------------------------------------------------
 
-static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // over what follows
+static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // protects the variable below
 static bool idist__sync_has_warned;
 
-// Returns 0 for the error of a sync that was refused, and warns the first time in this process.
-// Returns any other error. The caller holds no lock, because a logger may call idist.
+// Decides whether the error of a sync matters. If the file system refuses to sync, returns 0, and
+// warns the first time in this process. Returns any other error unchanged. The caller holds no
+// lock, because a logger may call idist.
 static int idist__sync_judge(int error, const char *name, const char *folder,
                              const idist__log *log) {
     bool warns;
@@ -3238,10 +3347,10 @@ static int idist__sync_judge(int error, const char *name, const char *folder,
     idist__os_mutex_unlock(&idist__sync_lock);
 
     if (warns)
-        idist__log_print(log, IDIST_LOG_WARN,
-                         "%s: %s: the file system does not sync (%s): what was written is "
-                         "complete, but may be lost if this machine crashes",
-                         name, folder, strerror(error));
+        idist__log_print(
+            log, IDIST_LOG_WARN,
+            "%s: %s: the file system does not sync (%s): the file is complete, but may be lost if this machine crashes",
+            name, folder, strerror(error));
 
     return 0;
 }
@@ -3252,16 +3361,17 @@ static int idist__sync_judge(int error, const char *name, const char *folder,
 //
 //     idist__load_open      rank 0: opens the file, verifies the checksum of the whole file, and
 //                           compares header and table with the tensors; writes nothing
-//     idist__load_compare   all: the header, and whether every rank passed the same tensors
-//     idist__load_copy      all: rank 0 reads a part into its memory and broadcasts it; at the end
-//                           each rank verifies the checksum over its memory
+//     idist__load_compare   all ranks: get the header from rank 0, and check that every rank passed
+//                           the same tensors
+//     idist__load_copy      all ranks: rank 0 reads each part into its memory and broadcasts it; at
+//                           the end each rank verifies the checksum over its memory
 
 static idist_status idist__load_fail(const char *path, int error) {
-    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // it was longer when it was opened
+    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // the file was longer when it was opened
     return idist__checkpoint_fail("checkpoint_load", path, "", error);
 }
 
-// Whether entry i of a file's table describes tensor i.
+// Checks that entry i of a file's table describes tensor i.
 static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint, int i,
                                             idist__os_file file, const char *path) {
     const idist_tensor *tensor = &checkpoint->tensors[i];
@@ -3275,17 +3385,17 @@ static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint,
         return IDIST_OK;
 
     dtype = entry[IDIST__TABLE_DTYPE];
-    if (dtype > IDIST_DTYPE_COUNT) dtype = IDIST_DTYPE_COUNT; // has the name of an invalid one
+    if (dtype > IDIST_DTYPE_COUNT) dtype = IDIST_DTYPE_COUNT; // printed as an invalid dtype
 
-    return idist__fail(IDIST_ERR_ARG,
-                       "checkpoint_load: %s: tensor %d is %s x %llu there, and %s x %zu here", path,
-                       i, idist_dtype_name((idist_dtype)dtype),
-                       (unsigned long long)entry[IDIST__TABLE_COUNT],
-                       idist_dtype_name(tensor->dtype), tensor->count);
+    return idist__fail(
+        IDIST_ERR_ARG,
+        "checkpoint_load: %s: tensor %d is %s x %llu in the file, but %s x %zu in this call", path,
+        i, idist_dtype_name((idist_dtype)dtype), (unsigned long long)entry[IDIST__TABLE_COUNT],
+        idist_dtype_name(tensor->dtype), tensor->count);
 }
 
-// Checks that a valid file has the tensors of this call. Takes over its header, with step and
-// score.
+// Checks that a valid file has the tensors of this call. Copies its header, which has the step and
+// the score.
 static idist_status idist__load_match(idist__checkpoint *checkpoint, const uint64_t *header,
                                       idist__os_file file, const char *path) {
     int i, n = checkpoint->part_count - IDIST__PART_TENSORS;
@@ -3320,8 +3430,8 @@ static idist_status idist__load_fail_flaw(const char *path, idist__flaw flaw) {
                        is_corrupt ? "; idist_checkpoint_find finds the valid files" : "");
 }
 
-// Checks that the padding is zero. If it were not, the checksum over the file could be right, but
-// the one over the memory of a rank would be wrong.
+// Checks that the padding is zero. Otherwise the checksum over the file could be right while the
+// checksum over the memory of a rank is wrong.
 static idist_status idist__load_check_padding(const idist__checkpoint *checkpoint,
                                               idist__os_file file, const char *path) {
     char padding[IDIST__CHECKSUM_BLOCK];
@@ -3344,7 +3454,8 @@ static idist_status idist__load_check_padding(const idist__checkpoint *checkpoin
     return IDIST_OK;
 }
 
-// Rank 0: opens the file and checks all of it. The caller closes *file, also after a failure.
+// Opens the file and checks all of it. The caller closes *file, even after a failure. Called on
+// rank 0.
 static idist_status idist__load_open(idist__checkpoint *checkpoint, const char *path,
                                      idist__os_file *file, uint64_t *sum) {
     uint64_t header[IDIST__HEADER_WORDS];
@@ -3356,7 +3467,7 @@ static idist_status idist__load_open(idist__checkpoint *checkpoint, const char *
     if (!path) return idist__fail(IDIST_ERR_ARG, "checkpoint_load: path is NULL");
     error = idist__os_folder_read_file(IDIST__OS_HERE, path, file);
     if (error == ENOENT)
-        return idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_load: there is no %s", path);
+        return idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_load: %s does not exist", path);
     if (error) return idist__load_fail(path, error);
 
     flaw = idist__flaw_read_header(*file, header, &error);
@@ -3370,8 +3481,8 @@ static idist_status idist__load_open(idist__checkpoint *checkpoint, const char *
     return idist__load_check_padding(checkpoint, *file, path);
 }
 
-// Gets the header from rank 0, and compares the tensors with those of rank 0: broadcasts with
-// different counts would break the group.
+// Gets the header from rank 0, and checks that this rank has the same tensors as rank 0. Broadcasts
+// with different counts would break the group. Collective.
 static idist_status idist__load_compare(idist__checkpoint *checkpoint, uint64_t *sum,
                                         const idist_opts *opts) {
     enum { IDIST__ROOT_SUM = IDIST__HEADER_WORDS, IDIST__ROOT_TABLE_SUM, IDIST__ROOT_WORDS };
@@ -3392,15 +3503,15 @@ static idist_status idist__load_compare(idist__checkpoint *checkpoint, uint64_t 
         root[IDIST__HEADER_INFO] != checkpoint->header[IDIST__HEADER_INFO] ||
         root[IDIST__ROOT_TABLE_SUM] != own_table_sum)
         status = idist__fail(IDIST_ERR_ARG,
-                             "checkpoint_load: tensors or info are others than on rank 0");
+                             "checkpoint_load: tensors or info differ from those on rank 0");
     memcpy(checkpoint->header, root, sizeof checkpoint->header);
     *sum = root[IDIST__ROOT_SUM];
 
     return idist__agree(status, opts);
 }
 
-// Reads part by part on rank 0 and broadcasts each to all ranks. If rank 0 cannot read, it goes on
-// broadcasting, so that the others do not hang.
+// Reads each part on rank 0 and broadcasts it to all ranks. If rank 0 cannot read a part, it still
+// makes the remaining broadcasts, so that the other ranks do not hang. Collective.
 static idist_status idist__load_copy(idist__checkpoint *checkpoint, void *info, idist__os_file file,
                                      const char *path, uint64_t sum, const idist_opts *opts) {
     uint64_t at = idist__checkpoint_padded(sizeof checkpoint->header);
@@ -3426,7 +3537,7 @@ static idist_status idist__load_copy(idist__checkpoint *checkpoint, void *info, 
     if (error) status = idist__load_fail(path, error);
     else if (idist__checkpoint_sum(checkpoint) != sum)
         status = idist__fail(IDIST_ERR_SYSTEM,
-                             "checkpoint_load: what has arrived is not what was in the file");
+                             "checkpoint_load: the data received differ from the data in the file");
 
     return idist__agree(status, opts);
 }
@@ -3460,24 +3571,24 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 //
 // Functions: idist__folder_*.
 
-// A file that has the name of a checkpoint.
+// A file with the name of a checkpoint.
 typedef struct idist__folder_entry {
-    uint64_t step; // those of the header
+    uint64_t step; // step and score are from the header
     double score;
-    idist__flaw flaw; // after its header was read, and perhaps all of it
+    idist__flaw flaw; // found in the header, or in the whole file if `verified`
     int error;        // the errno of IDIST__FLAW_UNREADABLE
-    bool verified;    // all of it was read
+    bool verified;    // the whole file was read
     idist__os_file_version version;
     char name[256];
 } idist__folder_entry;
 
-// All such files of a folder. The caller frees entries.
+// The files of a folder with names of checkpoints. The caller frees `entries`.
 typedef struct idist__folder_list {
     idist__folder_entry *entries;
     int count, capacity;
 } idist__folder_list;
 
-// Whether a name has the form PREFIX_STEP_score=SCORE.idist.
+// Returns true if a name has the form PREFIX_STEP_score=SCORE.idist.
 static bool idist__folder_is_checkpoint(const char *name, const char *prefix) {
     size_t prefix_length = strlen(prefix), length = strlen(name);
     const char *step = name + prefix_length + 1;
@@ -3490,7 +3601,8 @@ static bool idist__folder_is_checkpoint(const char *name, const char *prefix) {
            strcmp(name + length - 6, ".idist") == 0;
 }
 
-// Whether a name has the form .NAME.tmp: what a crash leaves behind.
+// Returns true if a name has the form .NAME.tmp, where NAME is the name of a checkpoint. A crash
+// may leave such a file behind.
 static bool idist__folder_is_temporary(const char *name, const char *prefix) {
     char inner[256];
     size_t length = strlen(name);
@@ -3513,12 +3625,12 @@ static bool idist__folder_is_later(const idist__folder_entry *a, const idist__fo
                                    bool low_is_best) {
     if (a->step != b->step) return a->step > b->step;
     if (a->version.modified_ns != b->version.modified_ns)
-        return a->version.modified_ns > b->version.modified_ns; // the newer one replaces the other
+        return a->version.modified_ns > b->version.modified_ns; // the newer file replaces the other
     return idist__folder_is_better(a, b, low_is_best);
 }
 
-// Reads the header of a file, and if `all` is set the rest as well. Returns false if there is no
-// file any more, or if the name is a link that leads nowhere.
+// Reads the header of a file, or the whole file if `all` is set. Returns false if the file no
+// longer exists, or if the name is a dangling link.
 static bool idist__folder_read_entry(idist__os_folder folder, idist__folder_entry *entry,
                                      bool all) {
     uint64_t header[IDIST__HEADER_WORDS], sum;
@@ -3530,7 +3642,7 @@ static bool idist__folder_read_entry(idist__os_folder folder, idist__folder_entr
     entry->error = error;
     entry->verified = all;
     if (error == ENOENT) return false;
-    if (error == ELOOP || error == ENXIO) entry->flaw = IDIST__FLAW_IRREGULAR; // a circle, a socket
+    if (error == ELOOP || error == ENXIO) entry->flaw = IDIST__FLAW_IRREGULAR; // link loop, socket
     if (error) return true;
 
     idist__os_file_version_of(file, &entry->version);
@@ -3543,7 +3655,8 @@ static bool idist__folder_read_entry(idist__os_folder folder, idist__folder_entr
     return true;
 }
 
-// Makes sure that a file that looks valid is valid. Reads all of it unless it was seen before.
+// Checks that a file with a valid header is valid as a whole. Reads all of the file unless this
+// version of it was seen before.
 static void idist__folder_verify(idist__os_folder folder, idist__folder_entry *entry) {
     if (entry->flaw || entry->verified) return;
 
@@ -3554,7 +3667,7 @@ static void idist__folder_verify(idist__os_folder folder, idist__folder_entry *e
     if (entry->flaw != IDIST__FLAW_UNREADABLE) idist__seen_add(&entry->version, entry->flaw);
 }
 
-// Adds a file. Returns false if there is no memory.
+// Adds a file to the list. Returns false if there is no memory.
 static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder, const char *name) {
     idist__folder_entry *entry;
 
@@ -3574,8 +3687,8 @@ static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder,
     return true;
 }
 
-// Lists the checkpoints of an open folder. tidy: also removes what crashes have left behind. A
-// failure must not be mistaken for an empty folder, in which any score is the best.
+// Lists the checkpoints of an open folder. If `tidy` is set, also removes temporary files left by
+// crashes. Fails if the folder cannot be read, because in an empty folder any score is the best.
 static idist_status idist__folder_list_all(const char *path, const char *prefix,
                                            idist__os_folder folder, bool tidy,
                                            idist__folder_list *list) {
@@ -3604,8 +3717,8 @@ static idist_status idist__folder_list_all(const char *path, const char *prefix,
     return IDIST_OK;
 }
 
-// Returns true if a file belongs in the folder: fewer than `keep` files of other steps are better,
-// or fewer than `keep_latest` are later.
+// Returns true if a file must be kept: fewer than `keep` valid files of other steps are better, or
+// fewer than `keep_latest` are later.
 static bool idist__folder_keeps(const idist_checkpoint_desc *desc, const idist__folder_list *list,
                                 const idist__folder_entry *entry) {
     int i, keep = desc->keep ? desc->keep : 1, better_count = 0, later_count = 0;
@@ -3623,7 +3736,7 @@ static bool idist__folder_keeps(const idist_checkpoint_desc *desc, const idist__
     return better_count < keep || later_count < desc->keep_latest;
 }
 
-// Opens the folder of a desc. The caller closes *folder, also after a failure.
+// Opens the folder of a desc. The caller closes *folder, even after a failure.
 static idist_status idist__folder_open(const char *name, const idist_checkpoint_desc *desc,
                                        bool create, const char **prefix, idist__os_folder *folder) {
     int error = 0;
@@ -3645,8 +3758,8 @@ static idist_status idist__folder_open(const char *name, const idist_checkpoint_
     return idist__checkpoint_fail(name, desc->folder, "", error);
 }
 
-// Returns the best valid file, or the one with the latest step; of several with that step, which a
-// crash may leave, the newest. NULL: there is none.
+// Returns the best valid file, or the latest one if `latest` is set. A crash may leave several
+// files of a step; the newest of them is the latest. Returns NULL if no file is valid.
 static idist__folder_entry *idist__folder_pick(const idist__folder_list *list, bool low_is_best,
                                                bool latest) {
     idist__folder_entry *picked = NULL;
@@ -3664,8 +3777,8 @@ static idist__folder_entry *idist__folder_pick(const idist__folder_list *list, b
     return picked;
 }
 
-// Fails if a file cannot be read. It may be the one that is looked for, and a training must not
-// begin anew because of that.
+// Fails if a file cannot be read. That file may be the right one, and a training must not start
+// over because the file was skipped.
 static idist_status idist__folder_check_readable(const idist_checkpoint_desc *desc,
                                                  const idist__folder_list *list) {
     int i;
@@ -3681,7 +3794,7 @@ static idist_status idist__folder_check_readable(const idist_checkpoint_desc *de
     return IDIST_OK;
 }
 
-// Warns of the files that are not valid.
+// Warns about the files that are not valid.
 static void idist__folder_warn(const idist_checkpoint_desc *desc, const idist__folder_list *list,
                                const idist__log *log) {
     int i;
@@ -3716,7 +3829,7 @@ static idist_status idist__folder_fail(const idist_checkpoint_desc *desc, const 
                        prefix, desc->folder, names);
 }
 
-// Rank 0: writes the path of the best or latest file.
+// Finds the best or latest file and writes its path. Called on rank 0.
 static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool latest, char *path,
                                        size_t capacity, const idist__log *log) {
     idist__folder_list list = {NULL, 0, 0};
@@ -3775,14 +3888,17 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 
 // ---- train/checkpoint/save.h ---------------------------------------------------------------------
 
-// train/checkpoint/save.h: writes a checkpoint atomically and removes those not kept
+// train/checkpoint/save.h: writes a checkpoint atomically and removes files that are not kept
 //
-// All of it happens on rank 0, while the others wait for its status: list the folder and remove
-// what crashes have left; verify the files that are there; decide whether the new file is wanted;
-// write a temporary file, sync it, rename it and sync the folder; list the folder again and remove
-// all but the best and the latest valid files.
+// Rank 0 does all the work, and the other ranks wait for its status. Rank 0 takes these steps:
+//
+//     1. list the folder and remove temporary files left by crashes
+//     2. verify the files in the folder
+//     3. decide whether the new file is wanted
+//     4. write a temporary file, sync it, rename it, and sync the folder
+//     5. list the folder again and remove all valid files but the best and the latest
 
-// 0 or an errno.
+// Writes all parts of a checkpoint and its checksum. Returns 0 or an errno.
 static int idist__save_write_parts(const idist__checkpoint *checkpoint, idist__os_file file) {
     static const char zeros[IDIST__CHECKSUM_BLOCK] = {0};
     uint64_t at = 0, sum = idist__checkpoint_sum(checkpoint);
@@ -3802,7 +3918,7 @@ static int idist__save_write_parts(const idist__checkpoint *checkpoint, idist__o
     return idist__os_file_write_at(file, &sum, sizeof sum, at) ? 0 : errno;
 }
 
-// Notes that a file which was just written is valid.
+// Records that a file that was just written is valid.
 static void idist__save_remember(idist__os_folder folder, const char *name) {
     idist__os_file_version version;
     idist__os_file file;
@@ -3813,7 +3929,7 @@ static void idist__save_remember(idist__os_folder folder, const char *name) {
     idist__seen_add(&version, IDIST__FLAW_NONE);
 }
 
-// Writes a file. Its name appears only when all bytes are on the disk. 0 or an errno.
+// Writes a file. Its name appears only when all its bytes are on the disk. Returns 0 or an errno.
 static int idist__save_write(const idist__checkpoint *checkpoint, const idist_checkpoint_desc *desc,
                              idist__os_folder folder, const char *temporary, const char *name,
                              const idist__log *log) {
@@ -3838,8 +3954,8 @@ static int idist__save_write(const idist__checkpoint *checkpoint, const idist_ch
     return idist__sync_judge(error, "checkpoint_save", desc->folder, log);
 }
 
-// Returns the file because of which a new one is not wanted: the best of the better files of other
-// steps, preferably one of a later step. NULL: the new file is wanted.
+// Returns the file that makes a new file unwanted. This is the best of the better files of other
+// steps, preferably a file of a later step. Returns NULL if the new file is wanted.
 static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
                                                           const idist__folder_list *list,
                                                           const idist__folder_entry *entry) {
@@ -3875,8 +3991,8 @@ static void idist__save_log_better(const idist_checkpoint_desc *desc,
                      later ? " and has a later step: files of an earlier run count as well" : "");
 }
 
-// Verifies the files of a list, unless none of them can push another one out. Warns of a damaged
-// file when it is seen for the first time.
+// Verifies the files of a list, unless all files are kept. Warns about a damaged file the first
+// time it is seen.
 static void idist__save_verify(const idist_checkpoint_desc *desc, idist__os_folder folder,
                                idist__folder_list *list, const idist__log *log) {
     bool keeps_all = desc->keep < 0 || desc->keep_latest < 0;
@@ -3905,7 +4021,8 @@ static idist_status idist__save_remove(const idist_checkpoint_desc *desc, idist_
     return idist__checkpoint_fail("checkpoint_save: cannot remove", desc->folder, name, error);
 }
 
-// Removes from the folder and from the list what a new file replaces: other files of its step.
+// Removes the files that the saved file replaces, from the folder and from the list. These are the
+// other valid files of its step.
 static idist_status idist__save_remove_replaced(const idist_checkpoint_desc *desc,
                                                 idist__os_folder folder, idist__folder_list *list,
                                                 const idist__folder_entry *saved) {
@@ -3926,7 +4043,8 @@ static idist_status idist__save_remove_replaced(const idist_checkpoint_desc *des
     return status;
 }
 
-// Removes what the new file replaces, and all but the best and the latest files.
+// Removes the files that the saved file replaces, and all other valid files but the best and the
+// latest.
 static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, const char *prefix,
                                             idist__os_folder folder,
                                             const idist__folder_entry *saved,
@@ -3950,7 +4068,7 @@ static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, c
     return status;
 }
 
-// Saves to an open folder.
+// Saves a checkpoint to an open folder.
 static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
                                           idist__os_folder folder, const char *prefix,
                                           const idist__checkpoint *checkpoint,
@@ -3976,7 +4094,7 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
     return idist__save_remove_rest(desc, prefix, folder, entry, log);
 }
 
-// Rank 0: completes the header and saves to the folder of the desc.
+// Completes the header and saves the checkpoint to the folder of the desc. Called on rank 0.
 static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint64_t step,
                                         double score, idist__checkpoint *checkpoint,
                                         const idist__log *log) {
@@ -4029,24 +4147,24 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
 
 // ---- train/tensor.h ------------------------------------------------------------------------------
 
-// train/tensor.h: tensors, shapes and options that must be equal on all ranks
+// train/tensor.h: broadcasts tensors, and compares shapes and options between ranks
 
 //------------------------------------------------------------------------------
 // shapes and options that must be equal on all ranks
 //------------------------------------------------------------------------------
 
-// In place of a dtype when an option is compared; its value is then in count.
+// Values of `dtype` in a shape that stands for an option. The value of the option is in `count`.
 enum { IDIST__SHAPE_INTEGER = -1, IDIST__SHAPE_REAL = -2 };
 
 // The shape of a tensor, or the value of an option.
 typedef struct idist__shape {
     const char *what; // "parameter", or the name of the option
-    int index;        // of the tensor; -1: an option
-    int64_t count;    // elements, or an integer, or the bits of a double
+    int index;        // of the tensor, or -1 for an option
+    int64_t count;    // elements; for an option, its integer or the bits of its double
     int64_t dtype;
 } idist__shape;
 
-// What is broadcast of a shape.
+// The words that are broadcast for each shape.
 enum { IDIST__SHAPE_COUNT, IDIST__SHAPE_DTYPE, IDIST__SHAPE_WORDS };
 
 static idist__shape idist__shape_of_option(const char *what, int64_t value) {
@@ -4072,7 +4190,7 @@ static void idist__shape_of_tensors(idist__shape *shapes, const char *what,
     }
 }
 
-// "F32 x 1024" of a tensor, or the value of an option.
+// Prints a shape in the form "F32 x 1024", or the value of an option.
 static void idist__shape_print(char *text, size_t capacity, int64_t count, int64_t dtype) {
     char number[IDIST__NUMBER_NBYTES];
     double real;
@@ -4099,7 +4217,8 @@ static idist_status idist__shape_mismatch(const char *name, const idist__shape *
                        shape->what, index, here, there, root);
 }
 
-// Collective: whether all ranks have the root's shapes[first .. end-1]. words: room for all shapes.
+// Checks that all ranks have the root's shapes[first .. end-1]. `words` has space for all shapes.
+// Collective.
 static idist_status idist__shape_compare(const char *name, const idist__shape *shapes, int first,
                                          int end, int64_t *words, int root,
                                          const idist_opts *opts) {
@@ -4126,9 +4245,10 @@ static idist_status idist__shape_compare(const char *name, const idist__shape *s
     return idist__agree(status, opts);
 }
 
-// Collective: succeeds on all ranks or on none, and fails if `mine` is not IDIST_OK on some rank;
-// shapes may be NULL there. The first option_count shapes, as many on all ranks, say how many
-// others there are, and so are compared before these.
+// Checks that all ranks have the root's shapes. Succeeds on all ranks or on none, and fails if
+// `mine` is not IDIST_OK on some rank. On that rank shapes may be NULL. The first option_count
+// shapes are compared first, because they include the number of the other shapes; option_count is
+// the same on all ranks. Collective.
 static idist_status idist__shape_agree(const char *name, const idist__shape *shapes,
                                        int option_count, int count, idist_status mine, int root,
                                        const idist_opts *opts) {
@@ -4153,7 +4273,7 @@ static idist_status idist__shape_agree(const char *name, const idist__shape *sha
 // arrays copied from one rank to all
 //------------------------------------------------------------------------------
 
-// Local. data_too: every tensor with elements must have its memory.
+// Checks a list of tensors. If data_too is set, every tensor with elements must have memory. Local.
 static idist_status idist__tensor_check(const char *name, const char *what,
                                         const idist_tensor *tensors, int n, bool data_too) {
     int i;
@@ -4181,7 +4301,7 @@ static idist_status idist__tensor_check(const char *name, const char *what,
 #define IDIST__TENSORS_AT_ONCE 64
 
 // Adds a broadcast per tensor to the group of calls that idist_group_begin has started, and ends
-// it.
+// the group.
 static idist_status idist__tensor_broadcast_group(const idist_tensor *tensors, int n, int root,
                                                   const idist_opts *opts) {
     int i;
@@ -4194,7 +4314,8 @@ static idist_status idist__tensor_broadcast_group(const idist_tensor *tensors, i
     return status == IDIST_OK ? end_status : status;
 }
 
-// Collective: broadcasts all tensors, many at once, so that small ones do not wait for one another.
+// Broadcasts all tensors, many at once, so that small tensors do not wait for one another.
+// Collective.
 static idist_status idist__tensor_broadcast(const idist_tensor *tensors, int n, int root,
                                             const idist_opts *opts) {
     int i, count;
@@ -4212,7 +4333,8 @@ static idist_status idist__tensor_broadcast(const idist_tensor *tensors, int n, 
     return IDIST_OK;
 }
 
-// The options and the shapes that must be equal on all ranks. NULL: no memory.
+// Returns the options and shapes that must be equal on all ranks, or NULL if there is no memory.
+// The caller frees them.
 static idist__shape *idist__tensor_shapes(const char *what, const char *number,
                                           const idist_tensor *tensors, int n, size_t options_nbytes,
                                           int *option_count) {
@@ -4228,7 +4350,7 @@ static idist__shape *idist__tensor_shapes(const char *what, const char *number,
     return shapes;
 }
 
-// Collective: the two public functions below.
+// Compares and broadcasts tensors and options, for the two public functions below. Collective.
 static idist_status idist__tensor_share(const char *name, const char *what,
                                         const idist_tensor *tensors, int n, void *options,
                                         size_t options_nbytes, int root, const idist_opts *opts) {
@@ -4280,9 +4402,9 @@ idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n, v
 
 // ---- train/compress/tensor_memory.h --------------------------------------------------------------
 
-// train/compress/tensor_memory.h: the same operations on host and device memory
+// train/compress/tensor_memory.h: operations on host or device memory
 //
-// On the device they are enqueued on opts.stream, by gpu/ipc/own.h.
+// On the device, gpu/ipc/own.h enqueues the operations on opts.stream.
 
 #ifdef IDIST_NCCL_H
 #define IDIST__OWN(call) call
@@ -4299,7 +4421,7 @@ typedef struct idist__memory {
     idist_opts opts; // group and stream
 } idist__memory;
 
-// from NULL: zeros.
+// Copies nbytes, or writes zeros if `from` is NULL.
 static idist_status idist__tensor_memory_copy(const idist__memory *memory, void *to,
                                               const void *from, size_t nbytes) {
     if (!nbytes || to == from) return IDIST_OK;
@@ -4321,7 +4443,8 @@ static idist_status idist__tensor_memory_scale(const idist__memory *memory, void
     return IDIST_OK;
 }
 
-// Whether data is on the device.
+// Sets *on_device to true if data is in device memory. Without idist_nccl.h, always sets it to
+// false.
 static idist_status idist__tensor_memory_on_device(const idist__memory *memory, const void *data,
                                                    bool *on_device) {
     *on_device = false;
@@ -4334,7 +4457,7 @@ static idist_status idist__tensor_memory_on_device(const idist__memory *memory, 
     return IDIST_OK;
 }
 
-// Zeroed. To be freed with idist__tensor_memory_free.
+// Allocates zeroed memory, which the caller frees with idist__tensor_memory_free.
 static idist_status idist__tensor_memory_alloc(const idist__memory *memory, void **data,
                                                size_t nbytes) {
     if (memory->on_device) return IDIST__OWN(idist__own_alloc("ddp", &memory->opts, data, nbytes));
@@ -4361,26 +4484,27 @@ static void idist__tensor_memory_free(const idist__memory *memory, void *data) {
 //------------------------------------------------------------------------------
 // a bucket that is sent with fewer bits
 //
-// A compression is a communication hook like one of the program's. Its arg is the idist__reduction
-// of the ddp. With 16-bit compression, the state of a bucket is the memory for its 16-bit floats.
+// A compression is a communication hook, like a hook of the program. Its arg is the
+// idist__reduction of the ddp. With 16-bit compression, the state of a bucket is the memory for its
+// 16-bit floats.
 //------------------------------------------------------------------------------
 
-// How the buckets of an iteration are reduced.
+// The settings with which the built-in hooks reduce buckets.
 typedef struct idist__reduction {
     idist__memory memory;
     int group_size;
-    idist_dtype wire;             // of 16-bit compression: F16 or BF16
-    idist_op op;                  // of the call, ...
-    double postscale;             // ... and the factor for its result
+    idist_dtype wire;             // dtype sent by 16-bit compression: F16 or BF16
+    idist_op op;                  // op of the all_reduce
+    double postscale;             // factor for the result of the all_reduce
     idist_powersgd_desc powersgd; // with defaults filled in
 } idist__reduction;
 
-// Allocates the state of a bucket.
+// Allocates the state of a bucket: memory for its 16-bit floats.
 static idist_status idist__compress_alloc(const idist__reduction *reduction, idist_bucket *b) {
     return idist__tensor_memory_alloc(&reduction->memory, &b->state, (b->count + 1) * 2);
 }
 
-// free_fn of the hooks.
+// Frees the state of a bucket. This is the free_fn of the hooks for 16-bit compression.
 static void idist__compress_free(void *data, void *arg) {
     idist__tensor_memory_free(&((const idist__reduction *)arg)->memory, data);
 }
@@ -4388,7 +4512,8 @@ static void idist__compress_free(void *data, void *arg) {
 //------------------------------------------------------------------------------
 // buckets sent as 16-bit floats
 //
-// The bucket is rounded to 16 bits, reduced (in float, rounded once more) and widened.
+// The bucket is rounded to 16 bits, reduced and widened. The reduction adds in float and rounds
+// once more.
 //------------------------------------------------------------------------------
 
 enum { IDIST__HALF_PIECE = 256 }; // elements converted at once
@@ -4447,51 +4572,54 @@ static idist_status idist__half_finish(idist_bucket *b, void *arg) {
 
 // train/compress/powersgd.h: buckets sent as products of two thin matrices
 //
-// After Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook: one step of the
-// power iteration for the largest singular vectors of the mean of M over the ranks.
+// The algorithm is from Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook.
+// It makes one step of the power iteration for the largest singular vectors of the mean of M over
+// the ranks.
 //
-//     M  += error                             rows x cols, this rank's
+//     M  += error                             rows x cols, of this rank
 //     P   = M * Q                             rows x rank
-//     all_reduce of P                         and of what is not compressed, in the same call
-//     P   = P with orthonormal columns        the same on all ranks, since P is
+//     all_reduce of P                         together with the gradients that are not compressed
+//     P   = P with orthonormal columns        equal on all ranks, because P is
 //     Q   = transpose(M) * P                  cols x rank
-//     all_reduce of Q, divided by the ranks
+//     all_reduce of Q                         then divided by the number of ranks
 //     result = P * transpose(Q)
 //     error  = M - result
 //
-// The errors of the ranks are those of the mean and, in addition, what distinguishes a rank's
-// gradient from the mean; the second parts add up to zero. A gradient of 1e20 on one rank leaves
-// 5e19 on that rank and -5e19 on another, and whatever is added to these is lost in rounding. So
-// every rank also sends the size of its P: if the sum is much smaller, and on some rank M is much
-// larger than the gradient, all ranks begin again with M = gradient (idist__powersgd_recover).
+// A rank's error has two parts: the error of the mean, and the difference between the rank's
+// gradient and the mean. The second parts of all ranks add up to zero. For example, a gradient of
+// 1e20 on one of two ranks leaves 5e19 on that rank and -5e19 on the other. Gradients that are
+// added to such errors are lost in rounding. So every rank also sends the size of its P. All ranks
+// begin again with M = gradient if the sum of the Ps is much smaller than the sum of their sizes,
+// and if M is much larger than the gradient on some rank (idist__powersgd_recover).
 //
-// Q is the start of the next iteration. Floats sent per matrix: (rows + cols) * rank times
-// 2 (n-1)/n. The first all_reduce runs during the backward pass, the second one in idist_ddp_wait.
+// The next iteration starts with Q. The two all_reduces send (rows + cols) * rank floats per
+// matrix, times 2 (n-1)/n. The first all_reduce runs during the backward pass, the second one in
+// idist_ddp_wait.
 //
-// P and Q are stored by columns. All that ranks must have in common, they compute from what the
-// all_reduce gave to all, or draw from the same generator.
+// P and Q are stored by columns. Values that must be equal on all ranks are computed from the
+// results of an all_reduce, or drawn from generators with the same seed.
 
 enum { IDIST__POWERSGD_RANK_MAX = 4 };
 
 typedef struct idist__powersgd_matrix {
-    size_t first; // of its elements, in the bucket
-    size_t count; // elements in the bucket; what is missing to rows * cols counts as zeros
+    size_t first; // index of its first element in the bucket
+    size_t count; // elements in the bucket; the rest of rows * cols are zeros
     size_t rows, cols;
     int rank;
-    float *p, *q; // in the memory of the state
+    float *p, *q; // in the p and q of the state
 } idist__powersgd_matrix;
 
 typedef struct idist__powersgd_state {
     idist__powersgd_matrix *matrices; // in the order of the bucket
     int matrix_count;
-    float *error; // per gradient of the bucket; between start and finish it is M
-    float *p;     // of all matrices, the gradients that are not compressed, and the sizes
-    float *sizes; // by matrix: the largest element of P, in p; summed over the ranks
-    float *q;     // of all matrices
+    float *error; // per element of the bucket; between start and finish this is M
+    float *p;     // P of all matrices, then the gradients that are not compressed, then sizes
+    float *sizes; // in p, by matrix: largest absolute value in P, later summed over the ranks
+    float *q;     // Q of all matrices
     size_t p_count, q_count, plain_count;
     uint64_t iteration;
     uint64_t recovery_count;
-    bool warm; // q is a start already
+    bool warm; // the next iteration starts with q; otherwise it draws a new q
     idist__twister twister;
 } idist__powersgd_state;
 
@@ -4522,7 +4650,7 @@ static idist_status idist__powersgd_check(const idist_powersgd_desc *desc) {
     return IDIST_OK;
 }
 
-// A checksum over what must be equal on all ranks.
+// Returns a checksum over the options that must be equal on all ranks.
 static int64_t idist__powersgd_digest(const idist_powersgd_desc *desc, int n) {
     idist_powersgd_desc resolved = idist__powersgd_resolve(desc);
     idist__checksum sum = idist__checksum_begin();
@@ -4547,7 +4675,7 @@ static int64_t idist__powersgd_digest(const idist_powersgd_desc *desc, int n) {
     return (int64_t)idist__checksum_end(&sum);
 }
 
-// free_fn of the hook.
+// Frees the state of a bucket. This is the free_fn of the hook.
 static void idist__powersgd_free(void *data, void *arg) {
     idist__powersgd_state *state = (idist__powersgd_state *)data;
 
@@ -4559,7 +4687,8 @@ static void idist__powersgd_free(void *data, void *arg) {
     free(state);
 }
 
-// Adds a matrix to those of a bucket, if it is worth it.
+// Adds a matrix to the state of a bucket, unless min_compression_rate says that compressing it
+// saves too little.
 static void idist__powersgd_add(idist__powersgd_state *state, const idist_powersgd_desc *desc,
                                 size_t first, size_t count, size_t rows, size_t cols) {
     idist__powersgd_matrix *matrix = &state->matrices[state->matrix_count];
@@ -4602,7 +4731,8 @@ static void idist__powersgd_add_all(idist__powersgd_state *state, const idist_po
     }
 }
 
-// If this fails half-way, the bucket has a state nevertheless, and idist__powersgd_free frees it.
+// Allocates the state of a bucket. After a failure the bucket may have an incomplete state, which
+// idist__powersgd_free frees.
 static idist_status idist__powersgd_alloc(const idist__reduction *reduction, idist_bucket *b) {
     idist__powersgd_state *state = (idist__powersgd_state *)calloc(1, sizeof *state);
     size_t gradients = (size_t)b->gradient_count, floats;
@@ -4640,7 +4770,7 @@ static idist_status idist__powersgd_alloc(const idist__reduction *reduction, idi
     return IDIST_OK;
 }
 
-// Eight sums at once, which a compiler may keep in a vector.
+// Returns the dot product of a and b. Keeps eight sums, which a compiler may hold in a vector.
 IDIST__VECTORIZE static float idist__powersgd_dot(const float *a, const float *b, size_t count) {
     float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest = 0;
     size_t i;
@@ -4654,7 +4784,7 @@ IDIST__VECTORIZE static float idist__powersgd_dot(const float *a, const float *b
            ((sums[4] + sums[5]) + (sums[6] + sums[7])) + rest;
 }
 
-// to += factor * from
+// Computes to += factor * from.
 IDIST__VECTORIZE static void idist__powersgd_add_scaled(float *to, const float *from, size_t count,
                                                         float factor) {
     size_t i;
@@ -4662,7 +4792,8 @@ IDIST__VECTORIZE static void idist__powersgd_add_scaled(float *to, const float *
     for (i = 0; i < count; i++) to[i] += factor * from[i];
 }
 
-// A sum of twelve uniform numbers is nearly normal; orthogonal columns need no more.
+// Draws a column. Each number is a sum of twelve uniform numbers, which is nearly normal.
+// Orthogonal columns need nothing better.
 static void idist__powersgd_draw(idist__twister *twister, float *column, size_t count) {
     size_t i;
 
@@ -4683,9 +4814,9 @@ static double idist__powersgd_norm(const float *column, size_t count) {
     return idist__norm_root(squares);
 }
 
-// Subtracts from column k what it has in common with those before it, and normalizes it. Twice:
-// what rounding leaves of the first subtraction is not small if little else is left. False: the
-// column has nothing of its own but rounding errors.
+// Makes column k orthogonal to the columns before it, and normalizes it. Subtracts the projections
+// twice, because the rounding errors of the first pass are not small if little of the column is
+// left. Returns false if nothing but rounding errors is left.
 static bool idist__powersgd_separate(float *columns, size_t count, int k, double epsilon) {
     float *column = columns + (size_t)k * count;
     double before = idist__powersgd_norm(column, count), norm, inverse;
@@ -4706,8 +4837,9 @@ static bool idist__powersgd_separate(float *columns, size_t count, int k, double
     return true;
 }
 
-// Modified Gram-Schmidt. A column without a direction of its own is drawn by the generator or, if
-// that is NULL, becomes zero.
+// Orthogonalizes columns by modified Gram-Schmidt. If a column has no direction of its own, draws
+// it anew from the generator. If `twister` is NULL or the new column has none either, sets the
+// column to zero.
 static void idist__powersgd_orthogonalize(float *columns, size_t count, int rank, double epsilon,
                                           idist__twister *twister) {
     int k;
@@ -4722,7 +4854,8 @@ static void idist__powersgd_orthogonalize(float *columns, size_t count, int rank
     }
 }
 
-// The elements of row i that are in the bucket: returns how many, and where they begin.
+// Returns the number of elements of row i that are in the bucket, and sets *first to the index of
+// the first one.
 static size_t idist__powersgd_row(const idist__powersgd_matrix *matrix, size_t i, size_t *first) {
     size_t before = i * matrix->cols;
 
@@ -4732,7 +4865,7 @@ static size_t idist__powersgd_row(const idist__powersgd_matrix *matrix, size_t i
     return matrix->count - before < matrix->cols ? matrix->count - before : matrix->cols;
 }
 
-// P = M * Q
+// Computes P = M * Q.
 static void idist__powersgd_project(const idist__powersgd_matrix *matrix, const float *m) {
     size_t i, first;
     int k;
@@ -4746,7 +4879,7 @@ static void idist__powersgd_project(const idist__powersgd_matrix *matrix, const 
     }
 }
 
-// Q = transpose(M) * P
+// Computes Q = transpose(M) * P.
 static void idist__powersgd_project_back(const idist__powersgd_matrix *matrix, const float *m) {
     size_t i, first;
     int k;
@@ -4771,7 +4904,7 @@ static bool idist__powersgd_is_finite(const float *x, size_t count) {
     return sum == 0;
 }
 
-// Returns the largest absolute value of numbers that are not NaN.
+// Returns the largest absolute value in x, ignoring NaN.
 IDIST__VECTORIZE static float idist__powersgd_size(const float *x, size_t count) {
     float largest = 0;
     size_t i;
@@ -4785,7 +4918,7 @@ IDIST__VECTORIZE static float idist__powersgd_size(const float *x, size_t count)
     return largest;
 }
 
-// Returns the largest absolute value of gradients of a bucket, from `first` on.
+// Returns the largest absolute value of `count` elements of a bucket, from `first` on.
 static float idist__powersgd_size_of_gradient(const idist_bucket *b, size_t first, size_t count) {
     const double *doubles = (const double *)b->data + first;
     double largest = 0;
@@ -4802,7 +4935,7 @@ static float idist__powersgd_size_of_gradient(const idist_bucket *b, size_t firs
     return (float)largest;
 }
 
-// Adds gradients of a bucket, from `first` on.
+// Adds `count` elements of a bucket, from `first` on, to `to`.
 IDIST__VECTORIZE static void idist__powersgd_get(const idist_bucket *b, size_t first, float *to,
                                                  size_t count) {
     const float *floats = (const float *)b->data + first;
@@ -4829,8 +4962,9 @@ IDIST__VECTORIZE static void idist__powersgd_set(const idist_bucket *b, size_t f
 
 enum { IDIST__POWERSGD_PIECE = 256 }; // elements of a row computed at once
 
-// The result, and what it takes from M. If Q is not finite, all results of the matrix are NaN, and
-// neither errors nor Q outlive that.
+// Computes product = P * transpose(Q), writes factor * product to the bucket, and subtracts product
+// from M. If Q is not finite, all results of the matrix are NaN, and Q and the errors of the matrix
+// become zero.
 static void idist__powersgd_expand(const idist_bucket *b, const idist__powersgd_matrix *matrix,
                                    float *m, float factor) {
     size_t i, j, first, count, q_count = matrix->cols * (size_t)matrix->rank;
@@ -4860,7 +4994,8 @@ static void idist__powersgd_expand(const idist_bucket *b, const idist__powersgd_
     if (!finite) memset(matrix->q, 0, q_count * sizeof *matrix->q);
 }
 
-// Copies the gradients that are not compressed behind the Ps or, scaled, back from there.
+// Copies the gradients that are not compressed to the place behind the Ps or, if `back` is set,
+// scales them and copies them back.
 static void idist__powersgd_copy_plain(const idist_bucket *b, const idist__powersgd_state *state,
                                        bool back) {
     float *plain = state->p + state->p_count;
@@ -4910,7 +5045,8 @@ static idist_status idist__powersgd_start(idist_bucket *b, void *arg) {
                             IDIST_F32, IDIST_SUM, &b->opts);
 }
 
-// Warns on the first rank of the group, more seldom each time.
+// Warns on the first rank of the group, and only if the count is a power of 2, so that warnings
+// become rare.
 static void idist__powersgd_warn(const idist_bucket *b, const idist__powersgd_matrix *matrix,
                                  uint64_t count) {
     idist__log without_world;
@@ -4927,8 +5063,9 @@ static void idist__powersgd_warn(const idist_bucket *b, const idist__powersgd_ma
         b->index, b->gradients[i], (unsigned long long)count);
 }
 
-// Collective. If the errors of some rank make the sum of a matrix worthless, drops them on all
-// ranks and computes P again. The decisions are the same on all ranks, because they come from sums.
+// Computes P again without errors if the errors of some rank have made the sum of P worthless. All
+// ranks then drop the errors of the matrix. All ranks make the same decisions, because they decide
+// from sums. Collective.
 static idist_status idist__powersgd_recover(const idist_bucket *b,
                                             const idist__reduction *reduction,
                                             idist__powersgd_state *state, int k) {
@@ -4940,7 +5077,8 @@ static idist_status idist__powersgd_recover(const idist_bucket *b,
     if (!idist__powersgd_is_finite(matrix->p, p_count)) return IDIST_OK;
     if (!(idist__powersgd_size(matrix->p, p_count) < state->sizes[k] / 65536)) return IDIST_OK;
 
-    // The gradients may cancel out just as well. Then errors are no larger than gradients.
+    // The sum may also be small because the gradients cancel out. Then the errors are no larger
+    // than the gradients.
     own = idist__powersgd_size_of_gradient(b, matrix->first, matrix->count);
     own = idist__powersgd_size(m, matrix->count) / 4096 > own ? 1.0f : 0.0f;
     status = idist_all_reduce(&own, &sum, 1, IDIST_F32, IDIST_SUM, &b->opts);
@@ -4999,8 +5137,8 @@ static idist_status idist__powersgd_finish(idist_bucket *b, void *arg) {
 
 // train/compress/on_device.h: compressed buckets, by kernels on the device
 //
-// For F32, by kernels of gpu/ipc/. They give the same bits as the host, provided the host's
-// compiler does not contract products and sums into fused multiply-adds.
+// The kernels of gpu/ipc/ compress F32 buckets. They give the same bits as the host, provided that
+// the host's compiler does not contract products and sums into fused multiply-adds.
 
 #ifdef IDIST_NCCL_H
 static idist_status idist__on_device_convert(const idist_bucket *b, int kernel_op, const void *in,
@@ -5044,7 +5182,7 @@ static idist_status idist__on_device_half_finish(idist_bucket *b, void *arg) {
 // Functions: idist__ddp_*.
 //
 // The backward pass computes gradients from the last parameter to the first. Buckets are formed in
-// that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
+// that order. A bucket whose gradients are all ready is launched while the gradients of earlier
 // layers are still being computed (Li et al., PyTorch Distributed, 2020):
 //
 //     parameters     0    1    2    3    4    5        in the order of the forward pass
@@ -5053,73 +5191,88 @@ static idist_status idist__on_device_half_finish(idist_bucket *b, void *arg) {
 //     in flight                         |======== 0 ========|
 //                                  |============ 1 ============|
 //
-// The order in which gradients become ready on a rank does not matter: a bucket is launched when it
-// is full and the one before it has been launched, so all ranks make the same calls in the same
-// order. If the backward pass uses parameters in another order than they are listed in, buckets are
-// full late, and all others wait for them; so after the first iteration buckets are formed anew, in
-// the order in which gradients became ready on one rank (idist__ddp_finish_follow). Gradients stay
-// where they are, and a bucket whose gradients have come apart by this goes in pieces. Where no
-// bucket goes in pieces, this would make copies of what is reduced in place; the state of a
-// compression belongs to a bucket; and on the device there are no pieces. There buckets stay, and
-// are only launched in another order. In each iteration the calls are:
+// The order in which gradients become ready on a rank does not matter. A bucket is launched when it
+// is full and the bucket before it has been launched. So all ranks make the same calls in the same
+// order.
 //
-//     uneven        all_gather of "I have data", 1 byte; then all know whose buffers count, and by
-//                   how many to divide
+// The backward pass may use parameters in an order other than the listed one. Then buckets become
+// full late, and all later buckets wait for them. So after the first iteration, buckets are formed
+// anew in the order in which gradients became ready on one rank (idist__ddp_finish_follow).
+// Gradients stay where they are. A bucket whose gradients are no longer contiguous goes in pieces.
+//
+// In these cases, buckets keep their gradients and are only launched in another order:
+//
+//     no pieces      forming buckets anew would copy gradients that are reduced in place
+//     compression    its state belongs to a bucket
+//     on_device      there are no pieces in device memory
+//
+// Each iteration makes these calls:
+//
+//     uneven        all_gather of "I have data", 1 byte; tells all ranks whose buffers to copy and
+//                   by how many ranks to divide
 //     buffers       broadcast of each
-//     buckets       in that order: what the hook's `start` does; without a hook an all_reduce in
+//     buckets       in launch order: what the hook's `start` does; without a hook an all_reduce in
 //                   place, or one per piece
 //     find_unused   all_reduce of "I have a gradient", 1 byte per parameter
-//     buckets       in that order: what the hook's `finish` does
-//     order         the first time only, without a hook and find_unused: broadcast of a number
+//     buckets       in launch order: what the hook's `finish` does
+//     order         only once, and not with a hook or find_unused: broadcast of a number
 //                   per gradient; if buckets change, all_reduce of "my gradients lie apart", 1
 //                   byte per bucket
 //
-// A rank in idist_ddp_join makes these calls with zeros until all ranks say that they have no data.
+// A rank in idist_ddp_join makes these calls with zeros until no rank has data.
 //
-// The path of a gradient: idist_ddp_ready -> idist__ddp_launch_gather (copied into its bucket) ->
-// idist__ddp_launch_full (the bucket is launched) -> idist_ddp_wait -> idist__ddp_finish_buckets
-// (the hook's finish) -> idist__ddp_finish_scatter (copied back).
+// A gradient passes through these functions:
 //
-// A bucket holds its gradients one after the other, lower parameters first. If they lie like that
-// in the program's memory, this memory is the bucket (a view), and nothing is copied. Others have
-// memory of their own, or none if they go in pieces (train/ddp/ddp_piece.h).
+//     idist_ddp_ready              the program says that the gradient is complete
+//     idist__ddp_launch_gather     copies the gradient into its bucket
+//     idist__ddp_launch_full       launches the bucket when it is full
+//     idist_ddp_wait               the program ends the backward pass
+//     idist__ddp_finish_buckets    calls the hook's finish
+//     idist__ddp_finish_scatter    copies the result back
+//
+// A bucket holds its gradients one after the other, lower parameters first. If gradients lie in
+// this way in the program's memory, this memory is the bucket (a view), and nothing is copied.
+// Other buckets have memory of their own, or none if they go in pieces (train/ddp/ddp_piece.h).
 
-#define IDIST__DDP_FIRST_NBYTES ((size_t)1 << 20)   // limit of the bucket that is launched first
-#define IDIST__DDP_BUCKET_NBYTES ((size_t)25 << 20) // and of the others
+#define IDIST__DDP_FIRST_NBYTES ((size_t)1 << 20)   // limit of the first bucket of a dtype
+#define IDIST__DDP_BUCKET_NBYTES ((size_t)25 << 20) // limit of the other buckets
 
 typedef struct idist__ddp_param {
-    void *gradient; // in the bucket: where the program has it, or a copy
+    void *gradient; // its place in the bucket: in the program's memory, or a copy
     int bucket;
-    uint64_t ready_iteration;   // the last one in which it was ready
-    uint64_t no_sync_iteration; // the one that follows a pass with no_sync in which it was ready
+    uint64_t ready_iteration;   // the last iteration in which it was ready
+    uint64_t no_sync_iteration; // the iteration after a pass with no_sync in which it was ready
 } idist__ddp_param;
 
 typedef struct idist__ddp_bucket {
-    idist_bucket exposed; // what a hook gets
+    idist_bucket exposed; // the part that a hook gets
     int ready_count;
-    bool view;      // lies in the program's memory
-    bool scattered; // its gradients lie apart, so that it goes in pieces; see train/ddp/ddp_piece.h
+    bool view;           // lies in the program's memory
+    bool scattered;      // its gradients lie apart, so it goes in pieces (train/ddp/ddp_piece.h)
     int64_t launched_ns; // for the timeline
-    char *end;           // of the gradients placed so far
+    char *end;           // end of the gradients placed so far
     idist_request request;
 } idist__ddp_bucket;
 
-// A piece of more gradients than this is copied, since that is cheaper than many small parts.
+// Largest number of parts of a piece. A piece of more gradients is copied, which is cheaper than
+// many small parts.
 enum { IDIST__DDP_PARTS = 128 };
 
-// A part of a bucket that is reduced by a call of its own.
+// A part of a bucket that is reduced by its own call.
 typedef struct idist__ddp_piece {
-    idist_bucket exposed; // what the built-in reduction gets
+    idist_bucket exposed; // the part that the built-in reduction gets
     const idist__ddp_bucket *bucket;
-    size_t first;  // its first element in the bucket, ...
-    int gradient;  // ... and the position in bucket_gradients of the gradient which that is of
+    size_t first;  // index of its first element in the bucket
+    int gradient;  // index of the gradient with that element, in the bucket's exposed.gradients
     bool in_place; // not in a slot
-    idist__part parts[IDIST__DDP_PARTS]; // of gradients, if it is reduced where these are
+    // The gradients of the piece, if they are reduced where they are.
+    idist__part parts[IDIST__DDP_PARTS];
     idist_request request;
 } idist__ddp_piece;
 
-// Pieces in flight, and the limit of each. Inside a host all slots together fit into the cache of
-// one core; between hosts there is as much in flight as a network needs.
+// Largest number of pieces in flight, and largest size of a piece, on one host (NEAR) and between
+// hosts. Within a host, all slots together fit into the cache of one core. Between hosts, the
+// pieces in flight keep a network busy.
 enum { IDIST__DDP_SLOTS_NEAR = 4, IDIST__DDP_SLOTS = 8 };
 #define IDIST__DDP_PIECE_NEAR_NBYTES ((size_t)256 << 10)
 #define IDIST__DDP_PIECE_NBYTES ((size_t)512 << 10)
@@ -5130,49 +5283,52 @@ struct idist_ddp {
     int group_size;
     idist_tensor *params, *grads, *buffers;
     idist__ddp_param *param_states;
-    idist__ddp_bucket *buckets; // room for one per gradient
+    idist__ddp_bucket *buckets; // space for one per gradient
     int bucket_count;
     int *bucket_of;             // by gradient: its bucket in the next grouping
-    int *bucket_gradients;      // by bucket: indices of its gradients, ...
-    size_t *bucket_displs;      // ... and where they begin
-    void *bucket_memory;        // of buckets that are not views
+    int *bucket_gradients;      // by bucket: indices of its gradients
+    size_t *bucket_displs;      // by bucket: where its gradients begin, in elements
+    void *bucket_memory;        // memory of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
     bool learnt;                // the order of arrival is known
-    bool pieces_overlap;        // pieces in flight end sooner than one after the other
+    bool pieces_overlap;        // several pieces in flight end sooner than one after the other
     int32_t *launch_order;      // buckets, in the order in which they are launched
     int32_t *arrival_order;     // gradients, in the order in which they became ready
     uint8_t *in_pieces;         // by bucket: scattered on some rank
-    char *slot_memory;          // of pieces in flight, ...
-    size_t slot_count;          // ... for so many
+    char *slot_memory;          // memory of pieces in flight
+    size_t slot_count;          // slots in slot_memory
     size_t slot_limit;          // pieces that may be in flight
-    size_t piece_nbytes;        // limit of a piece
+    size_t piece_nbytes;        // largest size of a piece
     idist__reduction reduction; // how the built-in hooks reduce
-    double scale;               // result = scale * sum of what the ranks contribute
+    double scale;               // result = scale * (sum over the ranks)
 
-    // uneven: who had data in the last iteration that had any
-    uint8_t *has_data; // by rank
+    // The ranks with data, for uneven. first_active and last_active are of the last iteration in
+    // which some rank had data.
+    uint8_t *has_data; // by rank: true if it has data
     int active_count;  // ranks with data
     int first_active, last_active;
 
-    // find_unused
-    uint8_t *used;          // by parameter: this rank had a gradient; later: any rank had one
-    void *saved_grads;      // copies of gradients that zeros have overwritten, contiguous
-    size_t saved_nbytes;    // size of that memory, which is kept
-    bool filled_with_zeros; // in this iteration
+    // For find_unused.
+    uint8_t *used;          // by parameter: this rank had a gradient; later, any rank had one
+    void *saved_grads;      // contiguous copies of gradients that zeros have overwritten
+    size_t saved_nbytes;    // size of saved_grads, which is kept between iterations
+    bool filled_with_zeros; // missing gradients were set to zeros in this iteration
 
-    // The iteration.
+    // The state of the current iteration.
     uint64_t iteration; // from 1 on
-    int ready_count;    // gradients, which are the first ones of arrival_order
-    int launched_count; // buckets
-    int next_gradient;  // of the bucket that is being launched in pieces, as in idist__ddp_piece
+    int ready_count;    // gradients that are ready, the first ones of arrival_order
+    int launched_count; // launched buckets
+    // Where the next piece begins in the bucket that is being launched: `gradient` and `first` of
+    // its idist__ddp_piece.
+    int next_gradient;
     size_t next_first;
     size_t started_pieces, finished_pieces;
     idist__ddp_piece slots[IDIST__DDP_SLOTS];
-    bool begun; // its first calls have been made
+    bool begun; // the first calls of the iteration have been made
     bool no_sync;
     bool joining;        // this rank is in idist_ddp_join
     idist_status status; // of the first failure in this iteration
-    char error[512];     // and its text
+    char error[512];     // text of the first failure
 };
 
 static idist_opts idist__ddp_opts(const idist_ddp *d, bool on_device) {
@@ -5198,7 +5354,7 @@ static idist_status idist__ddp_no_memory(void) {
     return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory");
 }
 
-// The bucket that is launched at a position.
+// Returns the bucket that is launched at a position.
 static idist__ddp_bucket *idist__ddp_model_bucket(const idist_ddp *d, int position) {
     return &d->buckets[d->launch_order[position]];
 }
@@ -5211,7 +5367,8 @@ static bool idist__ddp_is_ready(const idist_ddp *d, int i) {
     return d->param_states[i].ready_iteration == d->iteration;
 }
 
-// Fails the iteration, and with it every further call in it. Returns the status.
+// Fails the iteration unless the status is IDIST_OK. All further calls in the iteration then fail
+// too. Returns the status of the first failure.
 static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     if (status == IDIST_OK) return IDIST_OK;
     if (d->status != IDIST_OK) return idist__fail(d->status, "%s", d->error);
@@ -5222,13 +5379,13 @@ static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     return status;
 }
 
-// Whether the world is still there. A ddp of one rank makes no call that would notice.
+// Checks that the world still exists. A ddp of one rank makes no call that would notice its end.
 static idist_status idist__ddp_check_group(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false), unused;
     return idist__agree_enter("ddp", &opts, &unused);
 }
 
-// Sets the factors by which the sum becomes the result. They depend on the ranks with data.
+// Sets the factors that turn the sum into the result. They depend on the number of ranks with data.
 static void idist__ddp_set_scale(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     double postscale = desc->postscale != 0 ? desc->postscale : 1, divisor = d->group_size;
@@ -5243,7 +5400,7 @@ static void idist__ddp_set_scale(idist_ddp *d) {
 
 // ---- train/ddp/ddp_bucket.h ----------------------------------------------------------------------
 
-// train/ddp/ddp_bucket.h: buckets: which gradients go together, and when they may start
+// train/ddp/ddp_bucket.h: which gradients share a bucket, where buckets lie, and calls of hooks
 //
 // Functions: idist__ddp_bucket_*, idist__ddp_hook_*.
 
@@ -5251,10 +5408,10 @@ static void idist__ddp_set_scale(idist_ddp *d) {
 // which gradients share a bucket, and where it lies
 //------------------------------------------------------------------------------
 
-// Assigns gradients to buckets in this order, or from the last to the first (NULL): bucket_of[i] is
-// that of gradient i. Each dtype has one open bucket, which is closed by the gradient that reaches
-// the limit. Buckets are numbered in the order in which they are opened. Returns how many there
-// are.
+// Assigns gradients to buckets in the given order, or from the last to the first if `order` is
+// NULL. Sets bucket_of[i] to the bucket of gradient i. Each dtype has one open bucket. The gradient
+// that reaches the limit closes the bucket. Buckets are numbered in the order in which they are
+// opened. Returns the number of buckets.
 static int idist__ddp_bucket_assign(const idist_ddp *d, const int32_t *order, int *bucket_of) {
     size_t limit = d->desc.bucket_nbytes, nbytes[IDIST_DTYPE_COUNT], limits[IDIST_DTYPE_COUNT];
     int open[IDIST_DTYPE_COUNT], i, k, count = 0;
@@ -5283,20 +5440,22 @@ static int idist__ddp_bucket_assign(const idist_ddp *d, const int32_t *order, in
     return count;
 }
 
-// Whether a gradient can be reduced where it is. Compression and the kernels need it aligned.
+// Returns true if a gradient can be reduced where it is. Compression and kernels need an aligned
+// gradient.
 static bool idist__ddp_bucket_can_view(const idist_ddp *d, const idist_tensor *gradient) {
     if (!gradient->data) return false;
     if (!d->desc.compression && !d->desc.on_device) return true;
     return (uintptr_t)gradient->data % idist_dtype_size(gradient->dtype) == 0;
 }
 
-// Whether buckets may go in pieces; see train/ddp/ddp_piece.h. The same on all ranks.
+// Returns true if buckets may go in pieces (train/ddp/ddp_piece.h). The result is the same on all
+// ranks.
 static bool idist__ddp_bucket_may_split(const idist_ddp *d) {
     return !d->desc.hook && !d->desc.compression && !d->desc.find_unused && !d->desc.on_device;
 }
 
-// Finds the buckets whose gradients are contiguous in the program's memory; exposed.data is where
-// they begin.
+// Finds the buckets whose gradients are contiguous in the program's memory, and the buckets whose
+// gradients are scattered. Sets exposed.data to the memory of the first gradient.
 static void idist__ddp_bucket_find_views(idist_ddp *d) {
     int b, i;
 
@@ -5323,8 +5482,8 @@ static void idist__ddp_bucket_find_views(idist_ddp *d) {
         d->buckets[b].scattered = !d->buckets[b].view && d->buckets[b].end;
 }
 
-// Whether a bucket needs a part of bucket_memory. If it is scattered, only for gradients for which
-// the program has no memory.
+// Returns true if a bucket needs a part of bucket_memory. A scattered bucket needs memory only for
+// gradients for which the program has none.
 static bool idist__ddp_bucket_needs_memory(const idist_ddp *d, const idist__ddp_bucket *bucket) {
     int k;
 
@@ -5339,8 +5498,8 @@ static bool idist__ddp_bucket_needs_memory(const idist_ddp *d, const idist__ddp_
     return false;
 }
 
-// Sets where each gradient lies in its bucket: in the program's memory, or in bucket_memory once it
-// is allocated. Returns the size of that memory.
+// Sets the place of each gradient in its bucket: in the program's memory, or in bucket_memory once
+// bucket_memory is allocated. Returns the size that bucket_memory needs.
 static size_t idist__ddp_bucket_place(idist_ddp *d) {
     size_t total = 0;
     int b, i;
@@ -5354,7 +5513,7 @@ static size_t idist__ddp_bucket_place(idist_ddp *d) {
 
         if (idist__ddp_bucket_needs_memory(d, bucket)) {
             if (d->bucket_memory) bucket->exposed.data = (char *)d->bucket_memory + total;
-            total += (idist__ddp_model_nbytes(bucket) + 63) / 64 * 64; // cache lines
+            total += (idist__ddp_model_nbytes(bucket) + 63) / 64 * 64; // whole cache lines
         }
 
         bucket->end = (char *)bucket->exposed.data;
@@ -5396,7 +5555,7 @@ static void idist__ddp_bucket_list(idist_ddp *d) {
     }
 }
 
-// Makes these buckets, without memory: bucket_of[i] is that of gradient i.
+// Makes bucket_count buckets, without memory. bucket_of[i] is the bucket of gradient i.
 static void idist__ddp_bucket_group(idist_ddp *d, const int *bucket_of, int bucket_count) {
     int b, i;
 
@@ -5419,7 +5578,7 @@ static void idist__ddp_bucket_group(idist_ddp *d, const int *bucket_of, int buck
     idist__ddp_bucket_list(d);
 }
 
-// Allocates what is kept per bucket or gradient: enough for any grouping.
+// Allocates the arrays that are kept per bucket or gradient, large enough for any grouping.
 static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
     size_t n = (size_t)d->desc.n + 1;
 
@@ -5437,9 +5596,9 @@ static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
     return idist__ddp_no_memory();
 }
 
-// Allocates the slots: as many as there can be pieces in flight. Buckets that are contiguous here
-// may go in pieces as well, because they are scattered on another rank; such a piece counts, but
-// needs no memory. Sets in_pieces to the buckets that are scattered here.
+// Allocates one slot for each piece that can be in flight. A bucket that is contiguous on this rank
+// may also go in pieces, because it is scattered on another rank. Its pieces take slots, but need
+// no memory. Sets in_pieces for the buckets that are scattered on this rank.
 static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     size_t count = 0;
     bool any = false;
@@ -5491,8 +5650,9 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
     return idist__ddp_bucket_alloc_slots(d);
 }
 
-// Whether gradients may change their buckets: only if some are copied anyway, since otherwise
-// nothing would stay in place. The same on all ranks.
+// Returns true if gradients may move to other buckets. They may if some bucket goes in pieces.
+// Otherwise gradients that are reduced in place would have to be copied. The result is the same on
+// all ranks.
 static bool idist__ddp_bucket_may_regroup(const idist_ddp *d) {
     int b;
 
@@ -5502,7 +5662,7 @@ static bool idist__ddp_bucket_may_regroup(const idist_ddp *d) {
     return false;
 }
 
-// Collective: a bucket that is scattered on one rank goes in pieces on all.
+// Sets in_pieces on all ranks for the buckets that are scattered on any rank. Collective.
 static idist_status idist__ddp_bucket_agree(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
 
@@ -5511,8 +5671,8 @@ static idist_status idist__ddp_bucket_agree(idist_ddp *d) {
                             IDIST_MAX, &opts);
 }
 
-// Collective, between iterations: forms buckets from gradients in the order of arrival, unless
-// these are the buckets that there are. Gradients stay where they are.
+// Forms buckets from gradients in the order of arrival, unless the buckets would stay the same.
+// Gradients stay where they are. Called between iterations. Collective.
 static idist_status idist__ddp_bucket_regroup(idist_ddp *d) {
     int i, count = idist__ddp_bucket_assign(d, d->arrival_order, d->bucket_of);
     bool changes = false;
@@ -5532,8 +5692,8 @@ static idist_status idist__ddp_bucket_regroup(idist_ddp *d) {
 //------------------------------------------------------------------------------
 // calling the communication hook
 //
-// A hook computes with gradients, in the floating-point mode that is the same on all ranks. A hook
-// of the program may throw an exception, where the implementation is C++.
+// A hook computes with gradients, so it runs in a floating-point mode that is the same on all
+// ranks. A hook of the program may throw an exception if the implementation is compiled as C++.
 //------------------------------------------------------------------------------
 
 typedef enum idist__ddp_stage { IDIST__DDP_START, IDIST__DDP_FINISH } idist__ddp_stage;
@@ -5558,7 +5718,8 @@ IDIST__NOINLINE static idist_status idist__ddp_hook_finish(const idist_ddp *d,
     return idist__callback_threw("ddp", "the hook's finish") ? IDIST_ERR_CALLBACK : status;
 }
 
-// An exception is dropped: the state is gone either way.
+// Frees a state of the hook. Drops an exception that free_fn throws, because the state is gone in
+// any case.
 IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state) {
     IDIST__TRY(d->hook.free_fn(state, d->hook.arg));
     idist__me.thrown[0] = 0;
@@ -5569,26 +5730,32 @@ IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state
 // train/ddp/ddp_piece.h: buckets whose gradients are scattered in memory
 //
 // A copy of a whole bucket has left the caches before it is reduced, and again before it is copied
-// back: three passes through memory instead of one. So the bucket is sent in pieces. Where the
-// group shares memory, a piece is reduced where its gradients lie, unless these are very small.
-// Otherwise pieces go through a few slots that stay in the cache; a piece is copied into its slot
-// when it is launched:
+// back. This makes three passes through memory instead of one. So the bucket is sent in pieces.
+// Where the group shares memory, a piece is reduced where its gradients lie, unless these gradients
+// are very small. Otherwise pieces go through a few slots that stay in the cache. A piece is copied
+// into its slot when it is launched:
 //
 //     gradients    [    0    ]     [1]  [2]    [     3     ]
 //     pieces       [  a  |  b        |  c        |    d    ]
 //     slots        [ a ][ b ][ c ]     d is launched when a has been reduced and copied back
 //
-// idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait the rest: between hosts
-// several at a time, inside a host one after the other, since collectives in shared memory do not
-// overlap and requests would only cost time. A bucket that is scattered on one rank goes in pieces
-// on all, because all make the same calls. A piece that is contiguous on a rank, because it lies in
-// a single gradient for example, needs no slot there: it is reduced where it is.
+// idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait launches the rest.
+// Between hosts, idist_ddp_wait keeps several pieces in flight. Within a host it launches one after
+// the other: collectives in shared memory do not overlap, and requests would only cost time.
 //
-// Whole buckets are copied with a hook, which must see them; with compression, whose state is that
-// of a bucket; with find_unused, where only the end of the iteration tells whether a gradient
-// changes; and on the device.
+// A bucket that is scattered on one rank goes in pieces on all ranks, because all ranks make the
+// same calls. A piece may be contiguous on a rank, for example because it lies in a single
+// gradient. The rank then reduces the piece where it is, without a slot.
+//
+// Buckets are copied as a whole in these cases:
+//
+//     hook           it must see whole buckets
+//     compression    its state belongs to a whole bucket
+//     find_unused    only the end of the iteration tells whether a gradient changes
+//     on_device      there are no pieces in device memory
 
-// Copies the gradients of a piece to its slot, or back. A rank without data gives zeros.
+// Copies the gradients of a piece to its slot, or from its slot if `back` is set. A rank without
+// data writes zeros to the slot.
 static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *piece, bool back) {
     const idist_bucket *exposed = &piece->bucket->exposed;
     size_t first = piece->first, end = first + piece->exposed.count;
@@ -5616,8 +5783,8 @@ static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *pi
     }
 }
 
-// Where the elements of a piece are, if they are contiguous in the program's memory; otherwise
-// NULL. A rank without data needs memory for its zeros.
+// Returns the address of a piece if its elements are contiguous in memory, otherwise NULL. Also
+// returns NULL for a scattered bucket on a rank without data, which needs memory for its zeros.
 static void *idist__ddp_piece_find(const idist_ddp *d, const idist__ddp_piece *piece) {
     const idist_bucket *bucket = &piece->bucket->exposed;
     size_t size = idist_dtype_size(bucket->dtype), skipped, count;
@@ -5645,7 +5812,7 @@ static void *idist__ddp_piece_find(const idist_ddp *d, const idist__ddp_piece *p
     return data;
 }
 
-// Where the gradients of a piece lie. The number of parts; 0: too many.
+// Lists the parts of gradients in a piece. Returns the number of parts, or 0 if there are too many.
 static int idist__ddp_piece_list(const idist_ddp *d, idist__ddp_piece *piece) {
     const idist_bucket *bucket = &piece->bucket->exposed;
     size_t size = idist_dtype_size(bucket->dtype), total = 0;
@@ -5667,7 +5834,7 @@ static int idist__ddp_piece_list(const idist_ddp *d, idist__ddp_piece *piece) {
     return n;
 }
 
-// Reduces a piece where its gradients are, if that can be done.
+// Starts to reduce a piece where its gradients are, if possible, and then sets piece->in_place.
 static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_piece *piece) {
     const idist_bucket *exposed = &piece->exposed;
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
@@ -5681,8 +5848,8 @@ static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_
                                               &exposed->opts, &piece->in_place);
 }
 
-// Launches the next piece of a bucket. alone: none is in flight, and none can be launched before
-// this one has ended, unless pieces overlap.
+// Launches the next piece of a bucket. If `alone` is set, no piece is in flight. The next piece is
+// then launched after this one has ended, unless pieces overlap.
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
                                            bool alone) {
     const idist_bucket *all = &bucket->exposed;
@@ -5746,8 +5913,8 @@ static idist_status idist__ddp_piece_settle(idist_ddp *d) {
     return status;
 }
 
-// Launches the rest of a bucket, as far as slots are or become free. ending: waits until they do,
-// and launches pieces that do not overlap one at a time, without a request.
+// Launches the remaining pieces of a bucket while slots are free. If `ending` is set, waits for
+// slots to become free, and launches pieces that do not overlap one at a time, without a request.
 static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucket *bucket,
                                             bool ending) {
     idist_status status = IDIST_OK;
@@ -5781,7 +5948,7 @@ static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucke
 
 // train/ddp/ddp_launch.h: from a ready gradient to a launched bucket
 
-// Collective: which ranks have data, and what follows from that.
+// Finds out which ranks have data, and sets the factors that depend on their number. Collective.
 static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
     uint8_t mine = !d->joining;
@@ -5803,7 +5970,7 @@ static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
     return IDIST_OK;
 }
 
-// Makes the calls with which an iteration begins.
+// Makes the first calls of an iteration.
 static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
     int group_size = idist_group_size(d->desc.group);
@@ -5825,7 +5992,7 @@ static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
     return idist__ddp_fail(d, status);
 }
 
-// Begins an iteration, unless it has begun.
+// Begins an iteration unless it has begun already.
 static idist_status idist__ddp_launch_begin(idist_ddp *d) {
     if (idist__together_now.depth)
         return idist__fail(IDIST_ERR_STATE,
@@ -5834,7 +6001,7 @@ static idist_status idist__ddp_launch_begin(idist_ddp *d) {
     return d->status != IDIST_OK ? idist__fail(d->status, "%s", d->error) : IDIST_OK;
 }
 
-// Waits for the requests of all launched buckets.
+// Finishes all pieces in flight, and waits for the requests of all launched buckets.
 static idist_status idist__ddp_launch_settle(idist_ddp *d) {
     idist_status status = idist__ddp_piece_settle(d), request_status;
     int b;
@@ -5851,8 +6018,8 @@ static idist_status idist__ddp_launch_settle(idist_ddp *d) {
     return status;
 }
 
-// Calls start or finish of the hook. The program's may fail without setting a text; the text of an
-// earlier failure must not be reported for it.
+// Calls the hook's start or finish. A hook of the program may fail without setting a text. So this
+// function first clears the text of any earlier failure.
 static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage stage,
                                                 idist__ddp_bucket *bucket) {
     idist_status status;
@@ -5867,7 +6034,7 @@ static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage s
                        idist_status_string(status));
 }
 
-// Launches one bucket.
+// Launches one bucket as a whole.
 static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bucket,
                                              bool blocking) {
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
@@ -5884,9 +6051,9 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     return idist__ddp_launch_call_hook(d, IDIST__DDP_START, bucket);
 }
 
-// Launches the buckets that are full. The last bucket is left to idist_ddp_wait (ending), since
-// nothing is computed while it is in flight. There the rank has nothing else to do, so the built-in
-// reduction makes blocking calls.
+// Launches the buckets that are full. Leaves the last bucket to idist_ddp_wait, which sets
+// `ending`, because nothing is computed while the last bucket is in flight. In idist_ddp_wait the
+// rank has nothing else to do, so the built-in reduction makes blocking calls.
 static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
     bool blocking = ending && !d->desc.hook && !d->desc.on_device;
     int limit = ending ? d->bucket_count : d->bucket_count - 1;
@@ -5931,11 +6098,12 @@ static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
 
 // train/ddp/ddp_finish.h: the end of an iteration
 //
-// What idist_ddp_wait does: gradients that are not ready become zeros or count as ready; the
-// remaining buckets are launched; each result is finished and copied back.
+// idist_ddp_wait ends an iteration in three steps. First, gradients that are not ready become zeros
+// or count as ready. Then the remaining buckets are launched. Last, each result is finished and
+// copied back.
 
-// Sets d->used to the gradients that this rank has, and allocates memory for copies of the others
-// where zeros will overwrite them in the program's memory.
+// Sets d->used for the gradients that this rank has. Allocates memory for copies of the other
+// gradients, if zeros will overwrite them in the program's memory.
 static idist_status idist__ddp_finish_alloc_saved(idist_ddp *d) {
     const idist__memory *memory = &d->reduction.memory;
     size_t nbytes = 0;
@@ -5957,7 +6125,8 @@ static idist_status idist__ddp_finish_alloc_saved(idist_ddp *d) {
     return status;
 }
 
-// find_unused: overwrites the gradients that this rank does not have with zeros.
+// Overwrites the gradients that this rank does not have with zeros. Saves the gradients that are
+// overwritten in the program's memory. Called with find_unused.
 static idist_status idist__ddp_finish_fill(idist_ddp *d) {
     const idist__memory *memory = &d->reduction.memory;
     idist_status status = idist__ddp_finish_alloc_saved(d);
@@ -5984,7 +6153,8 @@ static idist_status idist__ddp_finish_fill(idist_ddp *d) {
     return status;
 }
 
-// Copies the results to the program's gradients. A gradient that no rank had gets its old contents.
+// Copies the results to the program's gradients. Restores the old contents of a gradient that no
+// rank had.
 static idist_status idist__ddp_finish_scatter(idist_ddp *d) {
     const idist__memory *memory = &d->reduction.memory;
     const char *saved = (const char *)d->saved_grads;
@@ -6010,7 +6180,7 @@ static idist_status idist__ddp_finish_scatter(idist_ddp *d) {
     return status;
 }
 
-// For the timeline: a bucket from its launch to its result.
+// Adds a bucket to the timeline, from its launch to its result.
 static void idist__ddp_finish_trace(const idist__ddp_bucket *bucket) {
     char name[32], args[96];
 
@@ -6021,7 +6191,7 @@ static void idist__ddp_finish_trace(const idist__ddp_bucket *bucket) {
     idist_trace_span(name, "bucket", bucket->launched_ns, idist__os_clock_now_ns(), args);
 }
 
-// Waits for the launched buckets and finishes them. After a failure it only waits.
+// Waits for the launched buckets and finishes them. After a failure, only waits for them.
 static idist_status idist__ddp_finish_buckets(idist_ddp *d) {
     idist_status settled = idist__ddp_launch_settle(d);
     idist_status status = d->status != IDIST_OK ? d->status : settled;
@@ -6059,8 +6229,8 @@ static void idist__ddp_finish_reset(idist_ddp *d) {
     d->begun = false;
 }
 
-// Handles gradients that are not ready. They count as ready; with find_unused they contribute zero,
-// unless they were ready in a pass with no_sync.
+// Handles the gradients that are not ready: they count as ready. With find_unused, they contribute
+// zero instead, unless they were ready in a pass with no_sync.
 static idist_status idist__ddp_finish_gather(idist_ddp *d) {
     idist_status status = d->status;
     int i;
@@ -6094,9 +6264,9 @@ static void idist__ddp_finish_reorder(idist_ddp *d) {
     }
 }
 
-// Collective: sets arrival_order, on all ranks, to the order in which gradients became ready on the
-// first rank with data. Those that became ready in idist_ddp_wait come last, from the last one to
-// the first.
+// Sets arrival_order on all ranks to the order in which gradients became ready on the first rank
+// with data. Gradients that became ready in idist_ddp_wait come last, from the last one to the
+// first. Collective.
 static idist_status idist__ddp_finish_learn(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
     int i, count = d->ready_count;
@@ -6110,8 +6280,9 @@ static idist_status idist__ddp_finish_learn(idist_ddp *d) {
     return idist_broadcast(d->arrival_order, (size_t)d->desc.n, IDIST_I32, d->first_active, &opts);
 }
 
-// Collective: after the first iteration, buckets follow the order of arrival. A hook relies on
-// bucket 0 being the first, and with find_unused an iteration is no example for the next.
+// Makes buckets follow the order of arrival after the first iteration. With a hook, nothing
+// changes, because the hook relies on bucket 0 being launched first. With find_unused, nothing
+// changes, because the next iteration may use other parameters. Collective.
 static idist_status idist__ddp_finish_follow(idist_ddp *d) {
     idist_status status;
 
@@ -6142,7 +6313,7 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
         idist__ddp_fail(d, status);
     }
 
-    status = idist__ddp_finish_buckets(d); // after a failure too: requests must be waited for
+    status = idist__ddp_finish_buckets(d); // even after a failure: it waits for requests
     if (status == IDIST_OK && !d->joining)
         status = idist__ddp_fail(d, idist__ddp_finish_scatter(d));
     if (status == IDIST_OK) status = idist__ddp_fail(d, idist__ddp_finish_follow(d));
@@ -6153,7 +6324,7 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
 
 // ---- train/ddp/ddp_step.h ------------------------------------------------------------------------
 
-// train/ddp/ddp_step.h: the public functions of a step, and uneven inputs
+// train/ddp/ddp_step.h: the public functions of an iteration, and uneven inputs
 //
 // Functions: idist__ddp_step_*, idist__ddp_join_*.
 
@@ -6161,8 +6332,8 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
 // the public functions of an iteration
 //------------------------------------------------------------------------------
 
-// Whether an iteration has begun that idist_ddp_wait must end. A forward pass alone, for
-// validation, need not be ended.
+// Returns true if an iteration has begun that idist_ddp_wait must end. Without `uneven`, a forward
+// pass alone, for example for validation, needs no idist_ddp_wait.
 static bool idist__ddp_step_is_open(const idist_ddp *d) {
     return d->begun && (d->desc.uneven || d->ready_count);
 }
@@ -6216,7 +6387,7 @@ idist_status idist_ddp_wait(idist_ddp *d) {
     status = idist__ddp_launch_begin(d);
     if (status != IDIST_OK && (!d->begun || idist__together_now.depth)) return status;
 
-    // An iteration that has failed is ended as well.
+    // End the iteration even if it has failed.
     idist__tracer_begin("wait", "ddp_wait", NULL, NULL);
 
     return idist__tracer_end(idist__ddp_finish(d));
@@ -6254,7 +6425,7 @@ idist_status idist_auto_optim(idist_ddp *d, idist_task_fn step, void *arg) {
 // ranks that have run out of data
 //------------------------------------------------------------------------------
 
-// Takes part in an iteration of the others, with zeros.
+// Takes part in an iteration of the other ranks, with zeros.
 static idist_status idist__ddp_join_iteration(idist_ddp *d) {
     idist_status status = IDIST_OK, finish_status;
     int b;
@@ -6269,7 +6440,7 @@ static idist_status idist__ddp_join_iteration(idist_ddp *d) {
     return status == IDIST_OK ? finish_status : status;
 }
 
-// Takes part in the iterations of the others until no rank has data.
+// Takes part in the iterations of the other ranks until no rank has data.
 static idist_status idist__ddp_join_others(idist_ddp *d) {
     idist_status status;
 
@@ -6320,21 +6491,21 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 
 // ---- train/ddp/ddp_create.h ----------------------------------------------------------------------
 
-// train/ddp/ddp_create.h: from a desc to a ddp, and its end
+// train/ddp/ddp_create.h: creates a ddp from a desc, and frees it
 //
-//     idist__ddp_create_copy         the lists of the caller
-//     idist__ddp_create_check        what can be wrong with them
-//     idist__ddp_bucket_form         the buckets
-//     idist__ddp_create_set_hook     the hook, and what a compression needs per bucket
-//     idist__ddp_create_agree        collective: the same arguments on all ranks, and no failure
-//     idist__ddp_bucket_agree        collective: which buckets are scattered
-//     idist__ddp_create_broadcast    collective: parameters and buffers of rank 0
+//     idist__ddp_create_copy         copies the lists of the caller
+//     idist__ddp_create_check        checks the lists and the desc
+//     idist__ddp_bucket_form         forms the buckets
+//     idist__ddp_create_set_hook     chooses the hook, and allocates the state of a compression
+//     idist__ddp_create_agree        collective: compares arguments, and fails if any rank failed
+//     idist__ddp_bucket_agree        collective: agrees on the buckets that go in pieces
+//     idist__ddp_create_broadcast    collective: copies parameters and buffers of rank 0 to all
 
-// The built-in reduction as a hook.
+// Starts the built-in reduction of a bucket. This is the `start` of the hook without compression.
 static idist_status idist__ddp_create_start(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
 
-    if (reduction->group_size == 1) return IDIST_OK; // nothing would change
+    if (reduction->group_size == 1) return IDIST_OK; // the sum over one rank is the bucket itself
     return idist_all_reduce(b->data, b->data, b->count, b->dtype, reduction->op, &b->opts);
 }
 
@@ -6345,7 +6516,8 @@ static idist_status idist__ddp_create_finish(idist_bucket *b, void *arg) {
                                       reduction->postscale);
 }
 
-// By idist_compression. No functions: there is no such compression.
+// The hooks on the host, indexed by idist_compression. An entry without functions is no
+// compression.
 static const idist_ddp_hook idist__ddp_host_hooks[] = {
     {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
     {idist__half_start, idist__half_finish, idist__compress_free, NULL},
@@ -6368,7 +6540,7 @@ static bool idist__ddp_create_has_factors(const idist_ddp_desc *desc) {
     return desc->divide_by_active;
 }
 
-// Local: allocates what a compression needs.
+// Allocates the state that a compression needs for each bucket. Local.
 static idist_status idist__ddp_create_compression(idist_ddp *d) {
     idist_status status = IDIST_OK;
     int b;
@@ -6384,7 +6556,7 @@ static idist_status idist__ddp_create_compression(idist_ddp *d) {
     return status;
 }
 
-// Local: chooses the hook and allocates its state.
+// Chooses the hook and allocates the state of a compression. Local.
 static idist_status idist__ddp_create_set_hook(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     idist_status status = IDIST_OK;
@@ -6483,15 +6655,16 @@ static idist_status idist__ddp_create_check_powersgd(const idist_ddp_desc *desc)
         size_t rows = desc->powersgd->rows[i], count = desc->params[i].count;
 
         if (rows && count % rows)
-            status = idist__fail(IDIST_ERR_ARG,
-                                 "ddp_create: %zu elements of gradient %d are not %zu whole rows",
-                                 count, i, rows);
+            status = idist__fail(
+                IDIST_ERR_ARG,
+                "ddp_create: the %zu elements of gradient %d do not divide into %zu rows", count, i,
+                rows);
     }
 
     return status;
 }
 
-// Orders pointers to gradients by the memory of these.
+// Compares two pointers to gradients by the addresses of the gradients' memory, for qsort.
 static int idist__ddp_create_compare(const void *a, const void *b) {
     uintptr_t x = (uintptr_t)(*(const idist_tensor *const *)a)->data;
     uintptr_t y = (uintptr_t)(*(const idist_tensor *const *)b)->data;
@@ -6499,7 +6672,8 @@ static int idist__ddp_create_compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Gradients that share memory, as those of tied weights do, would be added up more than once.
+// Checks that gradients do not overlap in memory. Overlapping gradients, as of tied weights, would
+// be summed more than once.
 static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
     const idist_tensor **sorted;
     size_t count = 0, k;
@@ -6529,8 +6703,9 @@ static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
     return status;
 }
 
-// Without on_device the host reads and writes gradients that are scattered. Whether memory is on
-// the device is only known if idist_nccl.h was included before this header.
+// Checks that no gradient is in device memory unless on_device is set. Without on_device, the host
+// reads and writes scattered gradients. The check works only if idist_nccl.h was included before
+// this header.
 static idist_status idist__ddp_create_check_device(const idist_ddp *d) {
     int i;
 
@@ -6550,7 +6725,7 @@ static idist_status idist__ddp_create_check_device(const idist_ddp *d) {
     return IDIST_OK;
 }
 
-// What can be wrong with a desc. Local.
+// Checks the desc and its lists. Local.
 static idist_status idist__ddp_create_check(const idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     size_t total = 0;
@@ -6573,7 +6748,8 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
         total += idist__ddp_nbytes(&d->grads[i]);
         if (total > SIZE_MAX / 4)
             return idist__fail(IDIST_ERR_ARG,
-                               "ddp_create: gradients 0 to %d are larger than memory can be", i);
+                               "ddp_create: gradients 0 to %d together exceed the address space",
+                               i);
         status = idist__ddp_create_check_gradient(desc, &d->grads[i], i);
         if (status != IDIST_OK) return status;
     }
@@ -6582,7 +6758,8 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
     return status == IDIST_OK ? idist__ddp_create_check_device(d) : status;
 }
 
-// Copies the lists of the caller, and allocates what is kept per entry. They are not checked yet.
+// Copies the lists of the caller, which are not checked yet. Allocates the arrays that are kept per
+// entry.
 static idist_status idist__ddp_create_copy(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     size_t n = desc->n > 0 ? (size_t)desc->n : 0, i;
@@ -6610,7 +6787,7 @@ static idist_status idist__ddp_create_copy(idist_ddp *d) {
     return IDIST_OK;
 }
 
-// Chooses the size of pieces, the same on all ranks.
+// Chooses the number and size of pieces in flight, the same on all ranks.
 static void idist__ddp_create_set_pieces(idist_ddp *d) {
     const idist_group *group = d->desc.group;
     const idist__world *world = group ? group->w : idist__world_default();
@@ -6621,7 +6798,7 @@ static void idist__ddp_create_set_pieces(idist_ddp *d) {
     d->piece_nbytes = one_host ? IDIST__DDP_PIECE_NEAR_NBYTES : IDIST__DDP_PIECE_NBYTES;
 }
 
-// The options that must be equal on all ranks.
+// Number of options that must be equal on all ranks.
 enum { IDIST__DDP_OPTIONS = 13 };
 
 static void idist__ddp_create_options(const idist_ddp_desc *desc, idist__shape *shapes) {
@@ -6647,7 +6824,7 @@ static void idist__ddp_create_options(const idist_ddp_desc *desc, idist__shape *
     shapes[i] = idist__shape_of_option("hook", desc->hook != NULL);
 }
 
-// Collective: whether all ranks have the same arguments, and none has failed before.
+// Checks that all ranks have the same arguments, and that no rank has failed before. Collective.
 static idist_status idist__ddp_create_agree(const idist_ddp *d, idist_status mine) {
     int n = d->desc.n, buffer_count = d->desc.n_buffers, count = 0;
     idist_opts opts = idist__ddp_opts(d, false);
@@ -6674,7 +6851,7 @@ static idist_status idist__ddp_create_agree(const idist_ddp *d, idist_status min
     return status;
 }
 
-// Collective: copies parameters and buffers of rank 0 to all.
+// Copies the parameters and buffers of rank 0 to all ranks. Collective.
 static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
     idist_status status = IDIST_OK;
@@ -6688,7 +6865,7 @@ static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
     return idist__agree(status, &opts);
 }
 
-// Whether nothing of a bucket is copied on this rank.
+// Returns true if this rank copies no gradient of a bucket.
 static bool idist__ddp_create_in_place(const idist_ddp *d, const idist__ddp_bucket *bucket) {
     int k;
 
@@ -6703,7 +6880,7 @@ static bool idist__ddp_create_in_place(const idist_ddp *d, const idist__ddp_buck
     return true;
 }
 
-// What was made, as Ignite's auto_model says it: once, by the first rank of the group.
+// Logs what was created, as Ignite's auto_model does. Only the first rank of the group logs.
 static void idist__ddp_create_log(const idist_ddp *d) {
     static const char *const encodings[] = {"as they are", "as F16", "as BF16", NULL,
                                             "by PowerSGD"};
@@ -6831,7 +7008,7 @@ int idist_ddp_active(const idist_ddp *d) { return d ? d->active_count : 0; }
 
 // train/report/train_log.h: what a training run prints, on rank 0 only
 
-// Removes a progress bar, so that a line can take its place. The lock is held.
+// Removes a progress bar, so that a line can take its place. Called with idist__log_lock held.
 static void idist__train_log_clear_bar(void) {
     fputs(idist__log_before, stderr);
     idist__log_before = "";
@@ -6901,12 +7078,12 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
 
 // ---- train/report/columns.h ----------------------------------------------------------------------
 
-// train/report/columns.h: the columns of a terminal that a text takes
+// train/report/columns.h: how many columns of a terminal a text takes
 //
-// The function wcwidth depends on the locale, which a program need not have set. The tables below
+// The function wcwidth depends on the locale, which a program may not have set. The tables below
 // are from Unicode 14 (general category and East_Asian_Width, UAX #11). They err on the side of
-// more columns: marks of rare scripts count as one, and blocks of emoji and ideographs count as
-// wide throughout. A line may then end early, but it does not wrap.
+// more columns. Marks of rare scripts count as one column, and whole blocks of emoji and ideographs
+// count as wide. A line may then end early, but it does not wrap.
 
 typedef struct idist__columns_range {
     uint32_t first, last;
@@ -6962,9 +7139,9 @@ static const idist__columns_range idist__columns_two[] = {
 typedef struct idist__columns_line {
     char text[1024];
     size_t nbytes, columns;
-    size_t limit; // columns
+    size_t limit; // in columns
     bool cut;     // something did not fit
-    bool colored; // must end with the default color
+    bool colored; // the line must end with the default color
 } idist__columns_line;
 
 static bool idist__columns_has(const idist__columns_range *ranges, size_t n, uint32_t code) {
@@ -6980,8 +7157,8 @@ static bool idist__columns_has(const idist__columns_range *ranges, size_t n, uin
     return low < n && code >= ranges[low].first;
 }
 
-// Returns how many columns a character takes that is no control character. The selector U+FE0F
-// counts as one, since some terminals widen the character before it.
+// Returns the number of columns that a character takes. The character is not a control character.
+// The selector U+FE0F counts as one column, because some terminals widen the character before it.
 static size_t idist__columns_of(uint32_t code) {
     const size_t none_count = sizeof idist__columns_none / sizeof *idist__columns_none;
     const size_t two_count = sizeof idist__columns_two / sizeof *idist__columns_two;
@@ -6992,8 +7169,8 @@ static size_t idist__columns_of(uint32_t code) {
     return idist__columns_has(idist__columns_two, two_count, code) ? 2 : 1;
 }
 
-// Returns the end of an escape sequence (ECMA-48) that begins with ESC. *is_color: the sequence
-// sets a color or another rendition, and is complete.
+// Returns the end of an escape sequence (ECMA-48) that begins with ESC. Sets *is_color to true if
+// the sequence is complete and sets a color or another rendition.
 static const char *idist__columns_skip(const char *text, bool *is_color) {
     const char *at = text + 1, *parameters;
 
@@ -7017,7 +7194,8 @@ static const char *idist__columns_skip(const char *text, bool *is_color) {
     return *at >= '0' && *at <= '~' ? at + 1 : at;
 }
 
-// Adds bytes that take so many columns, if they fit. Nothing is added after what did not fit.
+// Adds bytes that take `columns` columns, if they fit. Once something did not fit, adds nothing
+// more.
 static void idist__columns_put(idist__columns_line *line, const char *bytes, size_t nbytes,
                                size_t columns) {
     if (line->columns + columns > line->limit || line->nbytes + nbytes >= sizeof line->text)
@@ -7035,8 +7213,8 @@ static void idist__columns_begin(idist__columns_line *line, size_t limit) {
     line->limit = limit;
 }
 
-// Adds a text, with spaces in place of control characters and question marks in place of bytes that
-// are not UTF-8. Keeps escape sequences for colors, and leaves out others.
+// Adds a text. Replaces control characters with spaces, and bytes that are not UTF-8 with question
+// marks. Keeps escape sequences for colors, and drops other escape sequences.
 static void idist__columns_add(idist__columns_line *line, const char *text) {
     while (*text && !line->cut) {
         uint32_t code;
@@ -7065,9 +7243,9 @@ static void idist__columns_add(idist__columns_line *line, const char *text) {
 
 // train/report/progress_bar.h: a progress bar on a terminal
 
-#define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
+#define IDIST__BAR_NS (100 * IDIST__MS) // least time between two updates of a progress bar
 
-// "02:07" or "1:02:07".
+// Prints a duration, for example "02:07" or "1:02:07".
 static void idist__progress_bar_print_time(char *text, size_t capacity, int64_t ns) {
     int64_t seconds = ns / 1000000000;
     int h = (int)(seconds / 3600), m = (int)(seconds / 60 % 60), s = (int)(seconds % 60);
@@ -7077,8 +7255,9 @@ static void idist__progress_bar_print_time(char *text, size_t capacity, int64_t 
     else snprintf(text, capacity, "%02d:%02d", m, s);
 }
 
-// Writes one line that the terminal does not wrap: otherwise the next update would start in the
-// middle of it. The last column stays free, because some terminals wrap as soon as it is written.
+// Writes one line that the terminal does not wrap. After a wrap, the next update would start in the
+// middle of the line. The last column stays free, because some terminals wrap as soon as it is
+// written.
 static void idist__progress_bar_draw(const char *title, const char *numbers, const char *picture,
                                      const char *text, const char *times, const char *end) {
     const char *parts[5];
@@ -7107,7 +7286,7 @@ static void idist__progress_bar_print_remaining(char *text, size_t capacity, int
                                                 uint64_t done, uint64_t total) {
     double remaining_ns = done ? (double)elapsed_ns / (double)done * (double)(total - done) : -1;
 
-    if (remaining_ns > 9e18) remaining_ns = -1; // more than 64 bits can have
+    if (remaining_ns > 9e18) remaining_ns = -1; // does not fit in 64 bits
     idist__progress_bar_print_time(text, capacity, (int64_t)remaining_ns);
 }
 
@@ -7152,17 +7331,17 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
 
 // ---- train/report/event.h ------------------------------------------------------------------------
 
-// train/report/event.h: a scalar as TensorBoard reads it
+// train/report/event.h: scalars in the format that TensorBoard reads
 //
-// An events file is a TFRecord file: a sequence of
+// An events file is a TFRecord file, which is a sequence of these records:
 //
-//     bytes of the data    8 bytes
-//     masked CRC-32C of these 8 bytes
+//     size of the data     8 bytes
+//     masked CRC-32C       4 bytes, over the size
 //     data                 an Event in the format of protocol buffers
-//     masked CRC-32C of the data
+//     masked CRC-32C       4 bytes, over the data
 //
-// with the lowest byte of a number first. In the first record the Event says which version the file
-// has. The fields in use, each a varint of number and type with its content after it:
+// Numbers have the lowest byte first. The Event in the first record has the version of the file. A
+// field is a varint with its number and type, followed by its content. The fields in use are:
 //
 //     Event      1 wall_time (double)  2 step (varint)  3 file_version  5 summary (Summary)
 //     Summary    1 value (Value)
@@ -7170,13 +7349,13 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
 //
 // Sources: record_writer.cc, event.proto and summary.proto of TensorFlow; RFC 3720, appendix B.4.
 
-#define IDIST__TAG_NBYTES 1000                        // at most, without the 0 at the end
-#define IDIST__EVENT_NBYTES (IDIST__TAG_NBYTES + 100) // of a record with such a tag
+#define IDIST__TAG_NBYTES 1000                        // largest tag, without the 0 at the end
+#define IDIST__EVENT_NBYTES (IDIST__TAG_NBYTES + 100) // largest record
 
-// The types of fields.
+// The types of fields ("wire types").
 enum { IDIST__EVENT_VARINT = 0, IDIST__EVENT_64 = 1, IDIST__EVENT_SIZED = 2, IDIST__EVENT_32 = 5 };
 
-// A message, or a record.
+// The bytes of a message or of a record.
 typedef struct idist__event {
     size_t nbytes;
     unsigned char bytes[IDIST__EVENT_NBYTES];
@@ -7187,7 +7366,7 @@ static void idist__event_bytes(idist__event *event, const void *bytes, size_t nb
     event->nbytes += nbytes;
 }
 
-// A number of nbytes bytes, the lowest first.
+// Appends a number of nbytes bytes, the lowest byte first.
 static void idist__event_number(idist__event *event, uint64_t number, int nbytes) {
     int i;
 
@@ -7195,7 +7374,8 @@ static void idist__event_number(idist__event *event, uint64_t number, int nbytes
         event->bytes[event->nbytes++] = (unsigned char)(number >> (8 * i) & 0xff);
 }
 
-// Seven bits per byte, the lowest first; the eighth says that there is another byte.
+// Appends a number with seven bits per byte, the lowest bits first. The eighth bit says that
+// another byte follows.
 static void idist__event_varint(idist__event *event, uint64_t number) {
     for (; number >= 0x80; number >>= 7)
         event->bytes[event->nbytes++] = (unsigned char)(number & 0x7f) | 0x80;
@@ -7229,7 +7409,7 @@ static void idist__event_float(idist__event *event, int field, double value) {
     idist__event_number(event, bits, 4);
 }
 
-// CRC-32C, bit by bit: a record is short.
+// Computes CRC-32C bit by bit, which is fast enough for short records.
 static uint32_t idist__event_crc(const unsigned char *bytes, size_t nbytes) {
     uint32_t crc = 0xffffffffu;
     size_t i;
@@ -7243,7 +7423,7 @@ static uint32_t idist__event_crc(const unsigned char *bytes, size_t nbytes) {
     return ~crc;
 }
 
-// Masked, because a checksum over data with checksums in it is a weak one.
+// Appends a masked CRC-32C, because a plain CRC over data that contains CRCs is a weak one.
 static void idist__event_masked_crc(idist__event *record, const unsigned char *bytes,
                                     size_t nbytes) {
     uint32_t crc = idist__event_crc(bytes, nbytes);
@@ -7251,7 +7431,7 @@ static void idist__event_masked_crc(idist__event *record, const unsigned char *b
     idist__event_number(record, (crc >> 15 | crc << 17) + 0xa282ead8u, 4);
 }
 
-// An Event as a record.
+// Makes a record from an Event.
 static void idist__event_frame(idist__event *record, const idist__event *event) {
     record->nbytes = 0;
     idist__event_number(record, event->nbytes, 8);
@@ -7260,7 +7440,7 @@ static void idist__event_frame(idist__event *record, const idist__event *event) 
     idist__event_masked_crc(record, event->bytes, event->nbytes);
 }
 
-// The first record of a file. wall_time in seconds since 1970.
+// Makes the first record of a file. wall_time is in seconds since 1970.
 static void idist__event_version(idist__event *record, double wall_time) {
     idist__event event;
 
@@ -7270,7 +7450,7 @@ static void idist__event_version(idist__event *record, double wall_time) {
     idist__event_frame(record, &event);
 }
 
-// The record of a value. A step of 0 is left out, as by every writer of this format.
+// Makes the record of a scalar. Leaves out a step of 0, as every writer of this format does.
 static void idist__event_scalar(idist__event *record, double wall_time, uint64_t step,
                                 const char *tag, double scalar) {
     idist__event event, summary, value;
@@ -7304,9 +7484,9 @@ static void idist__event_scalar(idist__event *record, double wall_time, uint64_t
 //------------------------------------------------------------------------------
 
 #define IDIST__CSV_HEADER "wall_time,step,tag,value\n"
-#define IDIST__CSV_NBYTES (2 * IDIST__TAG_NBYTES + 100) // of a line; a quote in a tag is two
+#define IDIST__CSV_NBYTES (2 * IDIST__TAG_NBYTES + 100) // longest line; a quote counts twice
 
-// Writes a tag, in quotes if it needs them. Returns the end of it.
+// Writes a tag, in quotes if it needs them. Returns the end of what it wrote.
 static char *idist__csv_tag(char *to, const char *tag) {
     bool quoted = tag[strcspn(tag, ",\"\r\n")] != 0;
 
@@ -7321,7 +7501,7 @@ static char *idist__csv_tag(char *to, const char *tag) {
     return to;
 }
 
-// Writes a line and returns how many bytes it has. wall_us: microseconds since 1970.
+// Writes a line and returns its number of bytes. wall_us is in microseconds since 1970.
 static size_t idist__csv_line(char line[IDIST__CSV_NBYTES], int64_t wall_us, uint64_t step,
                               const char *tag, double value) {
     char *at = line, number[IDIST__NUMBER_NBYTES];
@@ -7335,8 +7515,9 @@ static size_t idist__csv_line(char line[IDIST__CSV_NBYTES], int64_t wall_us, uin
     return (size_t)(at - line);
 }
 
-// Reads a file of nbytes bytes through a buffer. *end: where its last complete line ends, which is
-// not at a line feed within quotes. 0 or an errno, or IDIST__CHECKPOINT_ENDS.
+// Reads a file of nbytes bytes through a buffer, and sets *end to the end of its last complete
+// line. A line feed within quotes does not end a line. Returns 0, an errno, or
+// IDIST__CHECKPOINT_ENDS.
 static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffer, size_t capacity,
                                uint64_t *end) {
     uint64_t at, i;
@@ -7362,10 +7543,10 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 //------------------------------------------------------------------------------
 // scalars over the steps of a training, for TensorBoard and as CSV
 //
-// A value is written at once, with one pwrite per file. If that fails, the value stays in
-// `pending`, ahead of later ones, and the file is cut back to its last whole line or record. The
-// position is kept here and not by the system, since another attempt must begin where the first one
-// did.
+// A value is written at once, with one pwrite per file. If the write fails, the value stays in
+// `pending`, ahead of later values. The file is then cut back to its last whole line or record. The
+// summary keeps the position in the file itself, because another attempt must begin at the same
+// position.
 //------------------------------------------------------------------------------
 
 #define IDIST__SUMMARY_PENDING_NBYTES ((size_t)1 << 16)
@@ -7373,23 +7554,23 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 static const char idist__summary_csv_name[] = "scalars.csv";
 
 typedef struct idist__summary_file {
-    idist__os_file file; // IDIST__OS_NO_FILE: not wanted
+    idist__os_file file; // IDIST__OS_NO_FILE if not wanted
     char name[364];
-    uint64_t nbytes;      // of the file: where pending goes
-    size_t pending_count; // bytes
+    uint64_t nbytes;      // size of the file, where `pending` will be written
+    size_t pending_count; // bytes in `pending`
     char pending[IDIST__SUMMARY_PENDING_NBYTES];
 } idist__summary_file;
 
 struct idist_summary {
-    idist__os_mutex lock; // over what follows
-    bool writes;          // rank 0
+    idist__os_mutex lock; // protects the fields below
+    bool writes;          // this is rank 0
     idist__os_process process;
-    uint64_t refused; // values that at least one file will not get
+    uint64_t refused; // values missing from at least one file
     char *folder;
     idist__summary_file csv, events;
 };
 
-// Writes what is pending.
+// Writes the pending bytes of a file.
 static idist_status idist__summary_write(idist_summary *summary, idist__summary_file *file,
                                          const char *name) {
     int error;
@@ -7403,13 +7584,13 @@ static idist_status idist__summary_write(idist_summary *summary, idist__summary_
     }
 
     error = errno;
-    // If this fails as well, the next attempt overwrites what it has left.
+    // If this fails as well, the next attempt overwrites what the failed write has left.
     idist__os_file_resize(file->file, file->nbytes);
 
     return idist__checkpoint_fail(name, summary->folder, file->name, error);
 }
 
-// Adds bytes to what is pending. False: it is full.
+// Adds bytes to `pending`. Returns false if they do not fit.
 static bool idist__summary_append(idist__summary_file *file, const void *bytes, size_t nbytes) {
     if (nbytes > IDIST__SUMMARY_PENDING_NBYTES - file->pending_count) return false;
     memcpy(file->pending + file->pending_count, bytes, nbytes);
@@ -7418,8 +7599,8 @@ static bool idist__summary_append(idist__summary_file *file, const void *bytes, 
     return true;
 }
 
-// Adds a line or record to a file. When pending is full, a write may make room. *refused: it did
-// not.
+// Adds a line or record to a file. If `pending` is full, writes `pending` first. Sets *refused to
+// true if there is still no space.
 static idist_status idist__summary_put(idist_summary *summary, idist__summary_file *file,
                                        const void *bytes, size_t nbytes, bool *refused) {
     idist_status status;
@@ -7436,7 +7617,7 @@ static idist_status idist__summary_put(idist_summary *summary, idist__summary_fi
     return status;
 }
 
-// Creates a folder and its parents. 0, or the errno of the folder itself.
+// Creates a folder and its parents. Returns 0, or the errno for the folder itself.
 static int idist__summary_make_folder(char *path) {
     char *at;
 
@@ -7450,8 +7631,8 @@ static int idist__summary_make_folder(char *path) {
     return idist__os_folder_make(path);
 }
 
-// Checks what is in scalars.csv. Sets file->nbytes to the end of its last whole line: 0 if that is
-// in its header.
+// Checks the contents of scalars.csv. Sets file->nbytes to the end of the last whole line, or to 0
+// if the file ends within its header.
 static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nbytes) {
     static const char header[] = IDIST__CSV_HEADER;
     idist__summary_file *file = &summary->csv;
@@ -7459,10 +7640,10 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     int error = idist__checkpoint_read(file->file, 0, file->pending, n);
 
     if (!error && memcmp(file->pending, header, n) != 0)
-        return idist__fail(IDIST_ERR_ARG,
-                           "summary_create: %s/%s does not begin with \"%.24s\": it is not one of "
-                           "idist; use another folder",
-                           summary->folder, file->name, header);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "summary_create: %s/%s does not begin with \"%.24s\": idist did not write this file; use another folder",
+            summary->folder, file->name, header);
     if (!error)
         error = idist__csv_find_end(file->file, nbytes, file->pending, sizeof file->pending,
                                     &file->nbytes);
@@ -7470,15 +7651,15 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     if (error) return idist__checkpoint_fail("summary_create", summary->folder, file->name, error);
 
     if (nbytes - file->nbytes > IDIST__CSV_NBYTES)
-        return idist__fail(IDIST_ERR_ARG,
-                           "summary_create: %s/%s is damaged: a line or quote that begins at byte "
-                           "%llu has no end; mend it or use another folder",
-                           summary->folder, file->name, (unsigned long long)file->nbytes);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "summary_create: %s/%s is damaged: a line or quote that begins at byte %llu has no end; repair the file or use another folder",
+            summary->folder, file->name, (unsigned long long)file->nbytes);
 
     return IDIST_OK;
 }
 
-// Removes what a crash has left of a last line, and begins a new file with its header.
+// Removes an incomplete last line that a crash has left, and writes the header of a new file.
 static idist_status idist__summary_mend_csv(idist_summary *summary, uint64_t nbytes) {
     static const char header[] = IDIST__CSV_HEADER;
     idist__summary_file *file = &summary->csv;
@@ -7487,9 +7668,10 @@ static idist_status idist__summary_mend_csv(idist_summary *summary, uint64_t nby
     if (nbytes > file->nbytes && !idist__os_file_resize(file->file, file->nbytes))
         return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
     if (nbytes > file->nbytes && world)
-        idist__log_print(&world->log, IDIST_LOG_WARN,
-                         "summary_create: %s/%s: its last line was torn by a crash; removed",
-                         summary->folder, file->name);
+        idist__log_print(
+            &world->log, IDIST_LOG_WARN,
+            "summary_create: %s/%s: removed an incomplete last line that a crash had left",
+            summary->folder, file->name);
     if (file->nbytes) return IDIST_OK;
     idist__summary_append(file, header, sizeof header - 1);
 
@@ -7509,13 +7691,14 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
     if (file->file == IDIST__OS_NO_FILE)
         return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
 
-    // A file system without locks is no reason to stop.
+    // Continue if the file system has no locks.
     if (!idist__os_file_try_lock(file->file, 0) && errno == EAGAIN)
         return idist__fail(IDIST_ERR_STATE,
                            "summary_create: another process or handle is writing %s; use a folder "
                            "per training run",
                            path);
-    nbytes = idist__os_file_size(file->file); // whoever had the lock may just have added to it
+    // The last holder of the lock may just have added to the file.
+    nbytes = idist__os_file_size(file->file);
     if (nbytes < 0 && errno)
         return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
     if (nbytes < 0)
@@ -7527,8 +7710,8 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
     return idist__summary_mend_csv(summary, (uint64_t)nbytes);
 }
 
-// Creates an events file. Two of the same process and second differ in the number at the end. The
-// folder need not be readable.
+// Creates an events file. The number at the end of its name distinguishes the files of one process
+// and second. The folder need not be readable.
 static idist_status idist__summary_open_events(idist_summary *summary) {
     idist__summary_file *file = &summary->events;
     int64_t now_us = idist__os_calendar_ns() / 1000;
@@ -7579,7 +7762,7 @@ static idist_status idist__summary_open(idist_summary *summary, const idist_summ
     return status;
 }
 
-// Closes a file. In a child made by fork the lock is that of its parent.
+// Closes a file. A child made by fork does not unlock it, because the lock belongs to the parent.
 static idist_status idist__summary_close(idist_summary *summary, idist__summary_file *file,
                                          bool is_owner) {
     if (file->file == IDIST__OS_NO_FILE) return IDIST_OK;
@@ -7626,7 +7809,8 @@ idist_status idist_summary_create(const idist_summary_desc *desc, idist_summary 
     return IDIST_OK;
 }
 
-// Whether a call can be made. Takes no lock: another thread may have held it during a fork.
+// Checks that a call can be made. Takes no lock, because another thread may have held the lock
+// during a fork.
 static idist_status idist__summary_enter(const char *name, const idist_summary *summary) {
     if (!summary) return idist__fail(IDIST_ERR_ARG, "%s: summary is NULL", name);
     if (!summary->writes) return IDIST_OK;
@@ -7637,7 +7821,7 @@ static idist_status idist__summary_enter(const char *name, const idist_summary *
     return IDIST_OK;
 }
 
-// Returns true if a text is UTF-8: TensorBoard reads no further in a file with another.
+// Returns true if a text is UTF-8. TensorBoard stops reading a file at a text that is not UTF-8.
 static bool idist__summary_is_utf8(const char *text) {
     uint32_t code;
     int nbytes;
@@ -7680,8 +7864,8 @@ idist_status idist_summary_add(idist_summary *summary, const char *tag, double v
     return events != IDIST_OK ? events : csv;
 }
 
-// Writes what is pending, and waits until all of a file is on the disk. A sync that is refused is
-// no failure, and *refusal gets its errno.
+// Writes the pending bytes, and waits until the whole file is on the disk. A sync that the file
+// system refuses is no failure; *refusal is then its errno.
 static idist_status idist__summary_sync(idist_summary *summary, idist__summary_file *file,
                                         const char *name, int *refusal) {
     idist_status status;
@@ -7737,11 +7921,10 @@ idist_status idist_summary_free(idist_summary **summary) {
 
     if (status == IDIST_OK) status = events != IDIST_OK ? events : csv;
     if (status == IDIST_OK && is_owner && s->refused)
-        status =
-            idist__fail(IDIST_ERR_NO_SPACE,
-                        "summary_free: %llu values were not written to %s: earlier calls failed, "
-                        "and there was no room to keep them",
-                        (unsigned long long)s->refused, s->folder);
+        status = idist__fail(
+            IDIST_ERR_NO_SPACE,
+            "summary_free: %llu values were not written to %s: earlier calls failed, and the buffer for pending values was full",
+            (unsigned long long)s->refused, s->folder);
     idist__summary_delete(s);
 
     return status;
