@@ -64,7 +64,8 @@ EXAMPLES += $(if $(shell command -v c++),\
 # tests/lib/examples.sh.
 TESTED_EXAMPLES := $(addprefix build/,01_hello digits cifar10 idistrun)
 FORMATTED := $(SOURCES) idist.hpp \
-    $(wildcard $(addprefix examples/,*.c *.cpp *.cu lib/*.h before/*.c apps/*/*.[ch]) tools/idistrun/*.[ch]) \
+    $(wildcard $(addprefix examples/,*.c *.cpp *.cu lib/*.h before/*.c apps/*/*.[ch])) \
+    $(wildcard tools/idistrun/*.[ch]) \
     $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h packaging/conan/test_package/*.c*)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))

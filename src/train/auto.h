@@ -40,7 +40,8 @@ static void idist__auto_log(const idist_loader_desc *requested, const idist_load
     if (samples->num_replicas != size || samples->rank != rank)
         idist__log_print(
             log, IDIST_LOG_WARN,
-            "auto_loader: the sampler has rank=%d and num_replicas=%d, but this is rank %d of %d: some samples may be used twice or not at all",
+            "auto_loader: the sampler has rank=%d and num_replicas=%d, but this is rank %d of %d: "
+            "some samples may be used twice or not at all",
             samples->rank, samples->num_replicas, rank, size);
 
     idist__log_print(

@@ -388,7 +388,8 @@ static bool idist__connector_unknown(idist__connector *conn, idist__attempt *att
     if (!conn->unknown[0])
         idist__log_print(
             &conn->ring->w->log, IDIST_LOG_WARN,
-            "%s (IDIST_ADDR of rank %d); retrying until the name resolves or the time to join is up",
+            "%s (IDIST_ADDR of rank %d); retrying until the name resolves or the time to join is "
+            "up",
             idist__me.text, attempt->rank);
     conn->unknown_rank = attempt->rank;
     idist__text_copy(conn->unknown, sizeof conn->unknown, idist__me.text);

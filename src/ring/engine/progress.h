@@ -575,7 +575,8 @@ static void idist__progress_is_blind(idist__ring *ring) {
     if (!ring->told_blind)
         idist__log_print(
             &ring->w->log, IDIST_LOG_WARN,
-            "cannot detect that other processes of this host have ended (%s), except by a time-out; IDIST_TRANSPORT=socket avoids this",
+            "cannot detect that other processes of this host have ended (%s), except by a "
+            "time-out; IDIST_TRANSPORT=socket avoids this",
             strerror(ring->shm->blind_error));
     ring->told_blind = true;
 }

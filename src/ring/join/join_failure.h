@@ -46,7 +46,8 @@ static idist_status idist__join_failure_hint(const idist__join *j) {
     else if (refused)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
-            ". %d connections were refused or broke: a wrong secret, another build, a process of another job, or a rank that died",
+            ". %d connections were refused or broke: a wrong secret, another build, a process of "
+            "another job, or a rank that died",
             refused);
 
     return IDIST_ERR_TIMEOUT;
@@ -225,7 +226,8 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (strcmp(what, "joined") == 0) {
         idist__fail(
             IDIST_ERR_TIMEOUT,
-            "initialize: %d of %d ranks showed up, but did not finish connecting to others within %d ms: rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
+            "initialize: %d of %d ranks showed up, but did not finish connecting to others within "
+            "%d ms: rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
             missing, j->w->group.size, j->w->cfg.init_timeout_ms, text,
             missing > 16 ? ", ..." : "");
         return idist__join_failure_hint(j);
@@ -237,7 +239,8 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (!j->w->cfg.store && j->w->cfg.meet.kind == IDIST__MEET_LOCAL)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
-            ". The ranks meet at a local socket; ranks of another user, network namespace (container) or host cannot reach it");
+            ". The ranks meet at a local socket; ranks of another user, network namespace "
+            "(container) or host cannot reach it");
     if (j->w->cfg.rank_drawn)
         idist__text_append(idist__me.text, sizeof idist__me.text,
                            ". Ranks are assigned at %s: start %d processes that meet there",

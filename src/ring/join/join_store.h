@@ -144,7 +144,8 @@ static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc
         if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
             return idist__fail(
                 status,
-                "initialize: %s (this process is rank 0; to have a rank assigned, set no rank, or desc.rank -1)",
+                "initialize: %s (this process is rank 0; to have a rank assigned, set no rank, or "
+                "desc.rank -1)",
                 idist__me.text);
         j->lost_server = status == IDIST_ERR_PEER_LOST;
         if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);

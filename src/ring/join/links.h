@@ -84,7 +84,8 @@ static idist_status idist__links_late(const idist__join *j) {
                            missing > 16 ? ", ..." : "", conn->unknown, conn->unknown_rank);
     return idist__fail(
         IDIST_ERR_TIMEOUT,
-        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
+        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. Possible causes: "
+        "a firewall, a missing route, or a stopped rank",
         j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
         missing > 16 ? ", ..." : "");
 }
@@ -132,7 +133,8 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
     if (idist__links_trust_host_id(j, where))
         idist__text_append(
             how, sizeof how,
-            ". It has the IDIST_HOSTID (desc.host_id) of this rank, \"%s\", which only ranks of one host may share",
+            ". It has the IDIST_HOSTID (desc.host_id) of this rank, \"%s\", which only ranks of "
+            "one host may share",
             j->w->cfg.host_id);
     else if (idist__links_misled(j, event->rank, where))
         idist__text_append(how, sizeof how,

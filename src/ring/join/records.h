@@ -49,7 +49,8 @@ static idist_status idist__records_agree_on_job(idist__join *j) {
             (unsigned long long)job[1], j->w->group.size,
             j->owns_store
                 ? ""
-                : "; or desc.store still holds an earlier world: give each world a prefix of its own (idist_store_prefix)");
+                : "; or desc.store still holds an earlier world: give each world a prefix of its "
+                  "own (idist_store_prefix)");
 
     j->connector->job = job[0];
     idist__secret_key(&j->w->cfg.secret, key);

@@ -199,7 +199,8 @@ static int idist__sync_judge(int error, const char *name, const char *folder,
     if (warns)
         idist__log_print(
             log, IDIST_LOG_WARN,
-            "%s: %s: the file system does not sync (%s): the file is complete, but may be lost if this machine crashes",
+            "%s: %s: the file system does not sync (%s): the file is complete, but may be lost if "
+            "this machine crashes",
             name, folder, strerror(error));
 
     return 0;

@@ -181,7 +181,8 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     if (!error && memcmp(file->pending, header, n) != 0)
         return idist__fail(
             IDIST_ERR_ARG,
-            "summary_create: %s/%s does not begin with \"%.24s\": idist did not write this file; use another folder",
+            "summary_create: %s/%s does not begin with \"%.24s\": idist did not write this file; "
+            "use another folder",
             summary->folder, file->name, header);
     if (!error)
         error = idist__csv_find_end(file->file, nbytes, file->pending, sizeof file->pending,
@@ -192,7 +193,8 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     if (nbytes - file->nbytes > IDIST__CSV_NBYTES)
         return idist__fail(
             IDIST_ERR_ARG,
-            "summary_create: %s/%s is damaged: a line or quote that begins at byte %llu has no end; repair the file or use another folder",
+            "summary_create: %s/%s is damaged: a line or quote that begins at byte %llu has no "
+            "end; repair the file or use another folder",
             summary->folder, file->name, (unsigned long long)file->nbytes);
 
     return IDIST_OK;
@@ -462,7 +464,8 @@ idist_status idist_summary_free(idist_summary **summary) {
     if (status == IDIST_OK && is_owner && s->refused)
         status = idist__fail(
             IDIST_ERR_NO_SPACE,
-            "summary_free: %llu values were not written to %s: earlier calls failed, and the buffer for pending values was full",
+            "summary_free: %llu values were not written to %s: earlier calls failed, and the "
+            "buffer for pending values was full",
             (unsigned long long)s->refused, s->folder);
     idist__summary_delete(s);
 
