@@ -1,11 +1,11 @@
-// launch/config.h: explicit field, then environment, then built-in
+// launch/config.h: settings from explicit fields, then the environment, then built-in defaults
 //
-// Turns the caller's idist_desc and the environment into one idist__config: who we are (rank and
-// world size, from whichever launcher started us), where the ranks meet, and every other setting
-// with its default filled in. Whoever starts a world (calls/, spawn/) calls
-// idist__config_fill once and reads the environment nowhere else.
+// Turns the caller's idist_desc and the environment into one idist__config. The result says who we
+// are (rank and world size, from the launcher that started us), where the ranks meet, and every
+// other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once and reads
+// the environment nowhere else.
 //
-// idist__config_fill is the only place where defaults are filled in.
+// Defaults are filled in only by idist__config_fill.
 #pragma once
 
 #include "os/process.h"
@@ -20,8 +20,8 @@
 #include "launch/detect.h"
 #include "launch/where.h"
 
-// Sets *choice to the index of the field, or else of the variable, among `names` ("a, b, c"); 0 is
-// the default.
+// Sets *choice to the index of a word among `names` ("a, b, c"). The word is `field`, or the value
+// of the variable `var` if `field` is NULL. Index 0 is the default.
 static idist_status idist__config_choice(const char *field, const char *var, const char *names,
                                          int *choice) {
     const char *text = field ? field : idist__os_env(var), *at = names;
@@ -43,7 +43,8 @@ static idist_status idist__config_choice(const char *field, const char *var, con
     return idist__fail(IDIST_ERR_ENV, "%s=%s: use one of %s", var, text, names);
 }
 
-// 0 in desc or environment means the default, a negative number means no time-out: -1 here.
+// Reads a time-out from the desc or the environment. Zero means the default. A negative number
+// means no time-out and is stored as -1.
 static idist_status idist__config_timeout(int field, const char *var, int fallback, int *value) {
     idist_status status = IDIST_OK;
 
@@ -113,7 +114,8 @@ static void idist__config_text(const char *field, const char *var, char *text, s
     if (value) idist__text_copy(text, capacity, value);
 }
 
-// An id that is too long ends with a hash of all of it, so that no other one becomes equal.
+// Sets config->host_id. Cuts an id that is too long and appends a hash of the whole id, so that
+// different ids stay different.
 static void idist__config_host_id(idist__config *config, const char *field) {
     const char *value = field ? field : idist__os_env("IDIST_HOSTID");
     size_t nbytes = value ? strlen(value) : 0, end = sizeof config->host_id - 17;
@@ -124,7 +126,7 @@ static void idist__config_host_id(idist__config *config, const char *field) {
                  (unsigned long long)idist__hash(value, nbytes));
 }
 
-// desc.rank is IDIST__RANK_DRAWN: no launcher is asked.
+// Sets up a rank to be assigned, because desc.rank is IDIST__RANK_DRAWN. Asks no launcher.
 static idist_status idist__config_draws(idist__config *config, const idist_desc *desc) {
     const char *var = idist__env_either("IDIST_WORLD_SIZE", "WORLD_SIZE");
 
@@ -146,7 +148,7 @@ static idist_status idist__config_draws(idist__config *config, const idist_desc 
     return desc->world_size ? IDIST_OK : idist__env_count(var, &config->world_size);
 }
 
-// Rank and world size: those of the desc, or else the launcher's.
+// Sets rank and world size from the desc, or from the launcher if the desc has neither.
 static idist_status idist__config_rank(idist__config *config, const idist_desc *desc) {
     config->rank = 0;
     config->world_size = 1;
@@ -167,7 +169,8 @@ static idist_status idist__config_rank(idist__config *config, const idist_desc *
     return IDIST_OK;
 }
 
-// A path that is too long is ignored: part of it would be that of another file.
+// Reads IDIST_LOST_FILE. Ignores a path that is too long, because part of the path would name
+// another file.
 static void idist__config_lost_file(idist__config *config) {
     const char *path = idist__os_env("IDIST_LOST_FILE");
 
@@ -175,7 +178,7 @@ static void idist__config_lost_file(idist__config *config) {
         idist__text_copy(config->lost_file, sizeof config->lost_file, path);
 }
 
-// This rank has lost another one. Tells the process that started it.
+// Tells the process that started this rank that this rank has lost another rank.
 static void idist__config_tell_lost(const idist__config *config) {
     idist__os_file file;
 
@@ -187,7 +190,7 @@ static void idist__config_tell_lost(const idist__config *config) {
     }
 }
 
-// Fills all of *config. desc may be NULL.
+// Fills in all of *config. `desc` may be NULL.
 static idist_status idist__config_fill(idist__config *config, const idist_desc *desc) {
     idist_desc d;
     idist_status status;
@@ -225,7 +228,8 @@ static idist_status idist__config_fill(idist__config *config, const idist_desc *
     return status;
 }
 
-// The same number on all processes that can reach each other by local sockets, and so by loopback.
+// Returns a number that is equal on all processes that can reach each other by local sockets, and
+// therefore by loopback.
 IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
     char text[256];
 
@@ -233,15 +237,15 @@ IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
     return idist__hash(text, strlen(text));
 }
 
-// The same number on all ranks that can share memory and local sockets, and on no others: host_id,
-// or else what the operating system says.
+// Returns a number that is equal on all ranks that can share memory and local sockets, and
+// different on other ranks. The number is derived from host_id, or else from the operating system.
 IDIST__UNUSED static uint64_t idist__config_host_key(const idist__config *config) {
     if (config->host_id[0]) return idist__hash(config->host_id, strlen(config->host_id));
     return idist__config_reach_key();
 }
 
-// The same number on all ranks that have the same processors of one machine, although it may be
-// several hosts to them.
+// Returns a number that is equal on all ranks that use the same processors of one machine, even if
+// the ranks see several hosts there.
 IDIST__UNUSED static uint64_t idist__config_processor_key(void) {
     char machine[65];
     idist__os_cpu_set cpus;

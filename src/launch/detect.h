@@ -1,9 +1,10 @@
 // launch/detect.h: which launcher started this process, and as which rank
 //
-// The table of launchers is in the order of precedence, inner launchers before outer ones: a
-// torchrun inside srun or mpirun wins over what it has inherited, and mpirun over the step of Slurm
-// that its daemon is. The first row that applies decides; IDIST_LAUNCHER narrows the table to the
-// rows of one name. If no row applies, the process runs alone.
+// The table of launchers is in order of precedence, with inner launchers before outer ones. A
+// torchrun inside srun or mpirun takes precedence over the variables that it has inherited. In the
+// same way, mpirun takes precedence over the step of Slurm that runs its daemon. The first row that
+// applies decides. IDIST_LAUNCHER narrows the table to the rows with one name. If no row applies,
+// the process runs alone.
 //
 //     idist__detect_launcher -> row.detect -> idist__detect_by_variables -> row.look
 #pragma once
@@ -18,47 +19,50 @@
 
 typedef struct idist__launcher idist__launcher;
 
-// What the environment has of one row.
+// The state of one row's variables in the environment.
 typedef struct idist__detect_look {
-    const char *size_var; // the row's, or another name of the same thing
+    const char *size_var; // the row's variable, or another one with the same meaning
     bool has_rank, has_size;
-    const char *missing; // the variable to name when one of them is missing
-    bool skip;           // the variables belong to another launcher
+    const char *missing; // the variable to name in an error text
+    bool skip;           // skip the row: the variables belong to another launcher
 } idist__detect_look;
 
 struct idist__launcher {
     idist__launcher_kind kind;
-    const char *name; // for IDIST_LAUNCHER; NULL: it cannot be asked for
-    // Variables, or NULL. Where `detect` reads others, rank and size are those that say so.
+    const char *name; // value of IDIST_LAUNCHER, or NULL if the user cannot ask for it
+    // Variables, or NULL. If `detect` gets rank and size in another way, `rank` and `size` are the
+    // variables by which it recognizes the launcher.
     const char *rank, *size, *local_rank, *local_size, *job;
-    // Whether this launcher started us (*found), and if so our rank and size. `asked`: the user
-    // says that it did, so that its absence is an error.
+    // Sets *found, rank and size if this launcher started us. `asked` is true if the user named
+    // this launcher. Then it is an error if the launcher did not start us.
     idist_status (*detect)(idist__config *config, const idist__launcher *row, bool asked,
                            bool *found);
-    // Corrects what was found where other launchers set the same variables; or NULL.
+    // Corrects *look for variables that other launchers also set; or NULL.
     void (*look)(idist__detect_look *look, bool asked);
 };
 
-// Kubernetes sets JOB_COMPLETION_INDEX beside a WORLD_SIZE of the user's: the next row.
+// Skips the row if WORLD_SIZE is the user's and the rank is in Kubernetes' JOB_COMPLETION_INDEX.
+// The next row handles this case.
 static void idist__detect_look_env(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!look->has_rank && idist__os_env("JOB_COMPLETION_INDEX")) look->skip = true;
 }
 
-// Pods of an indexed job without a size are no world.
+// Ignores pods of an indexed job without a size. They do not form a world.
 static void idist__detect_look_indexed(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!(look->has_rank && look->has_size)) look->has_rank = look->has_size = false;
 }
 
-// PMI_SIZE belongs to other launchers too.
+// Ignores PMI_SIZE without PALS_RANKID, because other launchers also set PMI_SIZE.
 static void idist__detect_look_pals(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!look->has_rank) look->has_size = false;
 }
 
-// srun sets PMI_RANK and PMI_SIZE too, but not hydra's local rank. With PMI_PORT there are no
-// variables: the next row.
+// Skips the row if srun set PMI_RANK and PMI_SIZE, because srun does not set hydra's local rank.
+// Also skips the row if hydra set PMI_PORT instead of these variables. The next row handles
+// PMI_PORT.
 static void idist__detect_look_hydra(idist__detect_look *look, bool asked) {
     if (!asked && !idist__os_env("MPI_LOCALRANKID") && idist__slurm_in_step()) look->skip = true;
     if (asked && !look->has_rank && !look->has_size && idist__os_env("PMI_PORT")) look->skip = true;
@@ -76,7 +80,7 @@ static void idist__detect_look_slurm(idist__detect_look *look, bool asked) {
     }
 }
 
-// Reads rank, size and their local counterparts, and compares them.
+// Reads rank, size and their local counterparts, and checks that they are consistent.
 static idist_status idist__detect_numbers(idist__config *config, const idist__launcher *row,
                                           const char *size_var) {
     idist_status status = idist__env_count(size_var, &config->world_size);
@@ -105,15 +109,15 @@ static idist_status idist__detect_numbers(idist__config *config, const idist__la
     return IDIST_OK;
 }
 
-// A size without a rank, where ranks can be drawn.
+// Returns true if the row has a size but no rank, and the rank can be assigned.
 static bool idist__detect_draws(const idist__config *config, const idist__launcher *row,
                                 const idist__detect_look *look) {
     bool is_plain = row->kind == IDIST__LAUNCHER_IDIST || row->kind == IDIST__LAUNCHER_ENV;
     return config->may_draw && is_plain && look->has_size && !look->has_rank;
 }
 
-// Whether both variables of a row are set. One alone is an error: guessing the other would start N
-// worlds of one rank.
+// Sets *found if both variables of a row are set, or if the rank can be assigned. A single variable
+// is an error, because a guess at the missing one would start N worlds of one rank.
 static idist_status idist__detect_check(idist__config *config, const idist__launcher *row,
                                         idist__detect_look *look, bool asked, bool *found) {
     look->size_var = row->size;
@@ -161,7 +165,7 @@ static idist_status idist__detect_by_variables(idist__config *config, const idis
     return status == IDIST_OK ? idist__detect_numbers(config, row, look.size_var) : status;
 }
 
-// mpiexec -pmi-port of MPICH.
+// Detects mpiexec -pmi-port of MPICH.
 static idist_status idist__detect_pmi_port(idist__config *config, const idist__launcher *row,
                                            bool asked, bool *found) {
     const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
@@ -186,7 +190,7 @@ static idist_status idist__detect_tf(idist__config *config, const idist__launche
     return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=tf_config, but TF_CONFIG is not set");
 }
 
-// Only a PMIx client can learn the size.
+// Fails if a PMIx launcher started us, because only a PMIx client can learn the size.
 static idist_status idist__detect_pmix(idist__config *config, const idist__launcher *row,
                                        bool asked, bool *found) {
     (void)config;
@@ -201,10 +205,11 @@ static idist_status idist__detect_pmix(idist__config *config, const idist__launc
                        "alone");
 }
 
-// make lint compares names and variables with the lists in idist.h.
+// The launchers, in order of precedence. The lint checks compare their names and variables with the
+// lists in idist.h.
 //
-// hydra has two rows, because it hands down rank and size in two ways: in variables, or, with
-// mpiexec -pmi-port, over a connection to the port in PMI_PORT.
+// The launcher hydra has two rows, because it passes rank and size in two ways. It sets variables
+// or, with mpiexec -pmi-port, sends them over a connection to the port in PMI_PORT.
 //
 // clang-format off
 static const idist__launcher idist__launchers[] = {
@@ -241,7 +246,7 @@ static const idist__launcher idist__launchers[] = {
      NULL, NULL, idist__detect_pmix, NULL}};
 // clang-format on
 
-// Another name of a launcher, or NULL.
+// Returns another name of a launcher, or NULL.
 static const char *idist__detect_alias(const idist__launcher *row) {
     return row->kind == IDIST__LAUNCHER_ENV ? "torchrun" : NULL;
 }
@@ -251,7 +256,7 @@ static bool idist__detect_is_named(const idist__launcher *row, const char *name)
     return row->name && (strcmp(name, row->name) == 0 || (alias && strcmp(name, alias) == 0));
 }
 
-// "none, idist, env, torchrun, ...": what IDIST_LAUNCHER may be.
+// Stores the list of the values that IDIST_LAUNCHER may have: "none, idist, env, torchrun, ...".
 static void idist__detect_names(char *names, size_t cap) {
     size_t i;
 
@@ -267,7 +272,8 @@ static void idist__detect_names(char *names, size_t cap) {
     }
 }
 
-// Takes the first launcher that applies, or the one that IDIST_LAUNCHER names.
+// Sets rank and size from the first launcher that applies, or from the launcher that IDIST_LAUNCHER
+// names.
 static idist_status idist__detect_launcher(idist__config *config) {
     const char *asked = idist__os_env("IDIST_LAUNCHER");
     bool found = false, is_known = !asked || strcmp(asked, "none") == 0;

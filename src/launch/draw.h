@@ -1,4 +1,4 @@
-// launch/draw.h: a process takes its rank, or draws one from a file
+// launch/draw.h: a process claims its rank, or is assigned one from a file
 //
 // Functions: idist__draw_*, idist__claim_*.
 #pragma once
@@ -13,27 +13,29 @@
 #include "launch/env.h"
 
 //------------------------------------------------------------------------------
-// a process takes its rank, and the others learn if it ends
+// a process claims its rank, and the other ranks learn if the process ends
 //
-// A process that tells the store which rank it is leaves a will in the same request: if it ends
-// before it has joined, the store sets the key where the other ranks look for failures. Before that
-// request nobody can know of the process, and the others wait until their time-out. That leaves:
+// A process that tells the store its rank leaves a will in the same request. If the process ends
+// before it has joined, the store sets the key in which the other ranks look for failures. Before
+// that request nobody knows of the process, and the other ranks wait until their time-out. The will
+// does not cover:
 //
-//     a process that ends before the handshake with the store is over, or never comes
-//     rank 0, whose process has the store, for ranks that had not reached the store by then
-//     a store of torch, which knows no wills; there the agent of torchrun ends the other workers
+//     a process that ends before its handshake with the store is complete, or never starts
+//     rank 0, whose process has the store, for ranks that have not reached the store yet
+//     a store of torch, which has no wills; there torchrun's agent ends the other workers
 //------------------------------------------------------------------------------
 
-// Why a rank gave up: the value of "failed" (ring/join/join_failure.h).
+// The reason why a rank gave up. Value of the key "failed" (ring/join/join_failure.h).
 typedef struct idist__failure {
     int32_t status;
-    int32_t rank;    // -1: a process that was drawing its rank
-    int32_t by_will; // the process ended; the store says so for it
+    int32_t rank;    // -1 if the process had no rank yet
+    int32_t by_will; // 1 if the store wrote this because the process ended
     char text[400];
 } idist__failure;
 
-// Adds 1 to the number of `key`. If this process ends before it has dropped its will, the store
-// sets `failed`, in which % is the sum. sum NULL: see idist__store_claim.
+// Adds 1 to the number of `key` and leaves a will. If this process ends before it withdraws the
+// will, the store sets the key `failed`, with the sum in place of '%'. For a NULL sum, see
+// idist__store_claim.
 IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const char *key,
                                                    const char *failed, int rank, int64_t *sum) {
     idist__failure will;
@@ -51,31 +53,32 @@ IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const cha
 }
 
 //------------------------------------------------------------------------------
-// ranks that are drawn from a file
+// ranks that are assigned from a file
 //
-// Processes that know the file, the size of their world and perhaps a group's name, but no rank:
+// The processes know the file, the size of their world, and perhaps the name of a group. They do
+// not know their ranks:
 //
-//     the first one that opens the file is the server of its store, and rank 0
-//     it sets  idist/ranks   {drawn, a random number of this world}
-//     another  reads that, claims idist/drawn, and has the sum as its rank
+//     the first process that opens the file is the server of its store, and rank 0
+//     rank 0 sets idist/ranks to {drawn, a random number of this world}
+//     the other processes read idist/ranks and claim idist/drawn; the sum is the rank
 //
-// From then on everything is as with given ranks. The lock of the server, which ends with its
-// process, tells a world that is being made from the leftover of a dead one. Where ranks are given,
-// rank 0 sets idist/ranks as well, so that a process of the other kind is told by name.
+// From then on everything works as with given ranks. The lock of the server ends with the server's
+// process, so it tells a new world from the remains of a dead one. If ranks are given, rank 0 also
+// sets idist/ranks. Then a process without a rank gets an error that says so.
 //
-// A rank may give a world up while rank 0 still holds its file. Coming back it finds the number of
-// the world that it met there last, whether it drew its rank or was given it, and waits until the
-// file is gone. Each thread has a number of its own, since threads can be ranks.
+// A rank may leave a world while rank 0 still holds the file. When the rank comes back, it finds
+// the number of its last world in the file and waits until the file is gone. This applies to
+// assigned and to given ranks. Each thread has its own last number, because threads can be ranks.
 //------------------------------------------------------------------------------
 
 typedef struct idist__draw_mark { // the value of idist/ranks
-    uint64_t drawn;               // 0: the ranks are given
-    uint64_t world;               // random
+    uint64_t drawn;               // 0 if the ranks are given
+    uint64_t world;               // random number of the world
 } idist__draw_mark;
 
 enum { IDIST__DRAW_AGAIN_MS = 3 };
 
-// The world that this thread met last in a file.
+// Number of the world that this thread last met in a file.
 IDIST__TLS uint64_t idist__draw_last_world;
 
 static const char *idist__draw_file(const idist__config *config) { return config->meet.name; }
@@ -110,8 +113,9 @@ static idist_status idist__draw_still_held(const idist__config *config) {
                        idist__draw_file(config));
 }
 
-// The ranks are given, and the store in the file is open: whether they are to all. *again: it is
-// that of the last world, or was; the next one comes after it.
+// Checks that rank 0 was given its rank, as this process was. On rank 0, records in the store that
+// ranks are given. `store` is the open store in the file. Sets *again if the store belongs, or
+// belonged, to our last world; then the caller must open the next store.
 IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
                                                           idist_store *store, bool *again) {
     uint64_t last = idist__draw_last_world;
@@ -124,7 +128,7 @@ IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *c
 
     if (status == IDIST_ERR_PEER_LOST && last) {
         *again = true;
-        idist__draw_last_world = 0; // a second loss is that of the new rank 0
+        idist__draw_last_world = 0; // a second loss means that the new rank 0 was lost
         return IDIST_OK;
     }
 
@@ -140,7 +144,8 @@ IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *c
         config->rank, config->rank_var ? config->rank_var : "desc.rank", idist__draw_file(config));
 }
 
-// Tries to draw from the store. *again: this world is none for us, but the next one may be.
+// Tries to get a rank from the store. Sets *again if this world is not ours but the next one may
+// be.
 static idist_status idist__draw_try(idist__config *config, bool *again) {
     idist_store *store = config->drawn;
     idist__draw_mark mark;
@@ -162,7 +167,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
     if (status == IDIST_OK && !*again)
         status = idist__claim_run(store, "idist/drawn", "idist/1/failed", -1, &rank);
 
-    if (status == IDIST_ERR_PEER_LOST) { // the server left before we had a rank
+    if (status == IDIST_ERR_PEER_LOST) { // the server ended before we had a rank
         *again = true;
         return IDIST_OK;
     }
@@ -199,16 +204,16 @@ static idist_status idist__draw_open(idist__config *config, int64_t deadline_ns)
     return idist__store_open(&meet, &desc, -1, &config->drawn);
 }
 
-// Closes the store, if the ranks were drawn from one and nobody has taken it over.
+// Closes the store that assigned our rank, if there is one and no world has taken it over.
 static void idist__draw_close(idist__config *config) {
     char text[sizeof idist__me.text];
 
-    memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+    memcpy(text, idist__me.text, sizeof text); // closing may overwrite the text
     idist_store_close(&config->drawn);
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// Draws the rank of a configuration that has none. Leaves the store in config->drawn.
+// Has a rank assigned to a configuration that has none. Leaves the store in config->drawn.
 static idist_status idist__draw_rank(idist__config *config) {
     int64_t deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
     idist_status status = IDIST_OK;

@@ -1,14 +1,15 @@
 // launch/pmi.h: PMI-1, the text protocol of MPICH's launchers
 //
-// Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
-// or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
-// key-value space in which rank 0 publishes its address, and one barrier:
+// The protocol sends lines of "cmd=NAME key=value ..." over a socket. The launcher (hydra) passes
+// the socket down as PMI_FD, or we connect to PMI_PORT (mpiexec -pmi-port). We need three things
+// from PMI: our rank and size, a key-value space in which rank 0 publishes its address, and one
+// barrier:
 //
 //     idist__pmi_introduce   initack -> set size, set rank             (with PMI_PORT only)
 //     idist__pmi_share_address        init, get_my_kvsname, put (rank 0), barrier_in, get, finalize
 //
 // The launcher accepts one client per process. If an MPI library is linked into the program, that
-// is the client, whether or not idist uses MPI, and we leave PMI alone.
+// library is the client, whether or not idist uses MPI. In this case idist does not use PMI.
 #pragma once
 
 #include "os/clock.h"
@@ -31,26 +32,27 @@ extern "C" int MPI_Pcontrol(const int level, ...) __attribute__((weak));
 int MPI_Pcontrol(const int level, ...) __attribute__((weak));
 #endif
 
-// Whether an MPI library in the program speaks PMI.
+// Returns true if an MPI library in the program speaks PMI.
 static bool idist__pmi_is_taken(void) { return MPI_Pcontrol != NULL; }
 
 typedef struct idist__pmi {
     int fd;
-    bool answers; // the launcher is there
+    bool answers; // the launcher answers
     int64_t deadline_ns;
     char line[600]; // the last answer
 } idist__pmi;
 
-// What PMI told this process. It is asked once: after `finalize` the launcher no longer listens.
+// The answers of PMI to this process. We ask only once, because the launcher no longer listens
+// after `finalize`.
 static struct {
     idist__os_mutex lock;
-    int fd;          // of PMI_PORT; -1: none
-    int size, rank;  // size 0: not asked yet
-    char where[320]; // rank 0 listens; "": not asked yet
+    int fd;          // connection to PMI_PORT, -1 if none
+    int size, rank;  // size is 0 before we have asked
+    char where[320]; // where rank 0 listens, "" before we have asked
 } idist__pmi_known = {IDIST__OS_MUTEX_INIT, -1, 0, 0, ""};
 
-// Reads one line, byte by byte, since what follows belongs to the next. The launcher's socket is a
-// blocking one, so each read waits for a byte first.
+// Reads one line byte by byte, because the bytes after it belong to the next line. The launcher's
+// socket is in blocking mode, so each read waits for a byte first.
 static bool idist__pmi_read_line(idist__pmi *pmi) {
     size_t nbytes = 0;
 
@@ -63,8 +65,8 @@ static bool idist__pmi_read_line(idist__pmi *pmi) {
     return nbytes > 0;
 }
 
-// Sends a line, and reads until an answer that begins with `answer`. False: the answer reports an
-// error, or none came.
+// Sends a line and reads answers until one begins with `answer`. Returns false if this answer
+// reports an error or does not arrive.
 static bool idist__pmi_request(idist__pmi *pmi, const char *line, const char *answer) {
     if (!idist__connection_write_all(pmi->fd, line, strlen(line), pmi->deadline_ns)) return false;
 
@@ -75,7 +77,8 @@ static bool idist__pmi_request(idist__pmi *pmi, const char *line, const char *an
     return !strstr(pmi->line, "rc=") || strstr(pmi->line, "rc=0") != NULL;
 }
 
-// The rest of the last answer behind "name=".
+// Returns the text after "name=" in the last answer, or "" if there is none. `name` includes the
+// '='.
 static const char *idist__pmi_value(const idist__pmi *pmi, const char *name) {
     const char *at = strstr(pmi->line, name);
     return at ? at + strlen(name) : "";
@@ -98,7 +101,7 @@ static bool idist__pmi_connect(const char *port, const char *id, int64_t deadlin
     snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
     ok = pmi.fd >= 0 && idist__pmi_request(&pmi, text, "cmd=initack");
 
-    while (ok && !strstr(pmi.line, "debug=")) { // the last of the lines that follow
+    while (ok && !strstr(pmi.line, "debug=")) { // the last line of the answer
         ok = idist__pmi_read_line(&pmi);
         if (sscanf(pmi.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
         if (sscanf(pmi.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
@@ -110,7 +113,7 @@ static bool idist__pmi_connect(const char *port, const char *id, int64_t deadlin
     return ok;
 }
 
-// With mpiexec -pmi-port the environment has no rank: PMI tells it.
+// Asks PMI for rank and size, which mpiexec -pmi-port does not put into the environment.
 static idist_status idist__pmi_introduce(idist__config *config, const char *port, const char *id) {
     int timeout_ms = config->init_timeout_ms > 0 ? config->init_timeout_ms : 5000;
     bool ok = true;
@@ -135,7 +138,8 @@ static idist_status idist__pmi_introduce(idist__config *config, const char *port
                        port);
 }
 
-// The address of rank 0 for the others: that of this host's name, if it is one of its interfaces.
+// Chooses the address at which other ranks reach rank 0. Prefers the address of this host's name,
+// if one of the host's interfaces has it.
 static idist_status idist__pmi_choose_address(idist__own_address *own) {
     char name[256];
     idist__os_address address;
@@ -145,7 +149,8 @@ static idist_status idist__pmi_choose_address(idist__own_address *own) {
     return idist__interface_choose(known ? &address : NULL, own);
 }
 
-// Ranks of several hosts, or of one where the user wants TCP, meet at a TCP port of rank 0.
+// Opens the TCP listener of rank 0, for ranks on several hosts, or for ranks on one host if the
+// user wants TCP.
 static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, size_t capacity) {
     bool one_host = config->local_size == config->world_size;
     bool by_loopback = one_host && !idist__os_env("IDIST_ADDR");
@@ -167,7 +172,7 @@ static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, si
         status = idist__connection_listen_everywhere(0, "a free port", &config->listener);
     } else if (!one_host) {
         status = idist__connection_listen_beyond(&own, NULL, 0, own.ip, &config->listener);
-    } else { // where the other ranks of this host connect to
+    } else { // the address to which the other ranks of this host connect
         status = idist__address_tcp(&address, own.ip, 0);
         if (status == IDIST_OK)
             status = idist__connection_listen(&address, own.ip, &config->listener);
@@ -181,7 +186,8 @@ static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, si
     return IDIST_OK;
 }
 
-// Rank 0 listens before it says where, so that nobody else can take the address.
+// Opens the listener of rank 0 and sets `where` to its address. Rank 0 listens before it publishes
+// the address, so that nobody else can take the address.
 static idist_status idist__pmi_listen(idist__config *config, char *where, size_t capacity) {
     idist__os_address address;
     uint64_t id[2];
@@ -199,8 +205,9 @@ static idist_status idist__pmi_listen(idist__config *config, char *where, size_t
     return idist__connection_listen(&address, where, &config->listener);
 }
 
-// Rank 0 puts `where` into the key-value space, and all ranks get it from there; "-" says that rank
-// 0 could not listen. False: the launcher does not answer.
+// Puts `where` into the key-value space on rank 0, where `puts` is true. All ranks then get the
+// value from there. The value "-" means that rank 0 could not listen. Returns false if the launcher
+// does not answer or reports an error.
 static bool idist__pmi_exchange(idist__pmi *pmi, bool puts, char *where, size_t capacity) {
     char space[256], text[900];
     const char *value;
@@ -226,8 +233,8 @@ static bool idist__pmi_exchange(idist__pmi *pmi, bool puts, char *where, size_t 
     return ok;
 }
 
-// A program between mpiexec and this one may have closed the descriptor, as subprocess of Python
-// does.
+// Reports that the launcher does not answer. A program between mpiexec and this one may have closed
+// the descriptor, as Python's subprocess does.
 static idist_status idist__pmi_no_answer(void) {
     const char *name = idist__os_env("PMI_FD") ? "PMI_FD" : "PMI_PORT";
     const char *value = idist__os_env(name);
@@ -238,8 +245,9 @@ static idist_status idist__pmi_no_answer(void) {
                        name, value ? value : "");
 }
 
-// Sets config->meet: rank 0 listens and tells the others through the launcher. Blocks until all
-// ranks have called it, or init_timeout_ms has passed.
+// Sets config->meet to the address of rank 0. Rank 0 listens and passes its address to the other
+// ranks through the launcher. Blocks until all ranks have called this function or init_timeout_ms
+// has passed.
 IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
     char where[320] = "-";
     idist__pmi pmi;

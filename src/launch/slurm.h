@@ -1,4 +1,4 @@
-// launch/slurm.h: what Slurm says: host lists, tasks per node, whether srun started us
+// launch/slurm.h: what Slurm tells us: host lists, tasks per node, whether srun started us
 #pragma once
 
 #include "os/process.h"
@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "launch/env.h"
 
-// Called for each host of a list; false ends the walk.
+// A function that is called for each host of a list. Returns false to end the walk.
 typedef bool (*idist__slurm_host_fn)(void *arg, const char *host);
 
 // One item between the brackets of a host list.
@@ -17,7 +17,8 @@ typedef struct idist__slurm_range {
 
 enum { IDIST__SLURM_HOST_NBYTES = 256, IDIST__SLURM_RANGE_MAX = 65535 };
 
-// Parses "7" or "03-11" up to a comma or the closing bracket. Returns where it ends, or NULL.
+// Parses "7" or "03-11" up to a comma or the closing bracket. Returns a pointer to this comma or
+// bracket, or NULL if the text is invalid.
 static const char *idist__slurm_parse_range(const char *text, const char *close,
                                             idist__slurm_range *range) {
     size_t digits = strspn(text, "0123456789");
@@ -40,8 +41,8 @@ static const char *idist__slurm_parse_range(const char *text, const char *close,
     return end <= close && (*end == ',' || end == close) ? end : NULL;
 }
 
-// Expands one element of a host list from `at` to `end`; `host` holds the `used` bytes before it.
-// It recurses for what follows a bracket.
+// Expands one element of a host list, from `at` to `end`. The first `used` bytes of `host` hold the
+// text before `at`. Recurses for the text after a bracket.
 static bool idist__slurm_expand(const char *at, const char *end, char *host, size_t used,
                                 idist__slurm_host_fn fn, void *arg) {
     const char *close;
@@ -71,8 +72,8 @@ static bool idist__slurm_expand(const char *at, const char *end, char *host, siz
     return true;
 }
 
-// Calls fn for each host of Slurm's compressed lists, in their order:
-// "a,b[1-3,07],rack[0-1]n[1-2]". False: it is no such list, or fn has ended the walk.
+// Calls fn for each host of a compressed list of Slurm, in order: "a,b[1-3,07],rack[0-1]n[1-2]".
+// Returns false if the text is not such a list, or if fn has ended the walk.
 static bool idist__slurm_each_host(const char *list, idist__slurm_host_fn fn, void *arg) {
     char host[IDIST__SLURM_HOST_NBYTES];
     const char *at = list;
@@ -91,14 +92,15 @@ static bool idist__slurm_each_host(const char *list, idist__slurm_host_fn fn, vo
     return true;
 }
 
-// Keeps the first host, but lets the walk go on, so that the whole list is checked.
+// Keeps the first host. Continues the walk, so that the whole list is checked.
 static bool idist__slurm_first_host(void *arg, const char *host) {
     char *first = (char *)arg;
     if (!first[0]) idist__text_copy(first, IDIST__SLURM_HOST_NBYTES, host);
     return true;
 }
 
-// The tasks of a node: "2(x3),1" says 2, 2, 2, 1. -1: the text does not say.
+// Returns the number of tasks of a node, or -1 if the text does not say. "2(x3),1" means 2, 2, 2,
+// 1.
 static int idist__slurm_tasks(const char *text, int node) {
     while (text && *text >= '0' && *text <= '9') {
         char *rest;
@@ -130,15 +132,15 @@ static const char *idist__slurm_size_var(void) {
     return idist__env_either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
 }
 
-// Whether srun started this process. The body of a batch script and a shell of salloc have its
-// variables too, but a step number above the limit.
+// Returns true if srun started this process. The body of a batch script and a shell of salloc also
+// have Slurm's variables, but their step number is above the limit.
 static bool idist__slurm_in_step(void) {
     int64_t step;
     return idist__parse_int(idist__os_env(idist__slurm_step_var()), 0, 0xffffffefll, &step) &&
            idist__os_env("SLURM_PROCID");
 }
 
-// The number of ranks on our node: Slurm has one number per node.
+// Sets config->local_size to the number of ranks on our node. Slurm gives one number per node.
 static void idist__slurm_local_size(idist__config *config) {
     const char *tasks =
         idist__os_env(idist__env_either("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"));
@@ -150,10 +152,10 @@ static void idist__slurm_local_size(idist__config *config) {
     if (nodes == 1) config->local_size = config->world_size;
 }
 
-// RANK and WORLD_SIZE inside a step of Slurm may come from an inner launcher such as torchrun, may
-// repeat Slurm's own numbers, or may be left over from elsewhere. *used: they are to be used. Where
-// they repeat Slurm's without the rest of torch's variables, Slurm is the launcher: it also knows
-// the local rank and where to meet.
+// Decides whether to use RANK and WORLD_SIZE inside a step of Slurm, and sets *used. The variables
+// may come from an inner launcher such as torchrun, repeat Slurm's own numbers, or be left over
+// from elsewhere. If they repeat Slurm's numbers without the rest of torch's variables, Slurm is
+// the launcher. Slurm also knows the local rank and the meeting place.
 static idist_status idist__slurm_check_env(bool *used) {
     int rank = 0, size = 1, slurm_rank = 0, slurm_size = 1, nodes = 1;
     const char *size_var = idist__slurm_size_var();
@@ -170,7 +172,7 @@ static idist_status idist__slurm_check_env(bool *used) {
     idist__env_count(size_var, &slurm_size);
     idist__env_count(idist__slurm_nodes_var(), &nodes);
 
-    // On one node an inner launcher can have started more ranks than there are tasks.
+    // On one node, an inner launcher can have started more ranks than Slurm has tasks.
     same = rank == slurm_rank && size == slurm_size;
     inner = nodes == 1 && rank >= slurm_rank && size >= slurm_size;
 

@@ -3,9 +3,10 @@
 //     {"cluster": {"chief": ["h0:2222"], "worker": ["h1:2222", "h2:2222"], "ps": [...]},
 //      "task": {"type": "worker", "index": 1}}
 //
-// The chief ("master" in old versions), if there is one, and then the workers are the ranks; they
-// meet at the first of them. Valid JSON without a cluster is none of ours. What is in a valid text
-// is not parsed: it counts the strings of the lists it knows.
+// The ranks are the chief ("master" in old versions), if there is one, and then the workers. The
+// ranks meet at the address of the first rank. Valid JSON without a cluster is ignored. The code
+// checks the syntax of the whole text, but evaluates little of it. It counts the strings in the
+// lists that it knows.
 #pragma once
 
 #include "base/fail.h"
@@ -17,8 +18,7 @@ enum { IDIST__TF_DEPTH_MAX = 32 };
 
 static void idist__tf_config_skip_blanks(const char **at) { *at += strspn(*at, " \t\r\n"); }
 
-// These three move *at behind a valid piece of JSON, or return false and leave it where it is
-// wrong.
+// Moves *at past a valid JSON string, or returns false.
 static bool idist__tf_config_skip_string(const char **at) {
     const char *end = *at;
 
@@ -31,6 +31,7 @@ static bool idist__tf_config_skip_string(const char **at) {
     return true;
 }
 
+// Moves *at past a number, true, false or null, or returns false.
 static bool idist__tf_config_skip_word(const char **at) {
     static const char *const words[] = {"true", "false", "null"};
     size_t i, nbytes = strspn(*at, "+-.0123456789eE");
@@ -42,6 +43,8 @@ static bool idist__tf_config_skip_word(const char **at) {
     return nbytes > 0;
 }
 
+// Moves *at past a valid JSON value. Otherwise returns false and leaves *at where the text is
+// wrong.
 static bool idist__tf_config_skip_value(const char **at, int depth) {
     bool is_object = **at == '{';
     char end = is_object ? '}' : ']';
@@ -75,7 +78,8 @@ static bool idist__tf_config_skip_value(const char **at, int depth) {
     }
 }
 
-// A program whose TF_CONFIG lost a quotation mark on its way must not run alone for that.
+// Checks that TF_CONFIG is a JSON object. A program whose TF_CONFIG lost a quotation mark on its
+// way must not run alone because of that.
 static idist_status idist__tf_config_check(const char *text) {
     const char *at = text;
     bool valid;
@@ -92,13 +96,14 @@ static idist_status idist__tf_config_check(const char *text) {
         (int)(at - text) + 1, *at ? "\"" : "its end", at, *at ? "\"" : "");
 }
 
-// The number of strings in a list. The first of them goes to `first`, unless that is taken.
+// Returns the number of strings in a list. Copies the first string to `first`, unless `first` holds
+// a host already.
 static int idist__tf_config_count_hosts(const char *text, const char *list, char first[256]) {
     const char *at = strstr(text, list);
     int count = 0;
 
     while (at && at[strlen(list) + strspn(at + strlen(list), " \t\n")] != ':')
-        at = strstr(at + 1, list); // that one was a value, not a name
+        at = strstr(at + 1, list); // the match was a value, not a name
     at = at ? strpbrk(at, "[]{}") : NULL;
     if (!at || *at != '[') return 0;
 

@@ -1,17 +1,17 @@
 // launch/where.h: where the ranks meet
 //
 // The result is config->meet, which idist__store_open takes. Ranks of one host meet at a local
-// socket, whose name is derived from what they have in common; others at a TCP port of rank 0, in a
-// file, or through a multicast group.
+// socket, whose name is derived from values that the ranks share. Other ranks meet at a TCP port of
+// rank 0, in a file, or through a multicast group.
 //
 //     init_method (or IDIST_INIT_METHOD)   ->  config->meet
 //     file:///path                             FILE, the path or path.GROUP
 //     tcp://239.x.y.z:port                     MULTICAST, named after world size, run and restart
 //     tcp://host:port                          LOCAL for a loopback host, else TCP
-//     env:// or none, MASTER_ADDR and _PORT    the same; TORCH where the agent serves
+//     env:// or none, MASTER_ADDR and _PORT    as for tcp://; TORCH where the agent serves
 //     none of these, one host                  LOCAL, named after the launcher's job
 //     none of these, hydra                     PMI
-//     none of these, Slurm                     TCP, of the first host of the step
+//     none of these, Slurm                     TCP, at the first host of the step
 #pragma once
 
 #include "os/process.h"
@@ -27,14 +27,14 @@
 
 enum { IDIST__WHERE_MASTER_PORT = 29500, IDIST__WHERE_JOB_PORT = 15000 };
 
-// Where the desc or the environment puts rank 0.
+// The address of rank 0, from the desc or the environment.
 typedef struct idist__where_master {
     const char *host; // or NULL
     int port;
-    bool has_port; // it was given, and is no default
+    bool has_port; // the port was given and is not the default
 } idist__where_master;
 
-// Sets LOCAL, with a name that begins with "idist-".
+// Sets config->meet to LOCAL with a formatted name, which begins with "idist-".
 IDIST__PRINTF(2, 3)
 static void idist__where_local(idist__config *config, const char *format, ...) {
     char name[256];
@@ -50,9 +50,9 @@ static bool idist__where_is_one_host(const idist__config *config) {
     return config->local_size == config->world_size;
 }
 
-// Ranks that share a loopback address share a host and need no TCP: the address becomes the name of
-// a local socket, together with the run, since two jobs may have the same port when nobody listens
-// at it.
+// Sets config->meet to a host and a port. Ranks that share a loopback address share a host and need
+// no TCP, so they meet at a local socket. Its name contains the port and the run, because two jobs
+// may have the same port if nobody listens at it.
 static void idist__where_tcp(idist__config *config, const char *host, int port) {
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
@@ -67,8 +67,8 @@ static void idist__where_tcp(idist__config *config, const char *host, int port) 
                        restart ? restart : "0", run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
 }
 
-// All ranks are on this host and no address is given: they meet at one derived from the job, or
-// from the launcher's process on this host.
+// Sets config->meet if all ranks are on this host and no address is given. The meeting place is
+// derived from the job, or from the launcher's process on this host.
 static void idist__where_job(idist__config *config) {
     const char *job = config->job_var ? idist__os_env(config->job_var) : NULL;
     const char *step = "";
@@ -89,8 +89,9 @@ static void idist__where_job(idist__config *config) {
                            (unsigned long long)name);
 }
 
-// The first host of the step, which has rank 0 unless the user has ordered the ranks differently,
-// and a port derived from job and step.
+// Sets config->meet to the first host of the step and a port that is derived from job and step. The
+// first host has rank 0, unless the user has ordered the ranks differently. In that case
+// config->meet stays unset.
 static idist_status idist__where_slurm(idist__config *config) {
     const char *var = idist__env_either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
     const char *list = idist__os_env(var), *order = idist__os_env("SLURM_DISTRIBUTION");
@@ -109,7 +110,8 @@ static idist_status idist__where_slurm(idist__config *config) {
     return IDIST_OK;
 }
 
-// fe80::/10 without an interface cannot be connected to.
+// Returns true if the host is a link-local address (fe80::/10) without an interface. Nobody can
+// connect to such an address.
 static bool idist__where_lacks_scope(const char *host) {
     bool is_link_local = (host[0] == 'f' || host[0] == 'F') && (host[1] == 'e' || host[1] == 'E') &&
                          host[2] && strchr("89abAB", host[2]) && host[3] && host[4] == ':';
@@ -156,8 +158,8 @@ static idist_status idist__where_read_master(const idist_desc *desc, idist__wher
     return IDIST_OK;
 }
 
-// Whether torchrun's agent serves a TCPStore at MASTER_ADDR and MASTER_PORT: then nobody else can
-// listen there.
+// Returns true if torchrun's agent serves a TCPStore at MASTER_ADDR and MASTER_PORT. Then nobody
+// else can listen there.
 static bool idist__where_has_agent(const idist__config *config, const idist_desc *desc) {
     const char *agent = idist__os_env("TORCHELASTIC_USE_AGENT_STORE");
 
@@ -165,13 +167,14 @@ static bool idist__where_has_agent(const idist__config *config, const idist_desc
     return agent && strcmp(agent, "True") == 0;
 }
 
-// Whether hydra started us and can carry rank 0's address to the others.
+// Returns true if hydra started us and can pass rank 0's address to the other ranks.
 static bool idist__where_has_pmi(const idist__config *config) {
     if (config->launcher_kind != IDIST__LAUNCHER_HYDRA || idist__pmi_is_taken()) return false;
     return idist__os_env("PMI_FD") || idist__os_env("PMI_PORT");
 }
 
-// No init_method: the environment says where, or the launcher does.
+// Sets config->meet from the environment or the launcher, because there is no init_method or it is
+// env://.
 static idist_status idist__where_env(idist__config *config, const idist_desc *desc) {
     bool is_one_host = idist__where_is_one_host(config);
     bool has_job = config->job_var || config->launcher_kind == IDIST__LAUNCHER_HYDRA;
@@ -201,7 +204,8 @@ static idist_status idist__where_env(idist__config *config, const idist_desc *de
     return IDIST_OK;
 }
 
-// Ranks of a multicast group belong together if size, run and restart are the same.
+// Sets config->meet to a multicast group. Ranks that use the group belong together if their world
+// size, run and restart count are equal.
 static void idist__where_multicast(idist__config *config, const char *host, int port) {
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
@@ -212,7 +216,7 @@ static void idist__where_multicast(idist__config *config, const char *host, int 
 }
 
 static bool idist__where_is_multicast(const char *host) {
-    int first = atoi(host); // 224 to 239 begin a multicast group
+    int first = atoi(host); // multicast groups begin with 224 to 239
     return first >= 224 && first < 240 && strspn(host, "0123456789.") == strlen(host);
 }
 
@@ -220,13 +224,13 @@ static const char *idist__where_method(const idist_desc *desc) {
     return desc->init_method ? desc->init_method : idist__os_env("IDIST_INIT_METHOD");
 }
 
-// Whether the ranks meet in a file, if its path is right.
+// Returns true if the ranks meet in a file. Does not check the path.
 static bool idist__where_is_file(const idist_desc *desc) {
     const char *method = idist__where_method(desc);
     return !desc->store && method && strncmp(method, "file:", 5) == 0;
 }
 
-// Each group of ranks has a file of its own: PATH, or PATH.NAME.
+// Sets config->meet to a file. Each group of ranks has its own file: PATH, or PATH.NAME.
 static idist_status idist__where_file(idist__config *config, const idist_desc *desc,
                                       const char *path) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -279,7 +283,8 @@ static idist_status idist__where_read_method(idist__config *config, const idist_
     return idist__where_unknown(desc, method);
 }
 
-// A method is checked also where one rank needs none.
+// Sets config->meet or config->store. Checks an init method even if there is only one rank, which
+// does not need it.
 static idist_status idist__where_find(idist__config *config, const idist_desc *desc) {
     const char *method = idist__where_method(desc);
     bool is_none = strcmp(config->launcher, "none") == 0 && !idist__os_env("IDIST_LAUNCHER");
@@ -302,8 +307,9 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
     return idist__where_env(config, desc);
 }
 
-// For a backend that has claimed the configuration, and has perhaps found out the rank by itself:
-// a process that is to meet others must not run alone because its rank was forgotten.
+// Fails if an init method is given but nothing says which rank this process is. Such a process must
+// not run alone because its rank was forgotten. Called after a backend has claimed the
+// configuration, because the backend may have found out the rank by itself.
 static idist_status idist__where_check_lone(const idist__config *config) {
     const char *method = config->lone_method;
     bool in_desc = config->lone_method_in_desc;

@@ -1,12 +1,13 @@
 // store/client.h: a store behind a socket
 //
-// Every process has one connection, which its threads share; the process that owns the table
-// connects to its own server. A call goes through
+// Every process has one connection, which its threads share. The process that owns the table
+// connects to its own server. A call takes this path:
 //
 //     idist__client_run -> exchange (encode, send, receive the answer)
 //
-// A thread that waits for keys would keep the connection from the others, so it waits in slices:
-// when others want the connection, it cancels its WAIT on the server and asks again later.
+// A thread that waits for keys would block the connection for other threads, so it waits in slices.
+// If another thread wants the connection at the end of a slice, the waiting thread cancels its WAIT
+// on the server and asks again later.
 #pragma once
 
 #include "os/clock.h"
@@ -27,33 +28,35 @@
 #include "store/server.h"
 
 enum {
-    IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys, or
-    IDIST__CLIENT_LEAST_MS = 1000,   // the store's time-out if that is shorter, but at least this
-    IDIST__CLIENT_SLICE_MS = 50,     // for which a waiting thread keeps the connection
-    IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
-    IDIST__CLIENT_ATTEMPT_MS = 2000, // for one address of a host that has several
-    IDIST__CLIENT_LACKING_MS = 500,  // for which a process that lacks a secret tries to tell rank 0
-    IDIST__CLIENT_RETRY_MS = 10000   // for which it tries again after the server closed on it
+    // Limit for the answer to a request that does not wait for keys. A shorter time-out of the
+    // store replaces this limit.
+    IDIST__CLIENT_ANSWER_MS = 30000,
+    IDIST__CLIENT_LEAST_MS = 1000,   // lower bound of that limit
+    IDIST__CLIENT_SLICE_MS = 50,     // time for which a waiting thread keeps the connection
+    IDIST__CLIENT_PROBE_MS = 5000,   // time after which it sends WAIT again, to probe the server
+    IDIST__CLIENT_ATTEMPT_MS = 2000, // limit for one address of a host that has several
+    IDIST__CLIENT_LACKING_MS = 500,  // for how long a process without a secret tries to tell rank 0
+    IDIST__CLIENT_RETRY_MS = 10000   // for how long a client retries after the server closed on it
 };
 
 typedef struct idist__client_store {
     idist__os_mutex lock;
-    int threads_waiting; // for the lock
+    int threads_waiting; // number of threads that wait for the lock
     int fd;
-    idist__server *server; // in the process that owns the table
+    idist__server *server; // NULL except in the process that owns the table
     char *out;             // the encoded request
     size_t nout;
     size_t out_capacity;
-    idist_status broken; // why the connection is unusable; IDIST_OK: it is not
-    bool is_own;         // the server is one of ours, not torch's
+    idist_status broken; // why the connection is unusable, or IDIST_OK
+    bool is_own;         // the server is ours, not torch's
     int secrecy;         // IDIST__SECRECY_*
-    int64_t lacking_ns;  // when a process without a secret gives up an address beyond its host
-    bool greeted;        // it has been told which protocol follows
-    uint64_t server_id;  // of one of ours
-    int answer_ms;       // how long it may take to answer
-    bool owes_number;    // the answer to a posted CLAIM comes before the next one
-    int64_t number;      // that answer, once the next one has come
-    char server_at[320]; // its address, for error texts
+    int64_t lacking_ns;  // when a process without a secret stops trying an address on another host
+    bool greeted;        // the greeting was sent
+    uint64_t server_id;  // random number of a server of ours
+    int answer_ms;       // time that the server may take to answer
+    bool owes_number;    // the answer to a posted CLAIM precedes the next answer
+    int64_t number;      // the sum of the posted CLAIM, once the next answer has arrived
+    char server_at[320]; // address of the server, for error texts
 } idist__client_store;
 
 static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
@@ -84,7 +87,7 @@ static bool idist__client_put_keys(idist_store *store, const idist__store_reques
     return ok;
 }
 
-// Tells the server which protocol follows.
+// Encodes the greeting, which tells the server which protocol follows.
 static bool idist__client_put_greeting(idist_store *store) {
     const uint8_t op = IDIST__STORE_VALIDATE;
     const uint32_t magic = IDIST__STORE_MAGIC;
@@ -92,7 +95,8 @@ static bool idist__client_put_greeting(idist_store *store) {
     return idist__client_put(store, &op, 1) && idist__client_put(store, &magic, sizeof magic);
 }
 
-// Encodes one request for the wire, behind the greeting if it is the first. False: out of memory.
+// Encodes one request for the wire, with the greeting before the first request. Returns false if
+// memory is exhausted.
 static bool idist__client_encode(idist_store *store, const idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
     const char *field = idist__wire_fields(request->op);
@@ -122,7 +126,8 @@ static bool idist__client_encode(idist_store *store, const idist__store_request 
     return ok;
 }
 
-// Marks the connection as unusable: nobody can tell how much of an answer is still to come.
+// Marks the connection as unusable, because nobody can tell how much of an answer is still to come.
+// The cause is in errno, which is 0 if the server closed the connection.
 static idist_status idist__client_break(idist__client_store *client) {
     int error = errno;
 
@@ -143,8 +148,8 @@ static bool idist__client_receive(idist__client_store *client, void *data, size_
     return idist__connection_read_all(client->fd, data, nbytes, deadline_ns);
 }
 
-// The answer to GET and COMPARE_SET goes into the caller's buffer, or is discarded when it does not
-// fit. request->flag: the key has been deleted since the WAIT.
+// Receives the answer to GET or COMPARE_SET into the caller's buffer. Discards a value that does
+// not fit. Sets request->flag if the key was deleted after the WAIT.
 static idist_status idist__client_receive_value(idist__client_store *client,
                                                 idist__store_request *request,
                                                 int64_t deadline_ns) {
@@ -180,8 +185,9 @@ static idist_status idist__client_receive_value(idist__client_store *client,
     return idist__table_truncated(request->nbytes, request->capacity);
 }
 
-// Returns when the server has to have answered a request that is made now. The limit of the request
-// may be sooner than that of the client, but a server always gets a moment.
+// Returns the time by which the server must answer a request that is sent now. The limit of the
+// request may be earlier than the limit of the client, but a server always gets at least
+// IDIST__CLIENT_LEAST_MS.
 static int64_t idist__client_answer_by(const idist__client_store *client,
                                        const idist__store_request *request) {
     int64_t by_ns = idist__os_clock_deadline(client->answer_ms);
@@ -192,7 +198,8 @@ static int64_t idist__client_answer_by(const idist__client_store *client,
     return limit_ns > least_ns ? limit_ns : least_ns;
 }
 
-// Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
+// Cancels the WAIT. Exactly one byte arrives in any case, because the answer to the WAIT may
+// already be under way.
 static idist_status idist__client_cancel_wait(idist__client_store *client,
                                               const idist__store_request *request,
                                               uint8_t *answer) {
@@ -205,7 +212,7 @@ static idist_status idist__client_cancel_wait(idist__client_store *client,
     return IDIST_OK;
 }
 
-// Takes the answer to a posted CLAIM. Returns the status of the connection.
+// Receives the answer to a posted CLAIM, if one is due. Returns the status of the connection.
 static idist_status idist__client_receive_owed(idist__client_store *client, int64_t deadline_ns) {
     if (!client->owes_number) return IDIST_OK;
     client->owes_number = false;
@@ -214,8 +221,8 @@ static idist_status idist__client_receive_owed(idist__client_store *client, int6
     return idist__client_break(client);
 }
 
-// Waits for keys until the deadline, or at the end of a slice until another thread wants the
-// connection. request->flag: the keys exist.
+// Waits for keys until the deadline. Returns earlier, at the end of a slice, if another thread
+// wants the connection or IDIST__CLIENT_PROBE_MS have passed. Sets request->flag if the keys exist.
 static idist_status idist__client_wait(idist__client_store *client, idist__store_request *request) {
     int64_t slice_ns = idist__os_clock_deadline(IDIST__CLIENT_SLICE_MS);
     int64_t probe_ns = idist__os_clock_deadline(IDIST__CLIENT_PROBE_MS);
@@ -245,7 +252,8 @@ static idist_status idist__client_wait(idist__client_store *client, idist__store
     return IDIST_OK;
 }
 
-// One request and its answer. A WAIT may end without the keys (request->flag false).
+// Sends one request and receives its answer. A WAIT may end before the keys exist; then
+// request->flag is false.
 static idist_status idist__client_exchange(idist_store *store, idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
     int64_t deadline_ns = idist__client_answer_by(client, request);
@@ -297,7 +305,8 @@ static idist_status idist__client_exchange(idist_store *store, idist__store_requ
     }
 }
 
-// SET has no answer. A CHECK behind it has one: after that, every other client sees the value.
+// Waits until every other client can see the value of a SET. SET has no answer, so this function
+// sends a CHECK after it and waits for the answer to the CHECK.
 static idist_status idist__client_confirm(idist_store *store, const idist__store_request *request) {
     idist__store_request check = *request;
     check.op = IDIST__STORE_CHECK;
@@ -306,7 +315,8 @@ static idist_status idist__client_confirm(idist_store *store, const idist__store
     return idist__client_exchange(store, &check);
 }
 
-// Tries a request once, with the connection locked. *wait: try it again, its keys do not exist yet.
+// Tries a request once. Called with the connection locked. Sets *wait if the keys do not exist yet,
+// so that the caller must try again.
 static idist_status idist__client_try(idist_store *store, idist__store_request *request,
                                       bool *wait) {
     const idist__client_store *client = (const idist__client_store *)store->impl;
@@ -378,7 +388,8 @@ static void idist__client_close(idist_store *store) {
     idist__mem_free(&store->mem, client);
 }
 
-// Nobody answers at an address. The client tries again until its deadline; then it says this.
+// Sets the error text for an address where nobody answers. The client keeps trying until its
+// deadline and then reports this text.
 static idist_status idist__client_unreached(const char *address_text,
                                             const idist__os_address *address, int error) {
     char host[64];
@@ -398,7 +409,8 @@ static idist_status idist__client_unreached(const char *address_text,
             address_text, strerror(error));
 
     idist__os_socket_host_text(address, host, sizeof host);
-    if (idist__os_socket_is_loopback(address)) // many systems have their own name so in /etc/hosts
+    // Many systems map their own name to a loopback address in /etc/hosts.
+    if (idist__os_socket_is_loopback(address))
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "nobody listens at %s (%s): rank 0 has not started, or is on another "
                            "host: here that address is %s, this host itself",
@@ -420,7 +432,8 @@ static idist_status idist__client_unreached(const char *address_text,
                        address_text, strerror(error));
 }
 
-// Whether this process may connect only within its host, and the address is beyond it.
+// Returns true if the address is beyond this host and this process may connect only within its
+// host.
 static bool idist__client_lacks_secret(const idist__client_store *client,
                                        const idist__os_address *address) {
     return client->is_own && client->secrecy == IDIST__SECRECY_NONE &&
@@ -435,15 +448,16 @@ static idist_status idist__client_no_secret(const char *address_text) {
                        address_text);
 }
 
-// The handshake of a new connection. *retry: the server closed it, because it had no room or has
-// just ended. *give_up_ns: when to stop trying after that; 0: not closed yet.
+// Performs the handshake of a new connection. Sets *retry if the server closed the connection,
+// because it was full or has just ended. *give_up_ns is the time when such retries end, or 0 as
+// long as no server has closed a connection.
 static idist_status idist__client_handshake(idist__client_store *client, const uint8_t key[32],
                                             int64_t deadline_ns, int64_t *give_up_ns, bool *retry) {
     int64_t own_deadline_ns = idist__os_clock_deadline(IDIST__PENDING_MS);
     idist__handshake handshake;
     idist_status status;
 
-    // Our own server answers at once, if it can at all.
+    // Our own server answers at once or never.
     if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
     idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
     idist__auth_set_secrecy(&handshake, client->secrecy);
@@ -461,7 +475,7 @@ static idist_status idist__client_handshake(idist__client_store *client, const u
     return status;
 }
 
-// The handshake failed: adds with whom.
+// Adds the address of the server to the error text of a failed handshake.
 static idist_status idist__client_name_server(idist_status status, const char *address_text) {
     if (status == IDIST_OK || status == IDIST_ERR_NO_FDS) return status;
     if (status == IDIST_ERR_TIMEOUT)
@@ -472,9 +486,10 @@ static idist_status idist__client_name_server(idist_status status, const char *a
     return idist__fail(status, "the server at %s (rank 0): %s", address_text, idist__me.text);
 }
 
-// One attempt to connect. A host may have several addresses, of which some lead nowhere: the number
-// of the attempt chooses. *retry: the failure is one that may pass. A process that lacks a secret
-// tries for a moment: if rank 0 trusts the network, the ranks meet and all learn what is missing.
+// Makes one attempt to connect. A host may have several addresses, some of which lead nowhere, so
+// the number of the attempt selects an address. Sets *retry if the failure may be temporary. A
+// process that lacks a secret tries only for a moment. If rank 0 trusts the network, the ranks
+// meet, and all of them learn what is missing.
 static idist_status idist__client_attempt(idist__client_store *client, const idist__meet *server,
                                           int number, const uint8_t key[32], int64_t by_ns,
                                           int64_t *give_up_ns, bool *retry) {
@@ -492,7 +507,7 @@ static idist_status idist__client_attempt(idist__client_store *client, const idi
         status = idist__fail(IDIST_ERR_ARG, "store: a client needs the port of the server, not 0");
 
     if (status != IDIST_OK) {
-        *retry = status != IDIST_ERR_ARG; // a name may become known
+        *retry = status != IDIST_ERR_ARG; // the name may resolve later
         return status;
     }
 
@@ -522,7 +537,8 @@ static idist_status idist__client_attempt(idist__client_store *client, const idi
     return idist__client_unreached(address_text, &address, error);
 }
 
-// Tries until the server is there. The first refusals are normal: it may start later than we do.
+// Tries to connect until the server accepts. The first refusals are normal, because the server may
+// start later than this process.
 static idist_status idist__client_connect(idist__client_store *client, const idist__meet *server,
                                           const uint8_t key[32], int64_t deadline_ns) {
     int64_t give_up_ns = 0;
@@ -540,12 +556,12 @@ static idist_status idist__client_connect(idist__client_store *client, const idi
             return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
         idist__os_clock_pause_ms(pause_ms);
         if (pause_ms < 50) pause_ms *= 2;
-        if (!give_up_ns) number++; // else the server is there, and had no room
+        if (!give_up_ns) number++; // otherwise the server is there, but was full
     }
 }
 
-// Asks the multicast group for the server, and asks again when the answer was of no use: anybody
-// may answer, and a server may have ended since.
+// Asks the multicast group for the server, and connects. Asks again if the connection fails,
+// because anybody may answer, and a server may have ended since its answer.
 static idist_status idist__client_find(idist__client_store *client,
                                        const idist__multicast *multicast, const uint8_t key[32],
                                        int64_t deadline_ns) {
@@ -568,17 +584,20 @@ static idist_status idist__client_find(idist__client_store *client,
     return status;
 }
 
-// Where the server is to listen, and whom it lets in.
+// Where the server listens, and which clients it admits.
 typedef struct idist__client_serving {
     const idist__meet *at;
-    int listener; // a socket that listens already, as spawn hands down; -1: none
+    int listener; // socket from spawn that already listens, or -1
     const uint8_t *key;
     int secrecy; // IDIST__SECRECY_*
 } idist__client_serving;
 
-// Listens at the address. Beyond this host, where a secret keeps strangers out, at its port of all
-// addresses of this host; without a secret, if other hosts cannot use the address or it is not
-// known yet, at the one that this host advertises.
+// Opens the listener of the server, or takes the one in `serving`. The server listens at:
+//   - the port of `at` on all addresses of this host, if `at` is beyond this host and there is a
+//     secret, which keeps strangers out
+//   - the address that this host advertises, if `at` is beyond this host, there is no secret, and
+//     `at` is a loopback address here or cannot be resolved yet
+//   - the address itself in all other cases
 static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
     const idist__meet *at = serving->at;
     char text[320];
@@ -612,8 +631,8 @@ static idist_status idist__client_listen(const idist__client_serving *serving, i
     return idist__connection_listen(&address, text, listener);
 }
 
-// Starts the server, and sets *own to the address of its socket. The server owns the listener and
-// the socket of `multicast` from here on.
+// Starts the server and sets *own to the address of its socket. From here on the server owns the
+// listener and the socket of `multicast`.
 static idist_status idist__client_serve(idist_store *store, const idist__client_serving *serving,
                                         idist__multicast *multicast, idist__meet *own) {
     idist__client_store *client = (idist__client_store *)store->impl;
@@ -636,7 +655,7 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
                                serving->secrecy, &client->server);
 }
 
-// Starts the server where this process has it, and connects to it.
+// Starts the server if `server` is true. Then connects to the server.
 static idist_status idist__client_begin(idist_store *store, idist__client_serving *serving,
                                         bool server, int64_t deadline_ns) {
     idist__client_store *client = (idist__client_store *)store->impl;
@@ -669,14 +688,15 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
         status = idist__client_find(client, &multicast, serving->key, deadline_ns);
     else if (status == IDIST_OK)
         status = idist__client_connect(client, &own, serving->key, deadline_ns);
-    idist__os_descriptor_close(&multicast.fd); // -1 where the server has taken it
+    idist__os_descriptor_close(&multicast.fd); // -1 if the server owns the socket now
     serving->at = NULL;
 
     return status;
 }
 
-// Opens a store at a LOCAL, TCP or MULTICAST. Owns serving->listener from here on. Without a key
-// there is no handshake: the server is one of torch. When this fails, the caller closes the store.
+// Opens a store at a meeting place of kind LOCAL, TCP or MULTICAST. Owns serving->listener from
+// here on. If serving->key is NULL, the server is torch's and there is no handshake. When this
+// function fails, the caller closes the store.
 static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
                                        bool server, int64_t deadline_ns) {
     idist__client_store *client =

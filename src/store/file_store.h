@@ -1,27 +1,28 @@
 // store/file_store.h: a store in a file that all ranks open
 //
-// The file is a log of changes, which every process replays into a table of its own:
+// The file is a log of changes. Every process replays the log into a table of its own:
 //
 //     offset  bytes
 //     0       8      "IDSTORE1"
 //     8       8      u64: bytes of committed records
 //     16             records: u32 key_nbytes, u32 value_nbytes (0xffffffff: deleted), key, value
 //
-// A request locks the records, replays what others have appended, changes its table, appends the
-// change, and releases the lock. A process that dies while it writes leaves bytes beyond the
-// committed ones, which the next writer overwrites.
+// A request locks the records, replays the records of other processes, changes its table, appends
+// the change, and releases the lock. A process that dies while it writes leaves bytes after the
+// committed ones. The next writer overwrites them.
 //
-// Locks on single bytes say who is there. Byte 0 is locked by the server (rank 0) for as long as it
-// lives: a file without that lock is the leftover of a dead job. The next server removes it and
-// makes a new one, so that a process of the dead job that still has the old file open finds no
-// server there. Byte 1 is locked by whoever reads or appends records. Byte 2 is locked by who finds
-// byte 1 taken, until it has that: a client that makes one request after the other looks there
-// every few milliseconds, and lets the other one go first.
+// Locks on single bytes show which processes are active:
+//   - The server (rank 0) keeps byte 0 locked as long as it lives. A file without this lock is left
+//     over from a dead job. The next server removes the file and creates a new one. A process of
+//     the dead job that still has the old file open then finds no server there.
+//   - A process locks byte 1 to read or append records.
+//   - A process that finds byte 1 locked holds byte 2 until it gets byte 1. A client in a busy loop
+//     checks byte 2 every few milliseconds and lets the waiter go first.
 //
-// The record of a will has a key of a zero byte and a u64: the offset of a byte that its maker
-// keeps locked. Its value is what to set: u32 key_nbytes, key, value. When the lock on that byte is
-// gone, any process that waits carries the will out. All records of one request are committed at
-// once.
+// The record of a will has a key of 9 bytes: a zero byte and a u64. The u64 is the offset of a byte
+// that the owner of the will keeps locked. The value is what to set: u32 key_nbytes, key, value.
+// When the lock on that byte is gone, the next process that makes or repeats a request executes the
+// will. All records of one request are committed together.
 #pragma once
 
 #include "os/clock.h"
@@ -39,20 +40,20 @@ enum {
     IDIST__FILE_RECORDS_AT = 16,  // offset of the first record
     IDIST__FILE_WILL_KEY_NBYTES = 9
 };
-// Who a process that opens the file becomes.
+// Role of a process that opens the file.
 typedef enum idist__file_role {
     IDIST__FILE_CLIENT, // waits for a server
-    IDIST__FILE_SERVER, // fails where there is one
-    IDIST__FILE_EITHER  // the server, unless there is one
+    IDIST__FILE_SERVER, // fails if there is a server
+    IDIST__FILE_EITHER  // becomes the server unless there is one
 } idist__file_role;
 
 enum {
-    IDIST__FILE_WILLS_MS = 50,  // between two looks at the locks of the wills' makers
-    IDIST__FILE_OPEN_MS = 5,    // between two attempts to find a live server's file
-    IDIST__FILE_WAIT_MS = 16,   // the longest pause between two tries of a request that waits
-    IDIST__FILE_TURN_MS = 2,    // between two looks at whether another process waits
-    IDIST__FILE_YIELD_MS = 100, // the longest pause for that process: it may be stopped
-    IDIST__FILE_PASS_MS = 1000  // for how long it is not looked at after such a pause
+    IDIST__FILE_WILLS_MS = 50,  // between two checks of the locks of wills
+    IDIST__FILE_OPEN_MS = 5,    // between two attempts to find the file of a live server
+    IDIST__FILE_WAIT_MS = 16,   // longest pause between two tries of a waiting request
+    IDIST__FILE_TURN_MS = 2,    // between two checks for a waiting process
+    IDIST__FILE_YIELD_MS = 100, // longest pause for a waiting process, which may be stopped
+    IDIST__FILE_PASS_MS = 1000  // time without such checks after the longest pause
 };
 static const uint32_t IDIST__FILE_DELETED = 0xffffffffu;
 static const char idist__file_magic[9] = "IDSTORE1";
@@ -62,16 +63,16 @@ typedef struct idist__file_store {
     idist__os_file file;
     bool server;
     char *path;
-    idist__table table;    // what the records replayed so far amount to
-    idist__table wills;    // the same for the records of wills
-    uint64_t replayed;     // bytes of records in both
-    uint64_t own_will;     // the byte that we keep locked for our own will; 0: none
-    int64_t wills_seen_ns; // when the locks of the wills' makers were last looked at
-    int64_t turn_ends_ns;  // when to look again whether another process waits
+    idist__table table;    // keys and values, from the records replayed so far
+    idist__table wills;    // wills, from the records replayed so far
+    uint64_t replayed;     // bytes of records in both tables
+    uint64_t own_will;     // offset of the byte that we lock for our own will, 0 if none
+    int64_t wills_seen_ns; // when the locks of wills were last checked
+    int64_t turn_ends_ns;  // when to check again for a waiting process
 } idist__file_store;
 
-// Without this, who makes requests in a loop would have the lock nearly always when another process
-// tries it.
+// Lets a waiting process go first. Without this, a process that makes requests in a loop would
+// almost always hold the lock when another process tries to get it.
 static void idist__file_store_give_way(idist__file_store *file, int64_t deadline_ns) {
     int64_t now = idist__os_clock_now_ns(), until_ns = now + IDIST__FILE_YIELD_MS * IDIST__MS;
     bool waits;
@@ -89,7 +90,7 @@ static void idist__file_store_give_way(idist__file_store *file, int64_t deadline
         idist__os_clock_now_ns() + (waits ? IDIST__FILE_PASS_MS : IDIST__FILE_TURN_MS) * IDIST__MS;
 }
 
-// Locks the records. Holders keep that lock for microseconds, unless they are stopped.
+// Locks the records. Processes hold this lock for microseconds, unless they are stopped.
 static idist_status idist__file_store_lock_records(idist__file_store *file, int64_t deadline_ns) {
     bool queued = false, locked, over = false;
 
@@ -116,7 +117,7 @@ static void idist__file_store_unlock_records(const idist__file_store *file) {
     idist__os_file_unlock(file->file, IDIST__FILE_RECORDS_BYTE);
 }
 
-// What the system does not let us do with the file.
+// Reports that the system does not allow an operation on the file. `verb` names the operation.
 static idist_status idist__file_store_fail_access(const idist__file_store *file, const char *verb,
                                                   int err) {
     char what[sizeof idist__me.text];
@@ -135,7 +136,7 @@ static bool idist__file_store_has_magic(const idist__file_store *file) {
            memcmp(magic, idist__file_magic, sizeof magic) == 0;
 }
 
-// The table to which a record belongs.
+// Returns the table to which a record belongs.
 static idist__table *idist__file_store_table_of(idist__file_store *file, idist__blob key) {
     bool is_will = key.nbytes == IDIST__FILE_WILL_KEY_NBYTES && !key.data[0];
     return is_will ? &file->wills : &file->table;
@@ -178,7 +179,7 @@ static idist_status idist__file_store_replay_record(idist__file_store *file) {
     return status;
 }
 
-// Brings the tables up to date. The records are locked.
+// Brings the tables up to date. Called with the records locked.
 static idist_status idist__file_store_replay(idist__file_store *file) {
     uint64_t committed;
     idist_status status = IDIST_OK;
@@ -193,8 +194,8 @@ static idist_status idist__file_store_replay(idist__file_store *file) {
     return status;
 }
 
-// Appends the entry that a key has in our table now, or that it has none. The records are locked.
-// Nobody sees the new record before idist__file_store_commit.
+// Appends the current entry of a key in our table, or a deletion if the key has none. Called with
+// the records locked. Other processes do not see the new record before idist__file_store_commit.
 static idist_status idist__file_store_append(idist__file_store *file, idist__blob key) {
     idist__entry *entry = *idist__table_find(idist__file_store_table_of(file, key), key);
     uint64_t at = IDIST__FILE_RECORDS_AT + file->replayed;
@@ -212,7 +213,7 @@ static idist_status idist__file_store_append(idist__file_store *file, idist__blo
     return IDIST_OK;
 }
 
-// Makes the records that were appended since `committed` part of the file.
+// Commits the records that were appended after the first `committed` bytes.
 static idist_status idist__file_store_commit(const idist__file_store *file, uint64_t committed) {
     if (file->replayed == committed ||
         idist__os_file_write_at(file->file, &file->replayed, sizeof file->replayed,
@@ -221,7 +222,7 @@ static idist_status idist__file_store_commit(const idist__file_store *file, uint
     return idist__file_store_fail_access(file, "written", errno);
 }
 
-// The key of the will whose maker has locked the byte `at`.
+// Returns the key of the will whose owner has locked the byte `at`. The key is stored in `buf`.
 static idist__blob idist__file_store_will_key(uint64_t at, char *buf) {
     idist__blob key;
 
@@ -232,7 +233,7 @@ static idist__blob idist__file_store_will_key(uint64_t at, char *buf) {
     return key;
 }
 
-// Takes our own will back, if there is one.
+// Withdraws our own will, if there is one.
 static idist_status idist__file_store_drop_will(idist__file_store *file) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
     idist__blob key = idist__file_store_will_key(file->own_will, buf);
@@ -246,8 +247,8 @@ static idist_status idist__file_store_drop_will(idist__file_store *file) {
     return status;
 }
 
-// Replaces our will by that of a CLAIM. The offset of its record, which no other will can have,
-// names the byte to lock.
+// Replaces our will with the will of a CLAIM. The offset of the will's record is unique, so it is
+// also the offset of the byte to lock.
 static idist_status idist__file_store_set_will(idist__file_store *file,
                                                const idist__store_request *claim) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES], name[IDIST__WILL_KEY_MAX];
@@ -275,8 +276,7 @@ static idist_status idist__file_store_set_will(idist__file_store *file,
     return status;
 }
 
-// Sets what the maker of a will asked for, and deletes the will. A value that the key has already
-// stays.
+// Executes a will and deletes it. Does not change a key that already has a value.
 static idist_status idist__file_store_execute_will(idist__file_store *file,
                                                    const idist__entry *will) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
@@ -303,7 +303,7 @@ static idist_status idist__file_store_execute_will(idist__file_store *file,
     return status;
 }
 
-// Whether the maker of a will has ended without taking it back.
+// Returns true if the owner of a will has ended without withdrawing it.
 static bool idist__file_store_will_is_due(const idist__file_store *file, const idist__entry *will) {
     uint32_t key_nbytes = 0;
     uint64_t at;
@@ -315,7 +315,8 @@ static bool idist__file_store_will_is_due(const idist__file_store *file, const i
     return at != file->own_will && idist__os_file_locked(file->file, at) == IDIST__OS_FILE_FREE;
 }
 
-// Carries out the wills of processes that have ended. The records are locked.
+// Executes the wills of processes that have ended, at most every IDIST__FILE_WILLS_MS. Called with
+// the records locked.
 static idist_status idist__file_store_execute_wills(idist__file_store *file) {
     int64_t now = idist__os_clock_now_ns();
     idist_status status = IDIST_OK;
@@ -338,7 +339,7 @@ static idist_status idist__file_store_execute_wills(idist__file_store *file) {
     return status;
 }
 
-// Carries out a request. The records are locked.
+// Carries out a request. Called with the records locked.
 static idist_status idist__file_store_apply(idist__file_store *file, idist__store_request *request,
                                             bool *wait, bool *changed) {
     idist_status status = idist__file_store_replay(file), appended;
@@ -354,11 +355,11 @@ static idist_status idist__file_store_apply(idist__file_store *file, idist__stor
         appended = idist__file_store_set_will(file, request);
     if (appended == IDIST_OK) appended = idist__file_store_commit(file, committed);
 
-    // A value that was changed may still be too long for the caller.
+    // The change may have succeeded even if the new value is too long for the caller.
     return appended == IDIST_OK ? status : appended;
 }
 
-// Tries a request once. *wait: try it again later.
+// Tries a request once. Sets *wait if the caller must try again later.
 static idist_status idist__file_store_try(idist__file_store *file, idist__store_request *request,
                                           bool *wait) {
     bool changed = false, needs_server;
@@ -368,12 +369,13 @@ static idist_status idist__file_store_try(idist__file_store *file, idist__store_
     status = idist__file_store_apply(file, request, wait, &changed);
     if (status != IDIST_OK)
         idist__file_store_forget(
-            file); // the tables may be ahead of the file: replay all of it next time
+            // The tables may be ahead of the file, so replay the whole file next time.
+            file);
     idist__file_store_unlock_records(file);
     if (status != IDIST_OK) return status;
 
-    // Who does not wait for an answer does not learn here that the server has left: it may be the
-    // one that this change allowed to leave.
+    // Do not check for the server after a posted change: this very change may have allowed the
+    // server to end.
     needs_server = *wait || (changed && !request->posted) || request->op == IDIST__STORE_CHECK;
     if (needs_server && !file->server && !idist__file_store_has_server(file))
         return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
@@ -402,7 +404,7 @@ static idist_status idist__file_store_run(idist_store *store, idist__store_reque
     }
 }
 
-// The server removes the file. Closing it releases all our locks.
+// Closes the store. The server also removes the file. Closing the file releases all our locks.
 static void idist__file_store_close(idist_store *store) {
     idist__file_store *file = (idist__file_store *)store->impl;
 
@@ -415,7 +417,7 @@ static void idist__file_store_close(idist_store *store) {
     idist__mem_free(&store->mem, file);
 }
 
-// A file that is neither empty nor a store's belongs to somebody else.
+// Fails if the file is neither empty nor a store file, because then it belongs to somebody else.
 static idist_status idist__file_store_check_ours(const idist__file_store *file) {
     int64_t nbytes = idist__os_file_size(file->file);
 
@@ -430,7 +432,8 @@ static idist_status idist__file_store_fail_open(const idist__file_store *file) {
 }
 
 // Opens the file and locks its records. A server that ends removes its file, perhaps between our
-// open and our lock, so the path must still lead to the file that we have locked.
+// open and our lock. So this function tries again until the path leads to the file that we have
+// locked.
 static idist_status idist__file_store_create(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status;
@@ -439,14 +442,16 @@ static idist_status idist__file_store_create(idist__file_store *file, int64_t de
         if (file->file < 0) return idist__file_store_fail_open(file);
         status = idist__file_store_lock_records(file, deadline_ns);
         if (status == IDIST_OK && idist__os_file_is_at(file->file, file->path)) return IDIST_OK;
-        idist__os_file_close(&file->file); // also on failure: closing the store must not remove it
+        // Also on failure, so that closing the store does not remove the file.
+        idist__os_file_close(&file->file);
         if (status != IDIST_OK) return status;
     }
 }
 
-// Tries to become the server of the file, whose records we have locked. *taken: another process is.
-// *again: the file was the leftover of a dead server and has been removed; open the path anew. In a
-// folder where we may not remove it, it is emptied instead.
+// Tries to become the server of the file. Called with the records locked. Sets *taken if another
+// process is the server. Sets *again if the file was left over from a dead server and has been
+// removed; then the caller opens the path anew. If the folder does not let us remove the file,
+// empties it instead.
 static idist_status idist__file_store_claim(idist__file_store *file, bool *taken, bool *again) {
     uint64_t committed = 0;
     idist_status status;
@@ -468,14 +473,15 @@ static idist_status idist__file_store_claim(idist__file_store *file, bool *taken
         !idist__os_file_write_at(file->file, &committed, sizeof committed,
                                  IDIST__FILE_COMMITTED_AT)) {
         status = idist__file_store_fail_access(file, "written", errno);
-        idist__os_file_remove(file->path); // nobody could use it
+        idist__os_file_remove(file->path); // nobody could use the file
     }
 
     return status;
 }
 
-// The server takes the file: it keeps the first byte locked, and the table is empty. Where there is
-// a server, `either` makes us a client.
+// Makes this process the server of the file: keeps byte 0 locked and starts with an empty table. If
+// the file already has a server, makes this process a client if `either` is true and fails
+// otherwise.
 static idist_status idist__file_store_serve(idist__file_store *file, bool either,
                                             int64_t deadline_ns) {
     bool taken = false, again = true;
@@ -491,13 +497,13 @@ static idist_status idist__file_store_serve(idist__file_store *file, bool either
                                  file->path);
         idist__file_store_unlock_records(file);
         if (again || status != IDIST_OK)
-            idist__os_file_close(&file->file); // before anybody takes us for the server
+            idist__os_file_close(&file->file); // before anybody takes this process for the server
     }
 
     return status;
 }
 
-// No server came. A folder that is missing here may be one that this host has not mounted.
+// Reports that no server came. If the folder is missing here, this host may not have mounted it.
 static idist_status idist__file_store_fail_unserved(const idist__file_store *file) {
     bool has_folder = idist__os_file_has_folder(file->path);
 
@@ -506,7 +512,7 @@ static idist_status idist__file_store_fail_unserved(const idist__file_store *fil
                                   : "its folder does not exist here: is it mounted on this host?");
 }
 
-// Whether the file that we have open is a store whose server lives.
+// Sets *is_served if the open file is a store whose server lives.
 static idist_status idist__file_store_find_server(idist__file_store *file, int64_t deadline_ns,
                                                   bool *is_served) {
     idist_status status;
@@ -521,7 +527,7 @@ static idist_status idist__file_store_find_server(idist__file_store *file, int64
     return status;
 }
 
-// Waits until the server has ended, at most until the deadline.
+// Waits until the server has ended, but not past the deadline.
 static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns) {
     const idist__file_store *file = (const idist__file_store *)store->impl;
 
@@ -529,8 +535,8 @@ static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns)
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
 }
 
-// A client waits for a file whose server lives. It opens the path anew each time, because the file
-// may have been replaced.
+// Waits, as a client, for a file whose server lives. Opens the path anew each time, because the
+// file may have been replaced.
 static idist_status idist__file_store_join(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status = IDIST_OK;
@@ -548,7 +554,7 @@ static idist_status idist__file_store_join(idist__file_store *file, int64_t dead
     }
 }
 
-// When this fails, the caller closes the store.
+// Opens a store in a file. When this function fails, the caller closes the store.
 static idist_status idist__file_store_open(idist_store *store, const char *path,
                                            idist__file_role role, int64_t deadline_ns) {
     idist__file_store *file = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *file);

@@ -1,12 +1,13 @@
 // store/multicast.h: how clients find the server when nobody knows its address
 //
-// A client asks an IPv4 multicast group where the server of its job is, and the server answers that
-// client alone. Both are datagrams of 18 bytes:
+// A client asks an IPv4 multicast group where the server of its job is. The server answers only
+// that client. Both messages are datagrams of 18 bytes:
 //
 //     question   | tag 16 | 0 2    |        tag: the first half of HMAC(key, "multicast", "/" JOB)
 //     answer     | tag 16 | port 2 |        port: big endian
 //
-// Anybody can answer; the handshake of the connection decides whether the answer was right.
+// Anybody can answer. The handshake of the connection shows whether the answer came from the right
+// server.
 #pragma once
 
 #include "os/clock.h"
@@ -21,13 +22,14 @@
 enum { IDIST__MULTICAST_TAG_NBYTES = 16, IDIST__MULTICAST_NBYTES = 18, IDIST__MULTICAST_MS = 100 };
 
 typedef struct idist__multicast {
-    int fd; // -1: the store does not use multicast
+    int fd; // -1 if the store does not use multicast
     idist__os_address group;
     uint8_t tag[32];
-    char ip[64]; // ours, on the interface through which packets to the group leave
+    char ip[64]; // our address on the interface that sends packets to the group
 } idist__multicast;
 
-// The address of our interface: IDIST_ADDR, or else what the routing table says.
+// Finds the address of our interface: IDIST_ADDR if it is set, otherwise the address that the
+// routing table gives.
 static idist_status idist__multicast_own_address(const idist__multicast *cast, const char *group,
                                                  idist__os_address *own) {
     const char *host = idist__os_env("IDIST_ADDR");
@@ -49,7 +51,8 @@ static idist_status idist__multicast_own_address(const idist__multicast *cast, c
     return status;
 }
 
-// Opens the socket for a MULTICAST. When this fails, the caller closes cast->fd.
+// Opens the socket for a meeting place of kind MULTICAST. When this function fails, the caller
+// closes cast->fd.
 static idist_status idist__multicast_open(idist__multicast *cast, const idist__meet *meet,
                                           bool server, const uint8_t key[32]) {
     char group[300], job[300];
@@ -76,7 +79,7 @@ static idist_status idist__multicast_open(idist__multicast *cast, const idist__m
     return IDIST_OK;
 }
 
-// The server answers all pending questions.
+// Answers all pending questions. Only the server calls it.
 static void idist__multicast_answer(const idist__multicast *cast, int port) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     idist__os_address from;
@@ -93,11 +96,12 @@ static void idist__multicast_answer(const idist__multicast *cast, int port) {
         message[16] = (uint8_t)(port >> 8);
         message[17] = (uint8_t)port;
         idist__os_socket_send_datagram(cast->fd, message, sizeof message,
-                                       &from); // lost: asked again
+                                       &from); // if it is lost, the client asks again
     }
 }
 
-// Asks until somebody answers, and sets the TCP of the server.
+// Asks until somebody answers or the deadline passes. Sets *server to the TCP address of the
+// server.
 static idist_status idist__multicast_ask(const idist__multicast *cast, idist__meet *server,
                                          int64_t deadline_ns) {
     uint8_t message[IDIST__MULTICAST_NBYTES];

@@ -1,12 +1,12 @@
 // store/server.h: the server: one thread, one table, many connections
 //
-// The thread polls its listener, the pending connections, whose handshakes are under way, and its
-// clients. The bytes of one client pass through here:
+// The thread polls its listener, its clients, and the pending connections, whose handshakes are not
+// complete yet. The bytes of one client take this path:
 //
 //     idist__server_main -> read -> serve (parse, request, reply) -> write
 //
-// A request that waits stays at the front of its client's input and is tried again whenever the
-// table has changed; meanwhile the client is silent, or sends CANCEL_WAIT.
+// A request that waits stays at the front of its client's input. The server tries it again whenever
+// the table has changed. Meanwhile the client sends nothing except CANCEL_WAIT.
 #pragma once
 
 #include "os/clock.h"
@@ -24,7 +24,7 @@
 
 enum { IDIST__SERVER_CLIENTS = 4096 };
 
-// What the server polls, before its clients and the pending connections.
+// Indices of the server's own poll entries. The clients and the pending connections follow.
 enum {
     IDIST__SERVER_POLL_WAKE,
     IDIST__SERVER_POLL_LISTENER,
@@ -32,14 +32,14 @@ enum {
     IDIST__SERVER_POLL_CLIENTS
 };
 
-// One connection whose handshake is done.
+// A connection whose handshake is complete.
 typedef struct idist__server_client {
     int fd;
-    bool valid;   // it has sent the magic number
+    bool valid;   // the client has sent the magic number
     bool waiting; // the first request in `in` waits for keys
     idist__buffer in;
     idist__buffer out;
-    char *will; // key and value, one after the other; see idist__store_request
+    char *will; // the key, then the value; see idist__store_request
     size_t will_key_nbytes;
     size_t will_nbytes;
 } idist__server_client;
@@ -47,9 +47,10 @@ typedef struct idist__server_client {
 typedef struct idist__server {
     idist_allocator mem;
     uint8_t key[32];
-    uint64_t id; // random, so that clients can tell it from the next one at its address
+    // Random, so that clients can tell this server from the next server at its address.
+    uint64_t id;
     int listener;
-    int wake; // a wake-up; signalled to end the thread
+    int wake; // wake-up descriptor, signaled to end the thread
     int port;
     idist__multicast multicast;
     idist__os_thread thread;
@@ -62,15 +63,17 @@ typedef struct idist__server {
     idist__pending pending;
     idist__server_client *clients[IDIST__SERVER_CLIENTS];
     int client_count;
-    bool will_executed;   // and so the table has changed
+    bool will_executed;   // a will has changed the table
     int refused_count;    // failed handshakes; rank 0 reports them when it times out
-    int other_byte_order; // a machine of another byte order has tried to connect
-    int out_of_fds;       // a connection was not accepted for lack of descriptors
-    char unlike[300];     // the first client that has another secret; fixed once is_unlike is set
+    int other_byte_order; // a machine with another byte order tried to connect
+    int out_of_fds;       // a connection was not accepted, because descriptors ran out
+    // Error text about the first client with another secret. Constant once is_unlike is set.
+    char unlike[300];
     int is_unlike;
 } idist__server;
 
-// A client has gone without taking its will back. A value that the key has already stays.
+// Executes the will of a client that has ended without withdrawing it. Does nothing if the key
+// already has a value.
 static void idist__server_execute_will(idist__server *server, const idist__server_client *client) {
     idist__blob key;
 
@@ -82,7 +85,8 @@ static void idist__server_execute_will(idist__server *server, const idist__serve
                          client->will_nbytes - client->will_key_nbytes) == IDIST_OK;
 }
 
-// The last client takes the index of the dropped one.
+// Drops a client and executes its will, if there is one. The last client takes the index of the
+// dropped client.
 static void idist__server_drop(idist__server *server, int index) {
     idist__server_client *client = server->clients[index];
 
@@ -112,7 +116,8 @@ static bool idist__server_reply_number(idist__server *server, idist__server_clie
     return idist__server_reply(server, client, &number, sizeof number);
 }
 
-// True means 0 on the wire, as in torch's protocol.
+// Replies with one byte. The byte is 0 if the flag is true, as in torch's protocol, and 1
+// otherwise.
 static bool idist__server_reply_flag(idist__server *server, idist__server_client *client,
                                      bool flag) {
     uint8_t byte = flag ? 0 : 1;
@@ -141,7 +146,7 @@ static void idist__server_drop_will(idist__server *server, idist__server_client 
     client->will_key_nbytes = client->will_nbytes = 0;
 }
 
-// Replaces a client's will by that of a CLAIM. False: out of memory.
+// Replaces a client's will with the will of a CLAIM. Returns false if memory is exhausted.
 static bool idist__server_set_will(idist__server *server, idist__server_client *client,
                                    const idist__store_request *claim) {
     char name[IDIST__WILL_KEY_MAX];
@@ -159,8 +164,9 @@ static bool idist__server_set_will(idist__server *server, idist__server_client *
     return true;
 }
 
-// Carries out one request of a client. *wait: it must be tried again after the table has changed.
-// False: drop the client.
+// Carries out one request of a client. Sets *wait if the request must be tried again after the
+// table has changed. Sets *changed if it changed the table. Returns false if the client must be
+// dropped.
 static bool idist__server_request(idist__server *server, idist__server_client *client,
                                   idist__store_request *request, bool *wait, bool *changed) {
     bool changed_here = false, awaits = request->op == IDIST__STORE_AWAIT_VALUE;
@@ -175,7 +181,7 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
 
     if (!client->valid) return false;
     if (request->op == IDIST__STORE_CANCEL_WAIT)
-        return true; // it crossed our answer, and nothing waits any more
+        return true; // it crossed our answer, so nothing waits any more
     if (request->op == IDIST__STORE_DROP_WILL) idist__server_drop_will(server, client);
 
     request->value = server->value;
@@ -191,7 +197,8 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
 
     if (changed_here) *changed = true;
 
-    // The key was deleted between the client's WAIT and its GET: the answer makes it wait again.
+    // The key was deleted between the client's WAIT and its GET. This answer makes the client wait
+    // again.
     if (*wait && request->op == IDIST__STORE_GET && !awaits) {
         *wait = false;
         return idist__server_reply_number(server, client, (int64_t)IDIST__NO_VALUE);
@@ -203,8 +210,8 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
     return idist__server_reply_to(server, client, request);
 }
 
-// Serves what has arrived from a client, up to a request that has to wait. *changed is set when the
-// table changed. False: drop the client.
+// Serves the requests that have arrived from a client, up to the first request that must wait. Sets
+// *changed if the table changed. Returns false if the client must be dropped.
 static bool idist__server_serve(idist__server *server, idist__server_client *client,
                                 bool *changed) {
     size_t used = 0;
@@ -236,11 +243,11 @@ static bool idist__server_serve(idist__server *server, idist__server_client *cli
 
     idist__buffer_consume(&client->in, used);
 
-    // A client that keeps asking and never reads is dropped.
+    // Drop a client that keeps asking and never reads.
     return client->out.nbytes < 8 * IDIST__STORE_REQUEST_MAX;
 }
 
-// Reads what has arrived. False: drop the client.
+// Reads the bytes that have arrived. Returns false if the client must be dropped.
 static bool idist__server_read(idist__server *server, idist__server_client *client) {
     idist__buffer *in = &client->in;
 
@@ -248,7 +255,7 @@ static bool idist__server_read(idist__server *server, idist__server_client *clie
         ptrdiff_t nbytes;
 
         if (in->nbytes >= IDIST__STORE_REQUEST_MAX)
-            return true; // a whole request is there: serve it first
+            return true; // a whole request has arrived, so serve it first
         if (!idist__buffer_reserve(&server->mem, &in->data, &in->capacity, in->nbytes,
                                    in->nbytes + 4096))
             return false;
@@ -259,7 +266,7 @@ static bool idist__server_read(idist__server *server, idist__server_client *clie
     }
 }
 
-// Sends what the socket takes now. False: drop the client.
+// Sends the bytes that the socket accepts now. Returns false if the client must be dropped.
 static bool idist__server_write(idist__server_client *client) {
     size_t sent = 0;
 
@@ -280,7 +287,7 @@ static bool idist__server_write(idist__server_client *client) {
     return true;
 }
 
-// Accepts connections while they may begin a handshake.
+// Accepts connections as long as there is a free slot for a handshake.
 static void idist__server_accept(idist__server *server) {
     idist__handshake *handshake;
 
@@ -290,7 +297,7 @@ static void idist__server_accept(idist__server *server) {
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
             if (!idist__pending_evict(&server->pending))
                 __atomic_store_n(&server->out_of_fds, 1, __ATOMIC_RELAXED);
-            idist__os_clock_pause_ms(1); // no busy loop while descriptors are short
+            idist__os_clock_pause_ms(1); // avoids a busy loop while descriptors are short
         }
 
         if (fd < 0) return;
@@ -303,7 +310,8 @@ static void idist__server_accept(idist__server *server) {
     }
 }
 
-// Turns a connection whose handshake is done into a client.
+// Turns a connection whose handshake is complete into a client. Closes the connection if the server
+// is full.
 static void idist__server_admit(idist__server *server, idist__handshake *handshake) {
     idist__server_client *client = NULL;
 
@@ -320,7 +328,8 @@ static void idist__server_admit(idist__server *server, idist__handshake *handsha
     server->clients[server->client_count++] = client;
 }
 
-// A handshake failed. Anybody may have sent it, so it must not end the job; rank 0 reports it.
+// Records a failed handshake. Anybody may have caused it, so it must not end the job; rank 0
+// reports it.
 static void idist__server_refuse(idist__server *server, const idist__handshake *handshake,
                                  idist_status status) {
     bool is_first = !__atomic_load_n(&server->is_unlike, __ATOMIC_RELAXED);
@@ -335,13 +344,14 @@ static void idist__server_refuse(idist__server *server, const idist__handshake *
 
     if (idist__os_socket_peer_address(handshake->fd, &peer) && !idist__os_socket_is_local(&peer))
         idist__os_socket_host_text(&peer, host, sizeof host);
-    if (strncmp(ip, "::ffff:", 7) == 0) ip += 7; // IPv4, at a listener for both
+    if (strncmp(ip, "::ffff:", 7) == 0) ip += 7; // an IPv4 peer of a dual-stack listener
     snprintf(server->unlike, sizeof server->unlike, "a process on %s was refused: %.200s", ip,
              idist__me.text);
     __atomic_store_n(&server->is_unlike, 1, __ATOMIC_RELEASE);
 }
 
-// Continues the handshakes for which something has arrived.
+// Continues the handshakes for which data has arrived. Closes connections whose handshake takes too
+// long.
 static void idist__server_handshakes(idist__server *server) {
     int i;
 
@@ -365,14 +375,16 @@ static void idist__server_handshakes(idist__server *server) {
     }
 }
 
-// Reads, serves and writes. What a client sent before it left still counts.
+// Reads from a client, serves its requests, and writes the answers. Requests that a client sent
+// before it disconnected still count. Returns false if the client must be dropped.
 static bool idist__server_client_ready(idist__server *server, idist__server_client *client,
                                        bool *changed) {
     bool alive = idist__server_read(server, client);
     return idist__server_serve(server, client, changed) && alive && idist__server_write(client);
 }
 
-// After a change of the table, tries the requests that wait, whose answers may change it again.
+// Tries the waiting requests again if the table has changed. Serving them may change the table, so
+// this function repeats until nothing changes.
 static void idist__server_serve_waiting(idist__server *server, bool changed) {
     int i;
 
@@ -389,7 +401,7 @@ static void idist__server_serve_waiting(idist__server *server, bool changed) {
     }
 }
 
-// Waits until something is to be done. Returns false when the thread has to end.
+// Waits until there is work. Returns false if the thread must end.
 static bool idist__server_poll(idist__server *server, bool may_accept) {
     idist__os_poll_entry *polls = server->polls, *clients = polls + IDIST__SERVER_POLL_CLIENTS;
     int i, pending_count, poll_count, timeout_ms = -1;
@@ -426,7 +438,8 @@ static void *idist__server_main(void *arg) {
 
         if (!idist__server_poll(server, may_accept)) return NULL;
 
-        // Downwards: a dropped client is replaced by the last one, which has been served.
+        // Count down: the last client takes the index of a dropped client, and has already been
+        // served.
         for (i = server->client_count - 1; i >= 0; i--)
             if (idist__os_poll_ready(&polls[IDIST__SERVER_POLL_CLIENTS + i]) &&
                 !idist__server_client_ready(server, server->clients[i], &changed))
@@ -441,8 +454,8 @@ static void *idist__server_main(void *arg) {
     }
 }
 
-// Ends the thread and frees everything. Clients that are connected see the end of their stream, and
-// from then on nobody gets a connection to this server.
+// Ends the thread and frees everything. Connected clients see the end of their stream. The listener
+// is closed before that, so a client that sees the end cannot connect again.
 static void idist__server_stop(idist__server *server) {
     if (server->running) {
         idist__os_poll_wakeup_signal(server->wake);
@@ -461,7 +474,8 @@ static void idist__server_stop(idist__server *server) {
     idist__mem_free(&server->mem, server);
 }
 
-// The memory that the thread uses, so that no client can make it run out of that.
+// Allocates in advance the poll entries and the scratch memory of the thread, so that no client can
+// make the thread run out of them.
 static idist_status idist__server_prepare(idist__server *server) {
     size_t poll_count = (size_t)IDIST__SERVER_POLL_CLIENTS + (size_t)IDIST__SERVER_CLIENTS +
                         (size_t)IDIST__PENDING_SLOTS;
@@ -478,8 +492,8 @@ static idist_status idist__server_prepare(idist__server *server) {
                             : IDIST_OK;
 }
 
-// Starts a server with a thread of its own. It owns the listener and the socket of `multicast` from
-// here on, also when this fails.
+// Starts a server with its own thread. The server owns the listener and the socket of `multicast`
+// from here on, even if this function fails.
 static idist_status idist__server_start(const idist_allocator *mem, int listener, int port,
                                         idist__multicast *multicast, const uint8_t key[32],
                                         int secrecy, idist__server **out) {

@@ -1,9 +1,9 @@
-// store/store.h: the public functions; stores in memory and with a prefix
+// store/store.h: the public functions; stores in memory and stores with a prefix
 //
-// Ranks that do not know each other yet exchange keys and values here: in the memory of one
-// process, in a file that all of them can open, or through a server inside rank 0 that speaks the
-// protocol of torch's TCPStore. The functions idist_store_* of idist.h end here; the join of the
-// ring (ring/join/) is the main user.
+// Lets ranks that do not know each other yet exchange keys and values. A store lives in one of
+// three places: the memory of one process, a file that all ranks can open, or a server inside rank
+// 0. The server speaks the protocol of torch's TCPStore. The functions idist_store_* of idist.h are
+// implemented here. Their main user is the code that joins the ring (ring/join/).
 #pragma once
 
 #include "os/clock.h"
@@ -21,8 +21,8 @@
 //------------------------------------------------------------------------------
 // a store inside one process
 //
-// A table, a mutex and a condition that waiting requests sleep on. Nobody owns it more than the
-// others, so there is neither a server nor a client.
+// A table, a mutex, and a condition variable that waiting requests sleep on. All threads are equal,
+// so there is neither a server nor a client.
 //------------------------------------------------------------------------------
 
 typedef struct idist__memory_store {
@@ -87,8 +87,8 @@ typedef struct idist__prefix_store {
     char prefix[IDIST__KEY_MAX + 1];
 } idist__prefix_store;
 
-// The keys of a request, with the prefix before each, in one block that the caller frees. The
-// second one of a CLAIM is that of its will.
+// Builds the keys of a request, with the prefix before each key, in one block that the caller
+// frees. The second key of a CLAIM is the key of its will.
 static idist_status idist__prefix_store_keys(idist_store *store,
                                              const idist__store_request *request,
                                              idist__blob **result) {
@@ -177,7 +177,7 @@ idist_status idist_store_close(idist_store **store) {
     return IDIST_OK;
 }
 
-// Opens the store of a torchrun agent, which needs no handshake.
+// Opens the store of a torchrun agent. This store needs no handshake.
 static idist_status idist__store_open_torch(idist_store *store, const idist__meet *meet,
                                             idist__client_serving *serving, int64_t deadline_ns) {
     idist__meet agent = *meet;
@@ -205,8 +205,9 @@ static idist_status idist__store_open_kind(idist_store *store, const idist__meet
     }
 }
 
-// Opens a store of any kind but NONE and PMI. In DRAW, see idist__store_is_file_server. A server
-// may bring a socket that listens already (else -1), which the store owns from here on.
+// Opens a store of any kind except NONE and PMI. For DRAW, idist__store_is_file_server tells
+// whether this process became the server. `listener` is a socket of a server that already listens,
+// or -1. The store owns the socket from here on.
 static idist_status idist__store_open(const idist__meet *meet, const idist_store_desc *desc,
                                       int listener, idist_store **out) {
     idist_store *store = idist__store_new(&desc->allocator, desc->timeout_ms);
@@ -238,7 +239,7 @@ static idist_status idist__store_open(const idist__meet *meet, const idist_store
     return status;
 }
 
-// Whether this process is the server of a store in a file.
+// Returns true if this process is the server of the store, which must be in a file.
 IDIST__UNUSED static bool idist__store_is_file_server(const idist_store *store) {
     return ((const idist__file_store *)store->impl)->server;
 }
@@ -323,7 +324,7 @@ static idist_status idist__store_check_key(const char *key) {
     return idist__fail(IDIST_ERR_ARG, "store: a key must have 1 to %u bytes", IDIST__KEY_MAX);
 }
 
-// Fills a request of an operation without a key.
+// Fills in a request for an operation without a key.
 static idist_status idist__store_begin(idist_store *store, idist__store_request *request, int op,
                                        int timeout_ms) {
     memset(request, 0, sizeof *request);
@@ -372,8 +373,8 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
     return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
-// Sets a value without waiting until other clients can see it: they do before this one has the
-// answer to its next request.
+// Sets a value without waiting until other clients can see it. They can see it by the time this
+// client gets the answer to its next request.
 IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const char *key,
                                                     const void *value, size_t nbytes) {
     idist__store_request request;
@@ -385,9 +386,9 @@ IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const ch
     return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
-// Adds 1 to the number of a key and leaves a will, see idist__store_request. sum NULL: does not
-// wait for the sum, which idist__store_posted_sum knows when the answer to the next request has
-// come; for stores with a server of ours.
+// Adds 1 to the number of a key and leaves a will, see idist__store_request. If `sum` is NULL, does
+// not wait for the sum. Then the store must have a server of ours, and idist__store_posted_sum
+// returns the sum after the next request has been answered.
 IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const char *key,
                                                      const char *will_key, const void *will,
                                                      size_t nbytes, int64_t *sum) {
@@ -407,7 +408,7 @@ IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const c
     return status;
 }
 
-// Takes our will back. If the connection is gone, the next request says so.
+// Withdraws our will. If the connection is lost, the next request reports it.
 IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
     idist__store_request request;
 
@@ -415,13 +416,14 @@ IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
         idist__store_run(store, &request);
 }
 
-// Waits until the server of a store in a file has ended, at most until the deadline. Then the next
-// store that is opened there is another one.
+// Waits until the server of a store in a file has ended, but not past the deadline. After that,
+// opening the path gives a new store. Returns at once for other kinds of stores.
 IDIST__UNUSED static void idist__store_await_end(idist_store *store, int64_t deadline_ns) {
     if (store->run == idist__file_store_run) idist__file_store_await_end(store, deadline_ns);
 }
 
-// Tells the servers of stores behind sockets apart; 0: it is not one of ours.
+// Returns the random id of the server if the server is ours and behind a socket, or else 0. The id
+// tells the server from later servers at the same address.
 IDIST__UNUSED static uint64_t idist__store_server_id(const idist_store *store) {
     if (store->run != idist__client_run) return 0;
     return ((const idist__client_store *)store->impl)->server_id;
@@ -431,7 +433,7 @@ IDIST__UNUSED static int64_t idist__store_posted_sum(const idist_store *store) {
     return ((const idist__client_store *)store->impl)->number;
 }
 
-// Runs a request that returns a value. `name` is the public function.
+// Runs a request that returns a value. `name` is the public function to name in error texts.
 static idist_status idist__store_fetch(const char *name, idist_store *store,
                                        idist__store_request *request, void *value, size_t capacity,
                                        size_t *nbytes) {
@@ -491,7 +493,7 @@ static idist_status idist__store_check_keys(const char *const *keys, size_t coun
         idist_status status = idist__store_check_key(keys[i]);
 
         if (status != IDIST_OK) return status;
-        total += strlen(keys[i]) + 9; // with its length and '/', on the wire
+        total += strlen(keys[i]) + 9; // on the wire: u64 length, '/', key
         if (total > IDIST__VALUE_MAX)
             return idist__fail(IDIST_ERR_ARG, "store: the keys of one call exceed %u bytes",
                                IDIST__VALUE_MAX);
@@ -500,7 +502,7 @@ static idist_status idist__store_check_keys(const char *const *keys, size_t coun
     return IDIST_OK;
 }
 
-// WAIT and CHECK. *flag, unless it is NULL: all keys exist.
+// Runs a WAIT or a CHECK. Sets *flag to true if all keys exist, unless `flag` is NULL.
 static idist_status idist__store_run_keys(idist_store *store, int op, const char *const *keys,
                                           size_t count, int timeout_ms, bool *flag) {
     idist__store_request request;
@@ -529,19 +531,20 @@ static idist_status idist__store_run_keys(idist_store *store, int op, const char
     return status;
 }
 
-// Like idist_store_wait, but the text of a time-out may name a key that exists.
+// Waits until all keys exist. After a time-out, the error text may name a key that exists.
+// idist_store_wait corrects the text.
 static idist_status idist__store_await_keys(idist_store *store, const char *const *keys, size_t n,
                                             int timeout_ms) {
     return idist__store_run_keys(store, IDIST__STORE_WAIT, keys, n, timeout_ms, NULL);
 }
 
-// Some of these keys did not appear in time. Only the server knows which: each question halves
-// their number.
+// Finds a key that did not appear in time and names it in the error text. Only the server knows
+// which keys are missing, so each CHECK halves the list of candidates.
 static idist_status idist__store_name_missing(idist_store *store, const char *const *keys,
                                               size_t n) {
     char text[sizeof idist__me.text];
 
-    memcpy(text, idist__me.text, sizeof text); // a question that fails overwrites it
+    memcpy(text, idist__me.text, sizeof text); // a CHECK that fails overwrites the text
 
     while (n > 1) {
         size_t half = n / 2;

@@ -1,4 +1,4 @@
-// store/table.h: bytes that grow; requests, and the table that carries them out
+// store/table.h: growing buffers; requests, and the table that carries them out
 #pragma once
 
 #include "base/fail.h"
@@ -7,7 +7,7 @@
 #include "base/hash.h"
 
 //------------------------------------------------------------------------------
-// bytes that grow
+// growing buffers
 //------------------------------------------------------------------------------
 
 typedef struct idist__buffer {
@@ -16,8 +16,9 @@ typedef struct idist__buffer {
     size_t capacity;
 } idist__buffer;
 
-// Makes room for `wanted` bytes, of which the first `used` are kept; at least doubles, so that
-// appending is cheap. False: out of memory, and nothing has changed.
+// Grows a buffer to at least `wanted` bytes and keeps its first `used` bytes. Growth at least
+// doubles the capacity, so that appending is cheap. Returns false, and changes nothing, if memory
+// is exhausted.
 static bool idist__buffer_reserve(const idist_allocator *mem, char **data, size_t *capacity,
                                   size_t used, size_t wanted) {
     size_t larger = *capacity ? *capacity : 512;
@@ -46,7 +47,7 @@ static bool idist__buffer_append(const idist_allocator *mem, idist__buffer *buff
     return true;
 }
 
-// Removes bytes from the front.
+// Removes bytes from the front of a buffer.
 static void idist__buffer_consume(idist__buffer *buffer, size_t nbytes) {
     if (nbytes) memmove(buffer->data, buffer->data + nbytes, buffer->nbytes - nbytes);
     buffer->nbytes -= nbytes;
@@ -55,16 +56,16 @@ static void idist__buffer_consume(idist__buffer *buffer, size_t nbytes) {
 //------------------------------------------------------------------------------
 // requests, and the table that carries them out
 //
-// Each public function fills one request and passes it to the store's `run`. What a request does to
-// the table is written once, in idist__table_apply, and serves all kinds of stores:
+// Each public function fills in one request and passes it to the store's `run`. All kinds of stores
+// carry out a request on a table with idist__table_apply:
 //
 //     idist_store_get -> idist__store_fetch -> store->run -> (file, socket) -> idist__table_apply
 //
-// The table is a hash table of 256 chains; keys and values are bytes with a length. ADD keeps
-// numbers as decimal text, as torch does.
+// The table is a hash table of 256 chains. Keys and values are byte strings with a length. ADD
+// stores numbers as decimal text, as torch does.
 //------------------------------------------------------------------------------
 
-// The operations, with the numbers of torch's TCPStore, which travel over the wire.
+// Operations, with the numbers of torch's TCPStore. The numbers are sent over the wire.
 enum {
     IDIST__STORE_VALIDATE = 0,
     IDIST__STORE_SET = 1,
@@ -76,48 +77,50 @@ enum {
     IDIST__STORE_NUM_KEYS = 7,
     IDIST__STORE_DELETE = 8,
     IDIST__STORE_CANCEL_WAIT = 12,
-    // Ours, not torch's:
-    IDIST__STORE_CLAIM = 100,       // ADD, and leave a will: see idist__store_request
-    IDIST__STORE_AWAIT_VALUE = 101, // WAIT and GET in one
-    IDIST__STORE_DROP_WILL = 102    // take the will back
+    // Our own operations, which torch does not have:
+    IDIST__STORE_CLAIM = 100,       // ADD 1 and leave a will, see idist__store_request
+    IDIST__STORE_AWAIT_VALUE = 101, // WAIT and GET in one request
+    IDIST__STORE_DROP_WILL = 102    // withdraw the will
 };
 
 #define IDIST__KEY_MAX 1024u
 #define IDIST__VALUE_MAX (8u << 20)
 #define IDIST__KEYS_MAX 65536u
-#define IDIST__WILL_KEY_MAX (IDIST__KEY_MAX + 32) // with the digits of the sum
+#define IDIST__WILL_KEY_MAX (IDIST__KEY_MAX + 32) // includes the digits of the sum
 
-// In place of a value's length, the answer to a GET whose key has just been deleted; torch's
-// protocol has no word for it.
+// Replaces the length of the value in the answer to a GET whose key has just been deleted. Torch's
+// protocol does not provide for this case.
 static const uint64_t IDIST__NO_VALUE = UINT64_MAX;
-// The answer to an ADD whose key holds text.
+// Answer to an ADD or CLAIM that fails, for example because the key holds text.
 static const int64_t IDIST__NOT_A_NUMBER = INT64_MIN;
 
-// Bytes with a length, owned by somebody else.
+// A byte string that somebody else owns.
 typedef struct idist__blob {
     const char *data;
     size_t nbytes;
 } idist__blob;
 
-// A will is a key and a value, which the store sets when the process that left the will has ended.
-// A process has at most one will in a store; the next one replaces it. CLAIM adds 1 to a number and
+// A request to a store.
+//
+// A will is a key and a value that the store sets when the process that left the will ends. A
+// process has at most one will in a store; a new will replaces it. CLAIM adds 1 to a number and
 // leaves a will in one step, so that no process can die between the two. The last '%' in the will's
 // key stands for the sum.
 typedef struct idist__store_request {
-    int op;                  // see IDIST__STORE_SET
-    idist__blob key;         // of operations on one key
-    idist__blob a;           // SET: the value; COMPARE_SET: the expected one; CLAIM: the will's key
-    idist__blob b;           // COMPARE_SET: the desired value; CLAIM: the will's value
-    int64_t number;          // ADD: the delta; ADD, CLAIM: then the sum; NUM_KEYS: the result
-    const idist__blob *keys; // CHECK, WAIT
+    int op;          // see IDIST__STORE_SET
+    idist__blob key; // for operations on one key
+    idist__blob a;   // SET: the value; COMPARE_SET: the expected value; CLAIM: the will's key
+    idist__blob b;   // COMPARE_SET: the desired value; CLAIM: the will's value
+    int64_t number;  // ADD: the delta, then the sum; CLAIM: the sum; NUM_KEYS: the result
+    const idist__blob *keys; // for CHECK and WAIT
     size_t nkeys;
     void *value; // GET, COMPARE_SET: the caller's buffer
     size_t capacity;
-    size_t nbytes;        // the size of the value, also when it does not fit
+    size_t nbytes;        // size of the value, even if it does not fit
     bool flag;            // CHECK: all keys exist; DELETE: the key existed
     bool posted;          // SET, ADD, CLAIM: do not wait for an answer
-    int64_t deadline_ns;  // of GET and WAIT
-    int64_t answer_by_ns; // when the server has to have answered, at the latest; 0: no such limit
+    int64_t deadline_ns;  // for GET and WAIT
+    int64_t answer_by_ns; // latest time for the server's answer, 0 if unlimited
 } idist__store_request;
 
 typedef struct idist__entry {
@@ -130,24 +133,25 @@ typedef struct idist__entry {
 
 typedef struct idist__table {
     idist_allocator mem;
-    idist__entry *chains[256]; // by hash of the key
+    idist__entry *chains[256]; // indexed by the hash of the key
     size_t key_count;
 } idist__table;
 
-// What idist_store points to; each kind has its own functions and its own data behind `impl`.
+// A store. Each kind of store has its own functions, and its own data behind `impl`.
 struct idist_store {
     idist_status (*run)(idist_store *store,
                         idist__store_request *req); // blocks until the request's deadline
     void (*close)(idist_store *store);              // frees impl
     idist_allocator mem;
-    int timeout_ms;       // of calls that give none
-    int port;             // of the server's socket; 0: none
-    int64_t answer_by_ns; // of every request; 0: none
-    bool is_lost;         // a request has failed because the server was gone
+    int timeout_ms;       // default for calls that give none
+    int port;             // port of the server's socket, 0 if none
+    int64_t answer_by_ns; // answer_by_ns of every request, 0 if none
+    bool is_lost;         // a request failed because the server was lost
     void *impl;
 };
 
-// The link that points to the entry of a key, or to NULL at the end of its chain.
+// Returns the link that points to the entry of a key. If there is no such entry, returns the NULL
+// link at the end of the chain.
 static idist__entry **idist__table_find(idist__table *table, idist__blob key) {
     idist__entry **link = &table->chains[idist__hash(key.data, key.nbytes) & 255];
 
@@ -213,7 +217,7 @@ static void idist__table_clear(idist__table *table) {
     }
 }
 
-// The first key of a CHECK or WAIT that does not exist; NULL: all do.
+// Returns the first key of a CHECK or WAIT that does not exist, or NULL if all of them exist.
 static const idist__blob *idist__table_missing(idist__table *table,
                                                const idist__store_request *request) {
     size_t i;
@@ -239,14 +243,14 @@ static idist_status idist__table_add(idist__table *table, idist__store_request *
         if (is_number) {
             memcpy(text, entry->value, entry->value_nbytes);
             text[entry->value_nbytes] = 0;
-            is_number = strlen(text) == entry->value_nbytes && // no zero byte within
+            is_number = strlen(text) == entry->value_nbytes && // no zero byte inside
                         idist__parse_int(text, INT64_MIN, INT64_MAX, &old);
         }
 
         if (!is_number) return idist__table_not_a_number();
     }
 
-    // The sum must not be IDIST__NOT_A_NUMBER either.
+    // The sum must also differ from IDIST__NOT_A_NUMBER.
     fits = delta > 0 ? old <= INT64_MAX - delta : old > INT64_MIN - delta;
     if (!fits) return idist__table_not_a_number();
     request->number = old + delta;
@@ -261,7 +265,7 @@ static idist_status idist__table_truncated(size_t nbytes, size_t capacity) {
                        capacity);
 }
 
-// Copies a value into the caller's buffer.
+// Copies a value into the caller's buffer. Fails if the buffer is too small.
 static idist_status idist__table_copy_out(idist__store_request *request, const void *value,
                                           size_t nbytes) {
     request->nbytes = nbytes;
@@ -270,7 +274,8 @@ static idist_status idist__table_copy_out(idist__store_request *request, const v
     return IDIST_OK;
 }
 
-// A missing key counts as an empty value. The caller gets the value that the key has afterwards.
+// Sets a value if the current value is the expected one. A missing key counts as an empty value.
+// The caller gets the value that the key has afterwards.
 static idist_status idist__table_compare_set(idist__table *table, idist__store_request *request,
                                              bool *changed) {
     idist__entry *entry = *idist__table_find(table, request->key);
@@ -288,8 +293,8 @@ static idist_status idist__table_compare_set(idist__table *table, idist__store_r
     return idist__table_copy_out(request, request->b.data, request->b.nbytes);
 }
 
-// The key of the will that a CLAIM leaves, whose sum is known. `name` has room for
-// IDIST__WILL_KEY_MAX bytes.
+// Returns the key of the will that a CLAIM leaves. The sum of the CLAIM must be known. The key is
+// stored in `name`, which has room for IDIST__WILL_KEY_MAX bytes.
 static idist__blob idist__table_will_key(const idist__store_request *claim, char *name) {
     const char *pattern = claim->a.data;
     size_t before = claim->a.nbytes, after;
@@ -308,8 +313,8 @@ static idist__blob idist__table_will_key(const idist__store_request *claim, char
     return key;
 }
 
-// Carries out a request, except for the will of a CLAIM. *wait: it must be tried again after the
-// table has changed. *changed: the entry of request->key is now another one, or gone.
+// Carries out a request, except for the will of a CLAIM. Sets *wait if the caller must try again
+// after the table has changed. Sets *changed if the entry of request->key was set or removed.
 static idist_status idist__table_apply(idist__table *table, idist__store_request *request,
                                        bool *wait, bool *changed) {
     idist__entry *entry;
@@ -347,8 +352,9 @@ static idist_status idist__table_apply(idist__table *table, idist__store_request
     }
 }
 
-// The deadline of a GET or WAIT has passed. The text names the first missing key; without a table
-// (it is the server's) the first key: see idist__store_name_missing.
+// Reports that the deadline of a GET or WAIT has passed. The text names the first missing key. A
+// client of a server has no table; then the text names the first key of the request, see
+// idist__store_name_missing.
 static idist_status idist__table_timed_out(const idist__store_request *request,
                                            idist__table *table) {
     const idist__blob *missing = table ? idist__table_missing(table, request) : NULL;

@@ -1,8 +1,9 @@
-// store/wire.h: the protocol between client and server: that of torch's TCPStore
+// store/wire.h: the protocol between client and server, the same as torch's TCPStore
 //
-// A request is one byte, the operation (see IDIST__STORE_SET), and its fields. Numbers are
-// in the client's byte order, strings are a u64 length and their bytes, and every key begins with
-// '/'. A connection begins with VALIDATE and a magic number. A client sends WAIT before each GET.
+// A request is one byte for the operation (see IDIST__STORE_SET), followed by the fields of the
+// operation. Numbers are in the client's byte order. A string is a u64 length followed by its
+// bytes. Every key begins with '/'. A connection begins with VALIDATE and a magic number. A client
+// sends WAIT before each GET.
 //
 //     operation            fields                     answer
 //     VALIDATE             u32 magic                  -
@@ -14,12 +15,12 @@
 //     WAIT                 u64 count, keys            u8: 0 all exist, 1 canceled
 //     NUM_KEYS             -                          i64
 //     DELETE               key                        i64: 1 deleted, 0 there was none
-//     CANCEL_WAIT          -                          that of the WAIT, or none if it crosses it
+//     CANCEL_WAIT          -                          u8 1, or none if the WAIT is answered already
 //
-// A client of our own server also knows these:
+// Our own server also accepts these requests:
 //
 //     CLAIM                key, key, value            i64 sum
-//     AWAIT_VALUE          key                        u8 of WAIT, then value if that is 0
+//     AWAIT_VALUE          key                        u8 as for WAIT, then value if u8 is 0
 //     DROP_WILL            -                          -
 #pragma once
 
@@ -28,11 +29,11 @@
 #define IDIST__STORE_MAGIC 0x3C85F7CEu
 #define IDIST__STORE_REQUEST_MAX ((size_t)IDIST__VALUE_MAX + 64 * 1024)
 
-// What is left of the bytes of a request.
+// The unread bytes of a request.
 typedef struct idist__wire_reader {
     const char *next;
     size_t remaining;
-    bool truncated; // it needs more bytes than there are
+    bool truncated; // the request needs more bytes than there are
     bool invalid;   // a length exceeds its limit
 } idist__wire_reader;
 
@@ -70,8 +71,9 @@ static idist__blob idist__wire_read_blob(idist__wire_reader *reader, uint64_t li
     return blob;
 }
 
-// The fields of an operation, in order: m magic, k key, w key of a will, v value, h value of half
-// the limit, n number, l list of keys. NULL: there is no such operation.
+// Returns the fields of an operation in order, one letter each, or NULL if there is no such
+// operation. The letter m is the magic number, k a key, w the key of a will, v a value, h a value
+// of at most half the limit, n a number, and l a list of keys.
 static const char *idist__wire_fields(int op) {
     switch (op) {
     case IDIST__STORE_VALIDATE: return "m";
@@ -103,13 +105,13 @@ static void idist__wire_read_keys(idist__wire_reader *reader, idist__store_reque
     request->nkeys = (size_t)count;
 }
 
-// Reads one request from the front of a buffer. > 0: its size; 0: more bytes are needed; -1: it is
-// invalid. The request points into the buffer and into `keys`.
+// Reads one request from the front of a buffer. Returns the size of the request, 0 if more bytes
+// are needed, or -1 if the request is invalid. The request points into the buffer and into `keys`.
 static ptrdiff_t idist__wire_parse(const char *buf, size_t nbytes, idist__store_request *request,
                                    idist__blob *keys, size_t keys_capacity) {
     const char *field;
     idist__wire_reader reader;
-    idist__blob *value = &request->a; // what follows goes into request->b
+    idist__blob *value = &request->a; // the next value goes into request->b
     uint32_t magic;
     uint64_t limit;
 

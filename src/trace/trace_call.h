@@ -1,4 +1,4 @@
-// trace/trace_call.h: the events of calls, and the marks of the program
+// trace/trace_call.h: the events of calls, and the events that the program adds
 //
 // Functions: idist__trace_call_*, idist__trace_mark_*.
 #pragma once
@@ -20,13 +20,15 @@
 //------------------------------------------------------------------------------
 // what the library adds to the timeline
 //
-// The functions of idist__tracer, which core/call.h calls. A blocking call is a begin and an end on
-// the track of its thread. A request goes to a lane: idist__trace_call_record starts it, and
-// idist__trace_call_done ends it, in whichever thread completes it.
+// These are the functions of idist__tracer, which core/call.h calls. A blocking call is a begin and
+// an end on the track of its thread. A request goes to a lane. idist__trace_call_record begins the
+// event of the request. idist__trace_call_done ends the event, in the thread that completes the
+// request.
 //------------------------------------------------------------------------------
 
-// {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. valid: the arguments
-// have been checked.
+// Writes the args of a call's event:
+// {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. `valid` is true if the
+// arguments of the call have passed their checks.
 static void idist__trace_call_args(char *out, const idist_group *g, const idist__call *call,
                                    uint32_t seq, bool valid) {
     const size_t capacity = IDIST__TRACE_ARGS_NBYTES;
@@ -47,7 +49,7 @@ static void idist__trace_call_args(char *out, const idist_group *g, const idist_
         idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(call->op));
     if (p2p) {
         idist__text_append(out, capacity, "\"peer\":%d,", call->root);
-        if (call->label != IDIST__MRECV) // whose tag is one of ours
+        if (call->label != IDIST__MRECV) // the tag of an mrecv is internal
             idist__text_append(out, capacity, "\"tag\":%d,", call->tag);
     } else if (call->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", call->root);
     if (seq && !p2p) idist__text_append(out, capacity, "\"seq\":%u,", (unsigned)seq);
@@ -61,7 +63,8 @@ static void idist__trace_call_joined(const idist__world *w) {
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// A wait begins, for one call or for several; in the latter case g and c are NULL.
+// Records that a wait begins, for one call or for several calls. For several calls, `g` and `call`
+// are NULL.
 static void idist__trace_call_wait(const char *category, const char *name, const idist_group *g,
                                    const idist__call *call) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
@@ -84,7 +87,7 @@ static void idist__trace_call_waited(idist_status status) {
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// A task that is in a lane is complete.
+// Records the end of a task that is in a lane.
 static void idist__trace_call_done(const idist__task *t) {
     idist__lane *lane = (idist__lane *)t->lane;
 
@@ -94,7 +97,7 @@ static void idist__trace_call_done(const idist__task *t) {
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// Puts a task that is in flight, or already complete, into a lane.
+// Puts a task into a lane. The task is in flight or already complete.
 static void idist__trace_call_start(idist__task *t) {
     char event[IDIST__TRACE_EVENT_NBYTES], args[IDIST__TRACE_ARGS_NBYTES] = "";
     idist__trace_rank *rank;
@@ -131,8 +134,8 @@ static idist_status idist__trace_call_blocking_call(idist_group *g, const idist_
     return status;
 }
 
-// Around every communication call except sendrecv. A call on a stream without a request is never
-// waited for, and has no lane.
+// Runs a communication call and records it. Used for every communication call except sendrecv. A
+// call on a stream without a request has no lane, because nobody waits for it.
 static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
                                              const idist_opts *opts) {
     idist__task *t;
@@ -146,14 +149,14 @@ static idist_status idist__trace_call_record(idist_group *g, const idist__call *
     status = idist__call_locked(g, call, opts);
     if (status != IDIST_OK) return status;
 
-    t = idist__together_now.first ? idist__together_now.last : NULL; // the task that was just begun
+    t = idist__together_now.first ? idist__together_now.last : NULL; // the task that has just begun
     if (opts->request) t = (idist__task *)opts->request->impl;
     if (t && !t->lane) idist__trace_call_start(t);
 
     return status;
 }
 
-// Before a world is joined: starts the timeline if the environment asks for one.
+// Sets the tracer if the environment asks for a timeline. Called before a world is joined.
 static void idist__trace_call_prepare(void) {
     static const idist__tracer tracer = {idist__trace_call_joined, idist__trace_file_trim,
                                          idist__trace_call_record, idist__trace_call_wait,
@@ -193,8 +196,8 @@ static int64_t idist__trace_mark_clamp(int64_t ns) {
     return ns;
 }
 
-// Copies the args of a span without line breaks, since an event must be a line; in JSON line breaks
-// occur between tokens only. Gives "" if args do not fit.
+// Copies the args of a span with spaces instead of line breaks, because an event must be one line.
+// In JSON, line breaks occur only between tokens. Writes "" if the args do not fit.
 static void idist__trace_mark_one_line(char *out, size_t capacity, const char *args) {
     size_t i;
 
@@ -205,7 +208,7 @@ static void idist__trace_mark_one_line(char *out, size_t capacity, const char *a
         if (out[i] == '\n' || out[i] == '\r') out[i] = ' ';
 }
 
-// Whether a category goes to the track of the thread, not to a lane.
+// Returns true if a category goes to the track of the thread, not to a lane.
 static bool idist__trace_mark_is_of_thread(const char *category) {
     return strcmp(category, "compute") == 0 || strcmp(category, "call") == 0 ||
            strcmp(category, "wait") == 0;

@@ -15,39 +15,40 @@
 //------------------------------------------------------------------------------
 // a JSON array that is valid at any moment
 //
-// The array is closed behind every event. A new event is first written behind that end, from
-// end + 2 on, together with an end of its own. Then two bytes are replaced, a newline and a bracket
-// by a comma and a newline, and the array is longer by one event:
+// The array is closed after every event. A new event is first written after the closing bracket,
+// from end + 2 on, with a closing bracket of its own. Then two bytes are replaced: the newline and
+// the old bracket become a comma and a newline. Now the array has one more event:
 //
 //     before            [ \n {...}  \n  ]  \n
-//                                 ^ end: of the last event
+//                                 ^ end of the last event
 //     new event         [ \n {...}  \n  ]  {...}  \n ] \n
 //     two bytes later   [ \n {...}  ,  \n  {...}  \n ] \n
 //                                               ^ end
 //
-// The window is the part of the file that is mapped; it is filled with spaces, which JSON ignores.
+// The window is the mapped part of the file. Unused bytes of the window are spaces, which JSON
+// ignores.
 //------------------------------------------------------------------------------
 
-// In bytes.
+// Sizes in bytes.
 #define IDIST__TRACE_WINDOW_NBYTES ((size_t)64 * 1024)
 #define IDIST__TRACE_EVENT_NBYTES 2048
 #define IDIST__TRACE_NAME_NBYTES 160
 #define IDIST__TRACE_KIND_NBYTES 64
 #define IDIST__TRACE_ARGS_NBYTES 1000
 
-// Nanoseconds. Sums and differences of such times do not overflow.
+// Limit of times in ns. Sums and differences of two such times do not overflow.
 #define IDIST__TRACE_TIME_LIMIT_NS (INT64_MAX / 4)
 
 static idist__os_mutex idist__trace_lock = IDIST__OS_MUTEX_INIT;
 
 static struct idist__trace_state {
-    bool on;     // atomic; what follows is under the lock
+    bool on;     // atomic; the lock protects the other fields
     bool failed; // nothing more is written
     idist__os_file file;
-    char *window;        // NULL: none is mapped
+    char *window;        // NULL if no part of the file is mapped
     size_t window_begin; // position in the file
-    size_t end;          // of the last event, in the file
-    int64_t wall_ns;     // the time since 1970 less that of CLOCK_MONOTONIC
+    size_t end;          // end of the last event in the file
+    int64_t wall_ns;     // time since 1970 minus CLOCK_MONOTONIC
     struct idist__trace_rank *ranks;
 } idist__trace;
 
@@ -60,7 +61,7 @@ static void idist__trace_file_unmap(void) {
     idist__trace.window = NULL;
 }
 
-// Moves the window to the end of the last event. 0 or an errno.
+// Moves the window to the end of the last event. Returns 0 or an errno.
 static int idist__trace_file_map(void) {
     size_t used;
     int error;
@@ -85,7 +86,7 @@ static void idist__trace_file_give_up(const idist__log *log, const char *path, i
     __atomic_store_n(&idist__trace.on, false, __ATOMIC_RELEASE);
 }
 
-// Makes room for nbytes behind the last event. False: the timeline was given up.
+// Makes room for nbytes after the last event. Returns false if the timeline was given up.
 static bool idist__trace_file_reserve(size_t nbytes) {
     idist__log log;
     size_t window_end = idist__trace.window_begin + IDIST__TRACE_WINDOW_NBYTES;
@@ -99,7 +100,7 @@ static bool idist__trace_file_reserve(size_t nbytes) {
     return false;
 }
 
-// Adds an event: a JSON object without a newline. The lock is held.
+// Adds an event, which is a JSON object without a newline. Called with the lock held.
 static void idist__trace_file_put(const char *event) {
     static const char end[3] = {'\n', ']', '\n'}, comma[2] = {',', '\n'}, first[2] = {' ', '\n'};
     size_t nbytes = strlen(event);
@@ -111,12 +112,12 @@ static void idist__trace_file_put(const char *event) {
     at = idist__trace.window + (idist__trace.end - idist__trace.window_begin);
     idist__text_copy(at + 2, nbytes + 1, event);
     memcpy(at + 2 + nbytes, end, sizeof end);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);              // the event before the comma
-    memcpy(at, idist__trace.end == 1 ? first : comma, 2); // 1: behind the opening bracket
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);              // write the event before the comma
+    memcpy(at, idist__trace.end == 1 ? first : comma, 2); // end is 1 before the first event
     idist__trace.end += 2 + nbytes;
 }
 
-// Cuts off the spaces at the end of the file. The next event, if any, maps the file again.
+// Removes the spaces at the end of the file. The next event, if any, maps the file again.
 static void idist__trace_file_trim(void) {
     idist__os_mutex_lock(&idist__trace_lock);
     idist__trace_file_unmap();
@@ -126,7 +127,8 @@ static void idist__trace_file_trim(void) {
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// out.json becomes out.3.json in a world of several ranks, and out.3.4711.json with a process id.
+// Builds the path of the file. out.json becomes out.3.json in a world of several ranks, and
+// out.3.4711.json with a process id.
 static void idist__trace_file_path(char *path, size_t capacity, const char *name, int rank,
                                    int world_size, int process) {
     size_t length = strlen(name);
@@ -139,7 +141,8 @@ static void idist__trace_file_path(char *path, size_t capacity, const char *name
     idist__text_append(path, capacity, "%s", name + stem);
 }
 
-// Creates the file, or empties it. 0 or an errno; EAGAIN: another process is writing it.
+// Creates the file or empties it. Returns 0 or an errno. EAGAIN means that another process is
+// writing the file.
 static int idist__trace_file_create(const char *path) {
     static const char empty[4] = {'[', '\n', ']', '\n'};
     int error;
@@ -164,7 +167,7 @@ static int idist__trace_file_create(const char *path) {
     return 0;
 }
 
-// Starts the timeline, unless there is one. The lock is held.
+// Starts the timeline, unless it has started already. Called with the lock held.
 static void idist__trace_file_open(const idist__world *w) {
     const char *name = idist__os_env("IDIST_TRACE");
     int rank = w->group.rank, world_size = w->group.size;
@@ -195,12 +198,13 @@ static void idist__trace_file_open(const idist__world *w) {
 //
 //     {"ph":"B","pid":3,"tid":0,"ts":1769801172180123.456,"cat":"call","name":"barrier"}
 //
-// ph is the phase: B begins, E ends, X is both (with a duration), M is metadata. In the terms of
-// the format a rank is a process (pid), and a track a thread of it (tid). An event is composed in a
-// buffer of IDIST__TRACE_EVENT_NBYTES bytes and then put into the file.
+// The phase `ph` is B for a begin, E for an end, X for both (with a duration), or M for metadata.
+// In the terms of the format, a rank is a process (pid) and a track is a thread (tid) of the
+// process. An event is composed in a buffer of IDIST__TRACE_EVENT_NBYTES bytes and then put into
+// the file.
 //------------------------------------------------------------------------------
 
-// Copies text; if it does not fit, as many whole characters as do.
+// Copies a text. Cuts a text that is too long, but never inside a character.
 static void idist__trace_event_cut(char *out, size_t capacity, const char *text) {
     size_t nbytes = strlen(text);
 
@@ -213,7 +217,8 @@ static void idist__trace_event_cut(char *out, size_t capacity, const char *text)
     out[nbytes] = 0;
 }
 
-// Copies text as the inside of a JSON string; if it does not fit, as many whole characters as do.
+// Copies a text as the inside of a JSON string. Cuts a text that is too long, but never inside a
+// character.
 static void idist__trace_event_quote(char *out, size_t capacity, const char *text) {
     size_t n = 0;
 
@@ -225,7 +230,7 @@ static void idist__trace_event_quote(char *out, size_t capacity, const char *tex
         else n += (size_t)snprintf(out + n, 7, "\\u%04x", c);
     }
 
-    if ((*text & 0xc0) == 0x80) { // within a character
+    if ((*text & 0xc0) == 0x80) { // inside a character
         while (n && (out[n - 1] & 0xc0) == 0x80) n--;
         if (n) n--;
     }
@@ -233,7 +238,7 @@ static void idist__trace_event_quote(char *out, size_t capacity, const char *tex
     out[n] = 0;
 }
 
-// Begins an event. time_ns: of CLOCK_MONOTONIC.
+// Begins an event. `time_ns` is a time of CLOCK_MONOTONIC.
 static void idist__trace_event_head(char *event, const char *phase, int pid, int tid,
                                     int64_t time_ns) {
     int64_t ns = time_ns > -idist__trace.wall_ns ? time_ns + idist__trace.wall_ns : 0;
@@ -243,7 +248,7 @@ static void idist__trace_event_head(char *event, const char *phase, int pid, int
              (long long)(ns / 1000), (int)(ns % 1000));
 }
 
-// Completes an event. args: NULL, "" or a JSON object.
+// Completes an event. `args` is NULL, "" or a JSON object.
 static void idist__trace_event_tail(char *event, const char *category, const char *name,
                                     const char *args) {
     char quoted_name[IDIST__TRACE_NAME_NBYTES], quoted_category[IDIST__TRACE_NAME_NBYTES];

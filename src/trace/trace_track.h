@@ -1,8 +1,8 @@
 // trace/trace_track.h: the rank and the thread that an event belongs to
 //
-// Track 0 of a rank is the thread that joined the world; other threads get the next ones as they
-// come. From IDIST__TRACE_FIRST_LANE on there are the lanes, tracks for what is in flight.
-// Everything here is called with the lock held, unless a comment says otherwise.
+// Track 0 of a rank is the thread that joined the world. Other threads get the next tracks with
+// their first event. Tracks from IDIST__TRACE_FIRST_LANE on are lanes, which show operations in
+// flight. All functions here are called with the lock held, unless a comment says otherwise.
 #pragma once
 
 #include "os/clock.h"
@@ -15,15 +15,15 @@
 
 #define IDIST__TRACE_FIRST_LANE 1000
 
-// A track for what goes on beside the threads, one thing at a time.
+// A track for operations that run beside the threads, one at a time.
 typedef struct idist__lane {
     struct idist__lane *next;
     int pid, tid;
     char kind[IDIST__TRACE_KIND_NBYTES]; // "request", or a category
-    int64_t until_ns;                    // occupied until then
+    int64_t until_ns;                    // when the lane becomes free
 } idist__lane;
 
-// A process whose threads are ranks has several of these.
+// A rank of this process. A process whose threads are ranks has several.
 typedef struct idist__trace_rank {
     struct idist__trace_rank *next;
     int pid, thread_count, lane_count;
@@ -33,11 +33,11 @@ typedef struct idist__trace_rank {
 static __thread struct idist__trace_thread {
     idist__trace_rank *rank;
     int tid;
-    int depth; // begins without an end
+    int depth; // number of begins without an end
 } idist__trace_me;
 
-// The rank as which a thread joined the world w; w NULL: the first one. NULL: no memory, or no
-// rank.
+// Returns the rank of this process in the world `w`, or the first rank if `w` is NULL. Creates the
+// rank of `w` if it does not exist. Returns NULL if memory is exhausted or there is no rank.
 static idist__trace_rank *idist__trace_track_find_rank(const idist__world *w) {
     idist__trace_rank **at = &idist__trace.ranks, *created;
     char text[128];
@@ -55,8 +55,9 @@ static idist__trace_rank *idist__trace_track_find_rank(const idist__world *w) {
     return created;
 }
 
-// The rank that this thread belongs to: as which it joined the world w, or else the first one.
-// Gives the thread a track of it. NULL: no memory, or no rank.
+// Returns the rank of this thread, or NULL if memory is exhausted or there is no rank. A thread
+// without a rank gets the rank of this process in the world `w`, or the first rank if `w` is NULL.
+// The thread also gets a track of this rank.
 static idist__trace_rank *idist__trace_track_this_rank(const idist__world *w) {
     struct idist__trace_thread *me = &idist__trace_me;
     char text[128];
@@ -72,11 +73,12 @@ static idist__trace_rank *idist__trace_track_this_rank(const idist__world *w) {
     return me->rank;
 }
 
-// A lane of this kind that is free from start_ns on. NULL: no memory for a new one.
+// Returns a lane of this kind that is free from start_ns on. Returns NULL if there is no memory for
+// a new lane.
 static idist__lane *idist__trace_track_lane(idist__trace_rank *rank, const char *kind,
                                             int64_t start_ns) {
     idist__lane **at = &rank->lanes, *created;
-    int number = 1; // among those of this kind
+    int number = 1; // number of the lane among the lanes of this kind
     char text[80];
 
     for (; *at; at = &(*at)->next) {
@@ -97,8 +99,9 @@ static idist__lane *idist__trace_track_lane(idist__trace_rank *rank, const char 
     return created;
 }
 
-// In a child made by fork: it has neither file nor tracks until it joins a world itself. Takes no
-// lock, since another thread may have held it during the fork.
+// Resets everything in a child process after fork. The child has neither a file nor tracks until it
+// joins a world itself. Takes no lock, because another thread may have held the lock during the
+// fork.
 static void idist__trace_track_forked(void) {
     while (idist__trace.ranks) {
         idist__trace_rank *rank = idist__trace.ranks;
@@ -115,7 +118,7 @@ static void idist__trace_track_forked(void) {
     idist__os_mutex_init(&idist__trace_lock);
 }
 
-// Records that something begins on the track of this thread. Takes the lock.
+// Records a begin event on the track of this thread. Takes the lock.
 static void idist__trace_track_enter(const char *category, const char *name, const char *args) {
     char event[IDIST__TRACE_EVENT_NBYTES];
     int64_t now_ns = idist__os_clock_now_ns();
@@ -134,8 +137,8 @@ static void idist__trace_track_enter(const char *category, const char *name, con
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// Records the end of what this thread entered last or, if lane is not NULL, of what occupies the
-// lane. status: "" for marks, which have none.
+// Records an end event for the last begin of this thread, or for the operation in `lane` if `lane`
+// is not NULL. `status` is "" for marks, which have no status.
 static void idist__trace_track_leave(const idist__lane *lane, const char *status) {
     struct idist__trace_thread *me = &idist__trace_me;
     int pid = lane ? lane->pid : me->rank->pid, tid = lane ? lane->tid : me->tid;

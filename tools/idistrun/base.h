@@ -1,7 +1,7 @@
 // base.h: messages of idistrun itself, errors that end it, memory, the clock
 //
-// idistrun prints on the same terminal as its ranks. Each of its messages is one line that begins
-// with "idistrun: " and goes out in one write(), so that no rank's line cuts it in two.
+// idistrun prints to the same terminal as its ranks. Each of its messages is one line that begins
+// with "idistrun: ". A single write() prints the line, so that no output of a rank splits it.
 #pragma once
 
 #include <errno.h>
@@ -12,16 +12,17 @@
 #include <time.h>
 #include <unistd.h>
 
-// The exit codes of idistrun itself. In all other cases the first rank that fails gives the code.
+// The exit codes of idistrun itself. In all other cases, the first rank that fails determines the
+// code.
 enum base_code {
     BASE_CODE_USAGE = 2,       // a wrong option
     BASE_CODE_SYSTEM = 125,    // a host cannot be reached, or the system refuses something
     BASE_CODE_NOT_RUN = 126,   // the program cannot be run
     BASE_CODE_NOT_FOUND = 127, // there is no such program
-    BASE_CODE_SIGNAL = 128     // plus the number of the signal, as a shell has it
+    BASE_CODE_SIGNAL = 128     // plus the number of the signal, as in a shell
 };
 
-// Prints a message. A message that is too long loses its end.
+// Prints a message. Truncates a message that is too long.
 static void base_vsay(const char *format, va_list args) __attribute__((format(printf, 1, 0)));
 static void base_vsay(const char *format, va_list args) {
     char text[8192];
@@ -34,7 +35,7 @@ static void base_vsay(const char *format, va_list args) {
     if (write(STDERR_FILENO, text, (size_t)nbytes) < 0) return; // nobody reads stderr
 }
 
-// Prints a message in the way of printf; the newline is added.
+// Prints a message. Takes a format and arguments as printf does, and adds a newline.
 static void base_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void base_say(const char *format, ...) {
     va_list args;
@@ -63,7 +64,7 @@ static void base_die(const char *what) {
     exit(BASE_CODE_SYSTEM);
 }
 
-// Returns the pointer that a function of the C library gave, or exits if the pointer is NULL.
+// Returns `pointer`, the result of a function of the C library. Exits if the pointer is NULL.
 static void *base_or_die(void *pointer) {
     if (!pointer) base_die("memory");
     return pointer;
@@ -72,7 +73,8 @@ static void *base_or_die(void *pointer) {
 // Copies a text to the heap.
 static char *base_copy(const char *text) { return base_or_die(strdup(text)); }
 
-// Returns the milliseconds since a fixed time in the past. Setting the clock does not change them.
+// Returns the time in ms since a fixed point in the past. Setting the system clock does not change
+// this time.
 static long long base_now_ms(void) {
     struct timespec now;
 

@@ -1,9 +1,9 @@
-// child.h: the children of idistrun: ranks, or at the head one ssh per node
+// child.h: the children of idistrun: ranks, or on the head one ssh per node
 //
 //     CHILD_ENDED --child_start--> CHILD_RUNS --waitpid--> CHILD_DEAD --child_end--> CHILD_ENDED
 //
-// Each child leads a process group of its own. So Ctrl-C reaches idistrun alone, and processes that
-// a rank leaves behind can be killed. The kernel kills a child when idistrun dies.
+// Each child leads its own process group. So Ctrl-C reaches only idistrun, and idistrun can kill
+// processes that a rank leaves behind. The kernel kills a child when idistrun dies.
 #pragma once
 
 #include "base.h"
@@ -25,25 +25,25 @@ enum { CHILD_STDIN_NBYTES = 1 << 20 };
 // The stdout or the stderr of a child, if idistrun reads it. child_start() opens the stream, and
 // output.h reads and closes it.
 struct stream {
-    int fd; // -1: the stream has ended, or idistrun does not read it
+    int fd; // -1 if the stream has ended or idistrun does not read it
     char *line;
     size_t nbytes; // bytes in `line`
 };
 enum stream_kind { STREAM_OUT, STREAM_ERR, STREAM_KINDS };
 
 enum child_state {
-    CHILD_ENDED, // or has never been started
+    CHILD_ENDED, // has ended, or was never started
     CHILD_RUNS,
-    CHILD_DEAD // has ended; nobody has looked at the status yet
+    CHILD_DEAD // has ended, but its status has not been handled yet
 };
 
 struct child {
     enum child_state state;
-    int index; // of a rank on this host, or of a node
+    int index; // index of a rank on this host, or of a node
     pid_t pid;
-    int status;        // of waitpid()
+    int status;        // status from waitpid()
     int to;            // the stdin of an ssh, or -1
-    bool node_started; // the idistrun of the node runs
+    bool node_started; // idistrun runs on the node
     struct stream streams[STREAM_KINDS];
 };
 
@@ -60,10 +60,10 @@ static void child_make_all(void) {
     for (int i = 0; i < children.count; i++) children.items[i].index = i;
 }
 
-// Returns the rank that a child is. At the head no child is a rank.
+// Returns the rank number of a child. On the head, no child is a rank.
 static int child_rank(const struct child *child) { return place.first_rank + child->index; }
 
-// Makes a pipe that no other child inherits.
+// Creates a pipe that no other child inherits.
 static void child_make_pipe(int *from, int *to) {
     int ends[2];
 
@@ -72,20 +72,21 @@ static void child_make_pipe(int *from, int *to) {
     *to = ends[1];
 }
 
-// Opens the stdin of a child: a pipe to an ssh, or nothing for a rank.
+// Opens the stdin of a child: a pipe for an ssh, or /dev/null for a rank.
 static int child_open_stdin(struct child *child) {
     int fd;
 
     child->to = -1;
     if (place.role != PLACE_HEAD) return open("/dev/null", O_RDONLY | O_CLOEXEC);
 
-    // Even long arguments fit in the pipe before there is a connection.
+    // Even long arguments fit into the pipe before ssh is connected.
     child_make_pipe(&fd, &child->to);
     fcntl(child->to, F_SETPIPE_SZ, CHILD_STDIN_NBYTES);
     return fd;
 }
 
-// Opens a stream of a child: a log file, a pipe to idistrun, or -1 for idistrun's own stream.
+// Opens a stream of a child. Returns a log file, a pipe to idistrun, or -1 to keep idistrun's own
+// stream.
 static int child_open_stream(struct child *child, enum stream_kind kind) {
     struct stream *stream = &child->streams[kind];
     int fd = -1;
@@ -99,8 +100,8 @@ static int child_open_stream(struct child *child, enum stream_kind kind) {
     return fd;
 }
 
-// Prepares the new process: no signal is blocked, and it has its own group and descriptors. Exits
-// if idistrun has died already.
+// Prepares the new process: unblocks all signals, and sets up the process group and the
+// descriptors. Exits if idistrun has already died.
 static void child_enter(const int ends[3], pid_t parent) {
     sigset_t none;
 
@@ -126,7 +127,7 @@ static void child_announce(const struct child *child) {
 // Starts a rank, or the ssh to a node.
 static void child_start(struct child *child, const struct attempt *attempt) {
     pid_t parent = getpid();
-    int ends[3]; // the child's stdin, stdout and stderr; -1: the same as idistrun's
+    int ends[3]; // the child's stdin, stdout and stderr, or -1 to keep idistrun's
 
     child->node_started = false;
     if (place.role != PLACE_HEAD) error_file_remove(child_rank(child));
@@ -144,7 +145,7 @@ static void child_start(struct child *child, const struct attempt *attempt) {
         rank_become_program(child->index, attempt);
     }
 
-    setpgid(child->pid, child->pid); // the child does this too; one of the two comes first
+    setpgid(child->pid, child->pid); // the child does this too, because either may run first
     for (int fd = 0; fd < 3; fd++)
         if (ends[fd] >= 0) close(ends[fd]);
 
@@ -170,7 +171,7 @@ static void child_close_stdin(struct child *child) {
     child->to = -1;
 }
 
-// Sends a signal: to a node for its ranks, or to all processes of a rank's group.
+// Sends a signal to the ranks of a node, or to all processes in the group of a rank.
 static void child_signal(struct child *child, int number) {
     if (child->to < 0) {
         if (child->state != CHILD_ENDED) kill(-child->pid, number);
@@ -178,10 +179,10 @@ static void child_signal(struct child *child, int number) {
     }
 
     node_tell_signal(child->to, number);
-    if (number == SIGKILL) child_close_stdin(child); // the next signal is for ssh itself
+    if (number == SIGKILL) child_close_stdin(child); // the next signal goes to ssh itself
 }
 
-// Cleans up after a dead child, and kills what is left of its group.
+// Cleans up after a dead child, and kills the remaining processes of its group.
 static void child_end(struct child *child) {
     kill(-child->pid, SIGKILL);
     child->state = CHILD_ENDED;

@@ -1,8 +1,7 @@
-// doctor.h: idistrun --doctor: what this machine gives to idist, in one screen
+// doctor.h: idistrun --doctor: what idist finds on this machine, on one screen
 //
-// There is one line for each thing, and at most 24 lines. The report calls functions of idist, so
-// the lines show what a rank would see. The self test runs first, because other lines use its
-// results.
+// The report has one line for each item, and at most 24 lines. It calls functions of idist, so the
+// lines show what a rank would see. The self test runs first, because other lines use its results.
 //
 //     doctor_line.h       prints a line
 //     doctor_settings.h   the environment: launcher, meeting, file store, settings, secret
@@ -19,7 +18,7 @@
 #include "doctor_settings.h"
 #include "doctor_test.h"
 
-// Prints all lines. Returns the exit code: 1 if something is wrong.
+// Prints all lines. Returns the exit code, which is 1 if something is wrong.
 static int doctor_run(void) {
     doctor_settings_read();
     doctor_test_run_all();

@@ -1,4 +1,4 @@
-// doctor_library.h: what idist can use if it is there: MPI, NCCL, GPUs
+// doctor_library.h: the optional parts that idist can use: MPI, NCCL, GPUs
 #pragma once
 
 #include "../../idist.h"
@@ -30,7 +30,7 @@ static void doctor_library_find_program(const char *name, char *path, size_t cap
     }
 }
 
-// Prints which MPI is the first in PATH.
+// Prints the first MPI in PATH.
 static void doctor_library_print_mpi(void) {
     char path[PATH_MAX], real[PATH_MAX];
 
@@ -46,7 +46,7 @@ static void doctor_library_print_mpi(void) {
     doctor_line_print("MPI", DOCTOR_FINE, NULL, "%s, which is %s", path, real);
 }
 
-// Returns the version of NCCL, 21400 for 2.14.0, or 0 if there is none.
+// Returns the version of NCCL (21400 for 2.14.0), or 0 if there is none.
 static int doctor_library_nccl_version(void) {
     void *library = idist__os_library_open("libnccl.so.2"), *address = NULL;
     int (*get_version)(int *) = NULL;
@@ -72,7 +72,7 @@ static void doctor_library_print_nccl(void) {
                       version / 100 % 100, version % 100);
 }
 
-// Returns how many GPUs of NVIDIA this process may use.
+// Returns the number of NVIDIA GPUs that this process may use.
 static int doctor_library_count_gpus(void) {
     char device[64];
     int count = 0;
@@ -85,7 +85,7 @@ static int doctor_library_count_gpus(void) {
     return count;
 }
 
-// Prints how many GPUs there are, and whether the driver is installed.
+// Prints the number of GPUs, and whether the driver is installed.
 static void doctor_library_print_gpus(void) {
     bool has_driver = idist__os_library_open("libcuda.so.1") != NULL;
     int count = doctor_library_count_gpus();

@@ -3,8 +3,8 @@
 //     descriptors     64 [note: enough for 28 ranks; ulimit -n 4096]
 //     name            what was found [verdict: what to do]
 //
-// [wrong: ...] keeps idist from working as this process is set up, [note: ...] does not. Lines have
-// at most 100 columns.
+// The verdict "wrong" marks a problem that keeps idist from working in the environment of this
+// process. The verdict "note" marks a smaller problem. A line has at most 100 columns.
 #pragma once
 
 #include "../../idist.h"
@@ -30,7 +30,8 @@ static void doctor_line_write_end(char *end, size_t capacity, enum doctor_verdic
     snprintf(end, capacity, " [%s%s%s]", word, advice ? ": " : "", advice ? advice : "");
 }
 
-// Returns the length of the first of two lines. The text is broken at a space near the end, if any.
+// Returns the length of the first of two lines. Breaks the text at a space near the end, if there
+// is one.
 static int doctor_line_break(const char *text, int room) {
     int nbytes = room;
 
@@ -38,8 +39,8 @@ static int doctor_line_break(const char *text, int room) {
     return nbytes;
 }
 
-// Prints a line. A value that is too long is cut before the advice. If the advice is NULL, the
-// value itself says what to do, and may take a second line.
+// Prints a line. Truncates a value that is too long, so that the advice fits. If the advice is
+// NULL, the value itself says what to do, and may take a second line.
 static void doctor_line_print(const char *name, enum doctor_verdict verdict, const char *advice,
                               const char *format, ...) __attribute__((format(printf, 4, 5)));
 static void doctor_line_print(const char *name, enum doctor_verdict verdict, const char *advice,

@@ -1,4 +1,4 @@
-// doctor_machine.h: what the machine gives: cores, shared memory, limits
+// doctor_machine.h: the machine: cores, shared memory, limits
 #pragma once
 
 #include "../../idist.h"
@@ -32,7 +32,7 @@ static void doctor_machine_print_cores(void) {
                       (double)idist__os_segment_ram() / DOCTOR_MACHINE_GIB);
 }
 
-// Prints whether ranks share memory, as the self test has found out.
+// Prints whether ranks share memory, according to the self test.
 static void doctor_machine_print_sharing(const struct doctor_test *test) {
     bool shares = strncmp(test->sharing, "shared memory", 13) == 0;
     bool tells_why = strncmp(test->sharing, "no shared memory: ", 18) == 0; // ... rank 0: why
@@ -68,7 +68,7 @@ static void doctor_machine_read_line(const char *path, char *line, int capacity)
     fclose(file);
 }
 
-// Prints whether ranks read each other's memory, as the self test has found out.
+// Prints whether ranks read each other's memory, according to the self test.
 static void doctor_machine_print_reading(const struct doctor_test *test) {
     bool reads = strstr(test->sharing, "are read from") != NULL;
     bool reads_slowly = strstr(test->sharing, "reads other processes slowly") != NULL;
@@ -104,7 +104,7 @@ static void doctor_machine_append_limit(char *text, size_t capacity, long long l
 }
 
 // Writes the soft limit of a resource, and the hard limit if it is higher. Returns the soft limit,
-// or -1 for none.
+// or -1 if there is none.
 static long long doctor_machine_read_limit(const struct rlimit *limit, long long unit, char *text,
                                            size_t capacity) {
     bool has_soft = limit->rlim_cur != RLIM_INFINITY, has_hard = limit->rlim_max != RLIM_INFINITY;
@@ -122,7 +122,7 @@ static long long doctor_machine_read_limit(const struct rlimit *limit, long long
     return soft;
 }
 
-// Judges a limit of file descriptors. Each rank needs two, and idist some more.
+// Judges the limit of file descriptors. Each rank needs two descriptors, and idist needs some more.
 static enum doctor_verdict doctor_machine_judge_descriptors(long long limit) {
     long long needed = 2LL * idist__os_cpu_count() + 8;
 

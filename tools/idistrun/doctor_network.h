@@ -19,7 +19,7 @@ static void doctor_network_print_interfaces(void) {
                       "none is up: ip link set lo up", "%s", count > 0 ? text : "none");
 }
 
-// Returns true if a TCP connection over the loopback interface can be made.
+// Returns true if a TCP connection over the loopback interface succeeds.
 static bool doctor_network_has_loopback(void) {
     int64_t deadline_ns = idist__os_clock_deadline(DOCTOR_NETWORK_CONNECT_MS);
     idist__os_address address;
@@ -48,8 +48,8 @@ static void doctor_network_print_loopback(void) {
                           "no TCP on 127.0.0.1, for IDIST_TRANSPORT=tcp");
 }
 
-// Prints the address that this host tells ranks on other hosts. Having none is a fault only if the
-// user has chosen one.
+// Prints the address at which ranks on other hosts reach this host. Having no address is wrong only
+// if the user asked for one.
 static void doctor_network_print_address(void) {
     idist__own_address own;
     bool is_asked = getenv("IDIST_ADDR") || getenv("IDIST_SOCKET_IFNAME");

@@ -1,7 +1,7 @@
-// doctor_settings.h: what the environment says: the launcher, where ranks meet, IDIST_*, the secret
+// doctor_settings.h: the environment: the launcher, where ranks meet, IDIST_*, the secret
 //
-// Functions of idist read the environment twice: all settings, and only the launcher's variables.
-// So the launcher is known even if another setting is wrong.
+// Functions of idist read the environment twice: all settings, and then only the launcher's
+// variables. So the launcher is known even if another setting is wrong.
 #pragma once
 
 #include "../../idist.h"
@@ -17,7 +17,7 @@ enum { DOCTOR_SETTINGS_MEET_MS = 300 };
 
 static struct {
     idist__config config;   // all settings
-    idist__config launcher; // what the launcher says, and nothing else
+    idist__config launcher; // only the launcher's settings
     idist_status configured, detected;
     char why_not_configured[300], why_not_detected[300];
 } doctor_settings;
@@ -51,7 +51,7 @@ static bool doctor_settings_has(const char *name) {
     return value && value[0];
 }
 
-// Prints which launcher was detected.
+// Prints the launcher that was detected.
 static void doctor_settings_print_launcher(void) {
     const idist__config *c = &doctor_settings.launcher;
     bool in_job = c->launcher_kind == IDIST__LAUNCHER_NONE && getenv("SLURM_JOB_ID");
@@ -110,8 +110,8 @@ static idist_status doctor_settings_meet(const char *url) {
     return status;
 }
 
-// Prints whether ranks can meet in a file. The trial uses the folder of IDIST_INIT_METHOD, if it is
-// a file, but another name.
+// Prints whether ranks can meet in a file. The trial uses a new file in the folder of
+// IDIST_INIT_METHOD, or in /tmp if IDIST_INIT_METHOD is not a file.
 static void doctor_settings_print_file_store(void) {
     const char *method = getenv("IDIST_INIT_METHOD");
     bool is_needed = method && strncmp(method, "file:///", 8) == 0;
@@ -153,7 +153,7 @@ static void doctor_settings_print_variables(void) {
     else doctor_line_print("settings", DOCTOR_FINE, NULL, "%s", text[0] ? text : "none of IDIST_*");
 }
 
-// Describes the secret. idist stops at the first wrong setting, and may not have read the secret.
+// Describes the secret. idist stops at the first wrong setting, so it may not have read the secret.
 static const char *doctor_settings_describe_secret(void) {
     if (doctor_settings.config.secret.nbytes) return "given";
     if (doctor_settings_has("IDIST_SECRET") || doctor_settings_has("IDIST_SECRET_FILE"))

@@ -1,8 +1,8 @@
 // doctor_test.h: the self test of idistrun --doctor
 //
 // Two ranks add up numbers, over shared memory and over TCP on the loopback interface. On a machine
-// with more cores, one rank per core repeats the tests, up to DOCTOR_TEST_MOST_RANKS. All tests
-// together have DOCTOR_TEST_MS; when the time is over, no other test starts.
+// with more cores, one rank per core repeats the tests, up to DOCTOR_TEST_MOST_RANKS ranks. All
+// tests share DOCTOR_TEST_MS; when this time is over, no other test starts.
 #pragma once
 
 #include "../../idist.h"
@@ -29,7 +29,7 @@ enum doctor_test_kind {
 
 enum doctor_test_state { DOCTOR_TEST_NOT_RUN, DOCTOR_TEST_FAILED, DOCTOR_TEST_PASSED };
 
-// A test. The ranks of the test and this process share the memory.
+// A test, in memory that this process and the ranks of the test share.
 struct doctor_test {
     int rank_count;
     const char *transport;
@@ -38,27 +38,27 @@ struct doctor_test {
     // written by rank 0
     double small_us, large_gb_per_s;
     char sharing[160];
-    // of all ranks, atomic
+    // written by all ranks, atomically
     int wrong_count;
 };
 
 static struct {
-    struct doctor_test *items; // by kind
+    struct doctor_test *items; // indexed by kind
 } doctor_tests;
 
-// Drops the log of the ranks.
+// Discards the log of the ranks.
 static void doctor_test_no_log(idist_log_level level, const char *line, void *user) {
     (void)level;
     (void)line;
     (void)user;
 }
 
-// Fills the numbers that a rank adds.
+// Fills in the numbers that a rank adds.
 static void doctor_test_fill(float *x, int rank) {
     for (int i = 0; i < DOCTOR_TEST_COUNT; i++) x[i] = (float)(rank + i % 7);
 }
 
-// Returns how many sums over n ranks are wrong.
+// Returns the number of wrong sums over n ranks.
 static int doctor_test_count_wrong(const float *x, int n) {
     int wrong_count = 0;
 
@@ -71,8 +71,8 @@ static int doctor_test_count_wrong(const float *x, int n) {
     return wrong_count;
 }
 
-// Returns the seconds of one all_reduce, or a negative number after a failure. Some calls before
-// the timed ones warm up the path.
+// Returns the time of one all_reduce in seconds, or a negative number after a failure. Untimed
+// calls before the timed ones warm up the path.
 static double doctor_test_time(const float *x, float *y, int count, int times) {
     int64_t begun_ns = 0;
 
@@ -123,7 +123,7 @@ static void doctor_test_describe(const struct doctor_test *test, int left_ms, id
     desc->logger.log_fn = doctor_test_no_log;
 }
 
-// Runs a test, if there is time left.
+// Runs a test if there is time left.
 static void doctor_test_run(struct doctor_test *test, int64_t deadline_ns) {
     int left_ms = idist__os_clock_ms_until(deadline_ns);
     idist_workers *workers = NULL;
@@ -165,7 +165,8 @@ static void doctor_test_allocate(void) {
     doctor_tests.items = (struct doctor_test *)memory;
 }
 
-// Runs all tests. With two cores, the tests of many ranks would repeat those of two ranks.
+// Runs all tests. With two cores, skips the tests of many ranks, which would repeat the tests of
+// two ranks.
 static void doctor_test_run_all(void) {
     int64_t deadline_ns = idist__os_clock_deadline(DOCTOR_TEST_MS);
     int many = idist__os_cpu_count();
@@ -184,8 +185,8 @@ static void doctor_test_run_all(void) {
     }
 }
 
-// Prints the result of a test. Ranks of one host do not need TCP unless the user asks for TCP.
-// Wrong sums are always a fault.
+// Prints the result of a test. Ranks on one host do not need TCP unless the user asks for TCP.
+// Wrong sums are always an error.
 static void doctor_test_print(const struct doctor_test *test) {
     bool is_tcp = strcmp(test->transport, "tcp") == 0;
     bool wants_tcp = doctor_settings.config.transport == IDIST__TRANSPORT_TCP;

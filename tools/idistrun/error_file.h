@@ -1,11 +1,11 @@
-// error_file.h: the files by which a rank says why it fails
+// error_file.h: the files in which a rank reports why it fails
 //
 //     R.error.json   an exception: torch's @record writes the file TORCHELASTIC_ERROR_FILE
-//     R.lost         empty: idist makes the file IDIST_LOST_FILE when it has told the rank that
+//     R.lost         empty: idist creates the file IDIST_LOST_FILE when it has told the rank that
 //                    another rank was lost
 //
-// Both are in --log-dir, or else in a temporary folder. If there can be no such folder, the ranks
-// have no such files.
+// Both files are in --log-dir, or else in a temporary folder. If the temporary folder cannot be
+// created, the ranks have no such files.
 #pragma once
 
 #include "base.h"
@@ -18,16 +18,16 @@
 #include <limits.h>
 #include <stdbool.h>
 
-enum { ERROR_FILE_NBYTES = 60000 }; // a larger file is not read
+enum { ERROR_FILE_NBYTES = 60000 }; // a larger file is ignored
 
 static struct {
-    char folder[PATH_MAX]; // "": there is none
+    char folder[PATH_MAX]; // "" if there is none
 } error_files;
 
-// Returns true if the ranks can have such files.
+// Returns true if there is a folder for the files.
 static bool error_file_can_be(void) { return error_files.folder[0] != 0; }
 
-// Returns the path of a rank's exception. The next call overwrites the text.
+// Returns the path of the file for a rank's exception. The next call overwrites the text.
 static const char *error_file_path(int rank) {
     static char path[PATH_MAX + 32];
 
@@ -35,7 +35,7 @@ static const char *error_file_path(int rank) {
     return path;
 }
 
-// Returns the path of the file that a rank makes when it has lost another rank. The next call
+// Returns the path of the file that shows that a rank has lost another rank. The next call
 // overwrites the text.
 static const char *error_file_lost_path(int rank) {
     static char path[PATH_MAX + 32];
@@ -51,7 +51,7 @@ static void error_file_remove(int rank) {
     unlink(error_file_lost_path(rank));
 }
 
-// Removes the temporary folder when idistrun ends.
+// Removes all files and the temporary folder when idistrun ends.
 static void error_file_remove_all(void) {
     for (int i = 0; i < place.rank_count; i++) error_file_remove(place.first_rank + i);
     rmdir(error_files.folder);
@@ -68,12 +68,13 @@ static void error_file_choose_folder(void) {
     if (error_file_can_be()) atexit(error_file_remove_all);
 }
 
-// Returns true if the rank had lost another rank before it ended, and removes the file.
+// Returns true if the rank lost another rank before it ended. Removes the file that says so.
 static bool error_file_take_lost(int rank) {
     return error_file_can_be() && unlink(error_file_lost_path(rank)) == 0;
 }
 
-// Reads a file up to a capacity, and returns the bytes, or 0 if there is none.
+// Reads at most `capacity` bytes of a file. Returns the number of bytes, 0 if there is no file, or
+// -1 if reading fails.
 static ssize_t error_file_read_bytes(const char *path, char *text, size_t capacity) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t nbytes = fd < 0 ? 0 : read(fd, text, capacity);
@@ -82,8 +83,8 @@ static ssize_t error_file_read_bytes(const char *path, char *text, size_t capaci
     return nbytes;
 }
 
-// Returns the JSON of a rank's exception, in one line. NULL: there is none, or the rank was killed
-// before it had written all of it. The next call overwrites the text.
+// Returns the JSON of a rank's exception in one line. Returns NULL if there is none, or if the rank
+// was killed before it had written all of the JSON. The next call overwrites the text.
 static const char *error_file_read(int rank) {
     static char text[ERROR_FILE_NBYTES];
     char message[8];
@@ -92,7 +93,7 @@ static const char *error_file_read(int rank) {
     if (!error_file_can_be()) return NULL;
     nbytes = error_file_read_bytes(error_file_path(rank), text, sizeof text);
 
-    // In JSON, tabs and newlines stand between tokens only.
+    // In JSON, tabs and newlines occur only between tokens.
     for (ssize_t i = 0; i < nbytes; i++)
         if (strchr("\t\r\n", text[i])) text[i] = ' ';
     while (nbytes > 0 && text[nbytes - 1] == ' ') nbytes--;

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-// Writes a character as UTF-8, and returns its bytes, at most 4.
+// Writes a character as UTF-8. Returns the number of bytes, at most 4.
 static size_t error_json_put_utf8(unsigned code, char *to) {
     size_t more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3, nbytes = 0;
 
@@ -42,7 +42,7 @@ static unsigned error_json_read_code(const char **from) {
     return code;
 }
 
-// Copies one character of a string, decoded, and returns its bytes, at most 4.
+// Decodes and copies one character of a string. Returns the number of bytes written, at most 4.
 static size_t error_json_read_char(const char **from, char *to) {
     static const char letters[] = "bfnrt", meanings[] = "\b\f\n\r\t";
     const char *letter;
@@ -61,7 +61,8 @@ static size_t error_json_read_char(const char **from, char *to) {
     return 1;
 }
 
-// Finds the message, decodes it, and cuts it if it is too long. Returns false if there is none.
+// Finds and decodes the message. Truncates a message that is too long. Returns false if there is no
+// message.
 static bool error_json_read(const char *json, char *text, size_t capacity) {
     size_t nbytes = 0;
 
@@ -80,7 +81,7 @@ static bool error_json_read(const char *json, char *text, size_t capacity) {
     return true;
 }
 
-// Writes a text as a string without its quotes. A text that is too long is cut.
+// Writes a text as a JSON string without the quotes. Truncates a text that is too long.
 static void error_json_quote(const char *text, char *quoted, size_t capacity) {
     size_t nbytes = 0;
 
@@ -93,8 +94,8 @@ static void error_json_quote(const char *text, char *quoted, size_t capacity) {
     quoted[nbytes] = 0;
 }
 
-// Returns the JSON for a failure without an exception. The text stands for the call stack as well,
-// because torchrun prints the call stack instead of the message, even an empty one.
+// Returns the JSON for a failure without an exception. The text also serves as the call stack,
+// because torchrun prints the call stack instead of the message, even if the call stack is empty.
 static const char *error_json_make(const char *text) {
     static char json[8192];
     char quoted[3600];

@@ -1,11 +1,11 @@
-// folder.h: temporary folders, and what killed idistruns have left of theirs
+// folder.h: temporary folders, and how folders of killed idistruns are removed
 //
 //     $TMPDIR/idistrun-HOST-XXXXXX      files of ranks, and of idistrun
 //
-// An idistrun holds a lock on its folder until it ends, however it ends. A folder without a lock
-// belongs to an idistrun that was killed. The next idistrun of this user on this host removes such
-// a folder. A user's own folder may have such a name; a folder stays if it has other files, or if
-// other users may enter it.
+// An idistrun locks its folder until it ends, for whatever reason. A folder without a lock belongs
+// to an idistrun that was killed. The next idistrun of this user on this host removes such a
+// folder. A folder that the user created may have such a name too. So a folder is kept if it has
+// other files, or if other users may enter it.
 #pragma once
 
 #include "base.h"
@@ -42,8 +42,8 @@ static bool folder_is_ours(DIR *folder) {
     return true;
 }
 
-// Removes a folder if all its files are idistrun's. fd is the open folder; closing fd releases the
-// lock.
+// Removes a folder if all its files are idistrun's. `fd` is the open folder. Closing `fd` releases
+// the lock.
 static void folder_remove(int parent, const char *name, int fd) {
     DIR *folder = base_or_die(fdopendir(fd));
     struct dirent *entry;
@@ -57,7 +57,7 @@ static void folder_remove(int parent, const char *name, int fd) {
     closedir(folder);
 }
 
-// Locks a folder that mkdtemp() may have made for this user. Returns false if the folder is
+// Locks a folder that mkdtemp() may have created for this user. Returns false if the folder is
 // somebody else's, or if its idistrun is alive.
 static bool folder_take_stale(int fd) {
     struct stat status;
@@ -66,7 +66,7 @@ static bool folder_take_stale(int fd) {
            (status.st_mode & 07777) == 0700 && flock(fd, LOCK_EX | LOCK_NB) == 0;
 }
 
-// Removes the folders that begin with the prefix and have no lock.
+// Removes the folders that have no lock and whose names begin with the prefix.
 static void folder_remove_stale(const char *parent_path, const char *prefix) {
     size_t nbytes = strlen(prefix);
     DIR *parent = opendir(parent_path);
@@ -88,7 +88,7 @@ static void folder_remove_stale(const char *parent_path, const char *prefix) {
     closedir(parent);
 }
 
-// Writes the first part of the names of all folders of this host.
+// Writes the prefix that the names of all idistrun folders on this host share.
 static void folder_write_prefix(char *prefix, size_t capacity) {
     char hostname[65] = "";
 
@@ -99,11 +99,12 @@ static void folder_write_prefix(char *prefix, size_t capacity) {
     snprintf(prefix, capacity, "idistrun-%s-", hostname);
 }
 
-// Locks a new folder until this process ends. Returns false if another idistrun has removed the
-// folder as a stale one before the lock.
+// Locks a new folder until this process ends. Returns false if another idistrun removed the folder
+// as a stale one before it was locked.
 static bool folder_lock(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    // Any other error means that the file system has no locks. Then the folder is used without one.
+    // Any other error means that the file system has no locks. Then the folder is used without a
+    // lock.
     bool is_taken = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 
     if (!is_taken && access(path, F_OK) == 0) return true;
@@ -111,7 +112,7 @@ static bool folder_lock(const char *path) {
     return false;
 }
 
-// Makes a folder and writes its path, or "" if there can be none.
+// Creates a folder and writes its path, or "" if the folder cannot be created.
 static void folder_make(char path[PATH_MAX]) {
     const char *parent = getenv("TMPDIR");
     char prefix[80];

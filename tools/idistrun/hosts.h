@@ -2,8 +2,8 @@
 //
 //     alpha:4,me@beta,[fe80::1]:2
 //
-// A word is a host: a user and an @, if any, the name or the address, and after a colon the number
-// of ranks. An IPv6 address contains colons, and needs brackets if a number follows.
+// Each word is a host: an optional user and @, then a name or an address, then an optional colon
+// and number of ranks. An IPv6 address contains colons, so it needs brackets if a number follows.
 #pragma once
 
 #include "base.h"
@@ -12,7 +12,7 @@
 #include <stdbool.h>
 
 struct host {
-    const char *login; // what ssh takes: "me@beta"
+    const char *login; // the argument of ssh: "me@beta"
     const char *name;  // "beta"
     int rank_count;
 };
@@ -22,7 +22,7 @@ static struct {
     int count;
 } hosts;
 
-// Returns true for a name by which every host means itself.
+// Returns true for a name that every host takes for its own.
 static bool hosts_is_loopback(const char *name) {
     return strcmp(name, "localhost") == 0 || strncmp(name, "127.", 4) == 0 ||
            strcmp(name, "::1") == 0;
@@ -43,10 +43,10 @@ static char *hosts_find_colon(char *word) {
     char *bracket = hosts_find_bracket(word), *last = strrchr(word, ':');
 
     if (bracket) return bracket[1] == ':' ? bracket + 1 : NULL;
-    return last == strchr(word, ':') ? last : NULL; // several colons: an IPv6 address
+    return last == strchr(word, ':') ? last : NULL; // several colons mean an IPv6 address
 }
 
-// Reads one word of the list, and cuts the word into the parts of the host. Returns false if the
+// Reads one word of the list, and splits the word into the parts of the host. Returns false if the
 // host has no name.
 static bool hosts_read(char *word, struct host *host, int default_rank_count) {
     char *bracket = hosts_find_bracket(word), *colon = hosts_find_colon(word), *at;
@@ -62,7 +62,7 @@ static bool hosts_read(char *word, struct host *host, int default_rank_count) {
     host->login = word;
     host->name = at ? at + 1 : word;
 
-    return *host->name && *word != '-'; // ssh would take a dash for an option
+    return *host->name && *word != '-'; // ssh would take a leading dash for an option
 }
 
 // Reads the list. Hosts without a number get the default. Exits if the list is wrong.

@@ -1,12 +1,12 @@
-// job.h: the job: starts all children, waits, passes on signals, ends what is left
+// job.h: the job: starts all children, waits, passes on signals, ends the remaining ranks
 //
-// One thread does everything, in a loop around poll(). It wakes up for output, for a signal
-// (through a signalfd; SIGCHLD is one of the signals), for an item of the head, or at a set time:
+// One thread does everything, in a loop around poll(). The loop wakes up for output, for a signal
+// (through a signalfd; SIGCHLD is one of the signals), for an item from the head, or at a set time:
 //
 //     job_wait -> output_read            writes lines of the children
-//              -> job_interrupt          passes on a signal, to this process or from the head
+//              -> job_interrupt          passes on a signal to this process or from the head
 //     job_reap -> job_end_child          finds children that have ended, and how
-//     outcome_settle                     decides on a failure that is held
+//     outcome_settle                     decides on a held failure
 //     job_end_ranks                      after a failure: SIGTERM, and later SIGKILL
 #pragma once
 
@@ -30,13 +30,13 @@
 enum { JOB_INSIST_MS = 400 }; // between one SIGKILL and the next
 enum { JOB_NOT_ENDING = -1 };
 
-// What poll() waits for: the first two, and then the streams of all children.
+// Indices of the descriptors for poll(). The streams of all children follow the first two.
 enum { JOB_POLL_SIGNALS, JOB_POLL_HEAD, JOB_POLL_STREAMS };
 
 static struct {
-    long long kill_at_ms; // when SIGKILL is due; JOB_NOT_ENDING: nobody has been asked to end
+    long long kill_at_ms; // when SIGKILL is due, or JOB_NOT_ENDING if no rank has been asked to end
     int signal_fd;
-    bool hears_head; // a node whose head is there
+    bool hears_head; // this is a node, and its head is connected
     struct pollfd *poll_fds;
 } job;
 
@@ -57,14 +57,14 @@ static void job_interrupt(int number) {
     if (options.verbose) base_say("signal %d goes to all ranks", number);
     outcome_note_signal(number);
 
-    // The ranks got a SIGTERM when the first of them failed.
+    // The ranks already got a SIGTERM when the first rank failed.
     if (is_ending && is_first && number == SIGTERM) return;
 
     job_signal_all(is_ending ? SIGKILL : number);
     job.kill_at_ms = base_now_ms() + (is_ending ? JOB_INSIST_MS : 1000LL * options.grace_s);
 }
 
-// Handles the next item of the head. Ends the job if the head is gone.
+// Handles the next item from the head. Ends the job if the head is gone.
 static void job_hear_head(void) {
     int number = node_hear_signal();
 
@@ -84,7 +84,8 @@ static void job_hear_signal(void) {
     if (info.ssi_signo != SIGCHLD) job_interrupt((int)info.ssi_signo);
 }
 
-// Opens the descriptor for signals. A write to a closed pipe returns an error from now on.
+// Opens the descriptor for signals. Ignores SIGPIPE, so that a write to a closed pipe returns an
+// error.
 static void job_open_signals(void) {
     static const int numbers[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT};
     sigset_t mask;
@@ -126,7 +127,7 @@ static void job_judge(const struct child *child, bool had_lost_another) {
     else outcome_rank_failed(child_rank(child), child->status, had_lost_another);
 }
 
-// Handles the end of a child: reads the rest of its output, and looks at its status.
+// Handles the end of a child: reads the rest of its output, and evaluates its status.
 static void job_end_child(struct child *child) {
     bool is_rank = place.role != PLACE_HEAD;
     bool had_lost_another = is_rank && error_file_take_lost(child_rank(child));
@@ -139,7 +140,8 @@ static void job_end_child(struct child *child) {
     job_judge(child, had_lost_another);
 }
 
-// Handles the end of the dead children that a signal has killed, or of the others.
+// Handles the end of the dead children. `killed` selects the children that a signal killed, or the
+// remaining ones.
 static void job_end_dead(bool killed) {
     for (int i = 0; i < children.count; i++) {
         struct child *child = &children.items[i];
@@ -149,8 +151,8 @@ static void job_end_dead(bool killed) {
     }
 }
 
-// Finds the children that have ended. Children that a signal killed come first, because others may
-// have failed as a consequence.
+// Finds the children that have ended. Handles children that a signal killed first, because other
+// children may have failed as a consequence.
 static void job_reap(void) {
     int status;
     pid_t pid;
@@ -164,7 +166,7 @@ static void job_reap(void) {
 // the loop
 //------------------------------------------------------------------------------
 
-// Returns how long poll() may wait; -1: until something happens.
+// Returns how long poll() may wait in ms, or -1 if there is no limit.
 static int job_timeout_ms(void) {
     long long next_ms = job.kill_at_ms, held_until_ms = outcome_held_until_ms(), left_ms;
 
@@ -175,8 +177,8 @@ static int job_timeout_ms(void) {
     return left_ms < 0 ? 0 : (int)left_ms;
 }
 
-// Waits until poll() wakes up, and handles what has come. Output comes first, so that the last
-// words of a rank are printed before its failure.
+// Waits in poll() and handles the events. Handles output first, so that the last output of a rank
+// is printed before its failure.
 static void job_wait(void) {
     struct pollfd *fds = job.poll_fds;
     int i, stream_count = children.count * STREAM_KINDS;

@@ -1,4 +1,4 @@
-// node.h: what the head and its nodes tell each other
+// node.h: the messages between the head and its nodes
 //
 //     head                                   node: idistrun --node, started by ssh
 //       |  items, through ssh's stdin          |
@@ -9,14 +9,14 @@
 //       |    signal NUMBER                ---> |   pass on a signal
 //       |                                      |
 //       |  lines, through the node's stderr    |
-//       | <---------------------------- runs   |   this idistrun is there
+//       | <---------------------------- runs   |   idistrun runs here
 //       | <------ failed CODE \t TEXT \t JSON  |   the first failure
-//       | <------------------------ event JSON |   of the timeline, at the end
+//       | <------------------------ event JSON |   an event of the timeline, at the end
 //
 // An item ends with a zero byte. The items are not on ssh's command line, because all users of a
-// host can read command lines, and because shells would split them. A line of a node starts with
-// NODE_MARK, because the output of the ranks is in the same stream. When a node's stdin ends, the
-// head is gone, and the node ends its ranks.
+// host can read command lines, and because shells would split the items. A message from a node
+// starts with NODE_MARK, because the output of the ranks is in the same stream. When a node's stdin
+// ends, the head is gone, and the node ends its ranks.
 #pragma once
 
 #include "base.h"
@@ -40,7 +40,7 @@ enum { NODE_HEAD_IS_GONE = -1 };
 // the head
 //------------------------------------------------------------------------------
 
-// Makes a secret for the job, unless the user gives one. The nodes get it as a variable.
+// Creates a secret for the job, unless the user gives one. The nodes get the secret as a variable.
 static void node_make_secret(void) {
     unsigned char bytes[32];
     char text[2 * sizeof bytes + 1];
@@ -100,11 +100,11 @@ static void node_tell_orders(int to, int node_rank, const struct attempt *attemp
             place.master_addr, place.job_id, 0);
 }
 
-// Tells a node which signal its ranks get.
+// Tells a node to send a signal to its ranks.
 static void node_tell_signal(int to, int number) { dprintf(to, "signal %d%c", number, 0); }
 
-// Returns the message of a node in a line, or NULL. Output of a rank that has no newline may stand
-// before the message.
+// Finds the message of a node in a line. Returns NULL if there is none. Output of a rank without a
+// newline may precede the message.
 static char *node_find_message(char *line, size_t nbytes) {
     static const char *const marks[] = {NODE_FAILED, NODE_EVENT, NODE_RUNS};
     char *found = NULL;
@@ -115,7 +115,7 @@ static char *node_find_message(char *line, size_t nbytes) {
     return found;
 }
 
-// Returns what follows the mark, or NULL if the message does not start with the mark.
+// Returns the text after the mark, or NULL if the message does not start with the mark.
 static char *node_after_mark(char *message, const char *mark) {
     size_t nbytes = strlen(mark);
 
@@ -152,7 +152,7 @@ static void node_add_argument(int *argc, char ***argv, const char *arg) {
     (*argv)[*argc] = NULL;
 }
 
-// Reads and obeys the items of the head, up to "go". Sets argc and argv to the head's arguments.
+// Reads and executes the items of the head, up to "go". Sets argc and argv to the head's arguments.
 static void node_hear_orders(struct place_orders *orders, int *argc, char ***argv) {
     char *item = NULL;
     size_t capacity = 0;

@@ -1,7 +1,7 @@
 // options.h: the command line
 //
 // The table options_rows has one row per option, in the order of the usage text. To add an option,
-// write its line in the usage text, a field in struct options, and its row.
+// add a line to the usage text, a field to struct options, and a row to the table.
 #pragma once
 
 #include "base.h"
@@ -40,13 +40,13 @@ static const char *const options_usage =
     "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o "
     "ServerAliveInterval=10).\n";
 
-// The values on the command line. place.h works out what follows from them.
+// The values on the command line. place.h derives the place of the ranks from them.
 struct options {
-    int nproc; // 0: not given
+    int nproc; // 0 if not given
     int nnodes, node_rank;
-    int master_port; // 0: not given
+    int master_port; // 0 if not given
     int max_restarts, grace_s;
-    const char *hosts, *master_addr, *rdzv_id, *secret_file; // NULL: not given, as all texts
+    const char *hosts, *master_addr, *rdzv_id, *secret_file; // NULL if not given, like all texts
     const char *log_dir, *error_file, *trace;
     bool tag, bind, verbose;
     char **argv;    // all arguments of idistrun
@@ -54,13 +54,13 @@ struct options {
 };
 static struct options options = {.nnodes = 1, .grace_s = 5};
 
-// What the command line asks idistrun to do.
+// The action that the command line asks for.
 enum options_action { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_DOCTOR };
 
-// One option. One of number, text, flag and action says what the option is for, or none of them.
+// One option. At most one of number, text, flag and action is set, and shows what the option does.
 struct options_row {
-    const char *name;           // after two dashes; NULL: the option is a letter only
-    char letter;                // after one dash, or 0
+    const char *name;           // name after two dashes, NULL for an option with only a letter
+    char letter;                // letter after one dash, or 0
     int *number, least;         // takes a whole number of at least `least`
     const char **text;          // takes a text
     bool *flag;                 // takes nothing
@@ -85,7 +85,7 @@ static const struct options_row options_rows[] = {
     {.name = "bind", .flag = &options.bind},
     {.name = "grace", .number = &options.grace_s},
     {.name = "doctor", .action = OPTIONS_DOCTOR},
-    {.name = "standalone"}, // of torchrun: one host, as idistrun does by itself
+    {.name = "standalone"}, // an option of torchrun for one host, which is idistrun's default
     {.name = "help", .letter = 'h', .action = OPTIONS_HELP},
     {.letter = 'v', .flag = &options.verbose},
 };
@@ -95,7 +95,7 @@ enum {
     OPTIONS_MOST_NUMBER = 1000000
 };
 
-// Returns the whole number in a text. Exits, with the name of the option, if there is none.
+// Returns the whole number in a text. If there is none, exits with a message that names the option.
 static int options_number(const char *text, const char *name, int least) {
     char *end;
     long value = strtol(text, &end, 10);
@@ -106,7 +106,8 @@ static int options_number(const char *text, const char *name, int least) {
     return (int)value;
 }
 
-// Returns what getopt_long returns for a row. Rows with one letter are names of one option.
+// Returns the code that getopt_long returns for a row. Rows with the same letter are names of one
+// option.
 static int options_code(int row) {
     return options_rows[row].letter ? options_rows[row].letter : OPTIONS_FIRST_CODE + row;
 }
@@ -118,7 +119,7 @@ static const struct options_row *options_find(int code) {
     return NULL;
 }
 
-// Fills the list of long names that getopt_long takes. An entry of zeros ends the list.
+// Fills in the list of long names that getopt_long takes. An entry of zeros ends the list.
 static void options_list_names(struct option names[OPTIONS_ROW_COUNT + 1]) {
     memset(names, 0, (OPTIONS_ROW_COUNT + 1) * sizeof *names);
 
@@ -151,15 +152,15 @@ static void options_fail(void) {
     exit(BASE_CODE_USAGE);
 }
 
-// Fills `options`, and returns what the user asks for. --help and --doctor end the parsing. Exits
-// if the command line is wrong.
+// Fills in `options` and returns the action that the user asks for. --help and --doctor end the
+// parsing. Exits if the command line is wrong.
 static enum options_action options_parse(int argc, char **argv) {
     struct option names[OPTIONS_ROW_COUNT + 1];
     int code;
 
     options_list_names(names);
 
-    // The + makes getopt_long stop at the program, whose options are its own.
+    // The + makes getopt_long stop at the program, which has options of its own.
     while ((code = getopt_long(argc, argv, "+n:vh", names, NULL)) != -1) {
         const struct options_row *row = options_find(code);
 

@@ -1,9 +1,9 @@
 // outcome.h: how the job ends: the first failure, or a signal
 //
-// The first rank that fails by itself decides: its code is idistrun's, and its failure is printed.
-// What fails later, or after a signal, is a consequence.
+// The first rank that fails by itself decides the outcome: its exit code becomes idistrun's, and
+// its failure is printed. Later failures, and failures after a signal, are consequences.
 //
-// A rank may fail because it has lost another rank. The other rank may be on another host, whose
+// A rank may fail because it has lost another rank. The lost rank may be on another host, whose
 // idistrun reports later. Such a failure is held for OUTCOME_HOLD_MS, and decides only if no other
 // failure is known then:
 //
@@ -27,15 +27,15 @@
 #include <sys/wait.h>
 
 enum { OUTCOME_HOLD_MS = 500, OUTCOME_TEXT_NBYTES = 512 };
-enum { OUTCOME_SSH_CODE = 255 }; // of ssh for an error of its own
+enum { OUTCOME_SSH_CODE = 255 }; // exit code of ssh for its own errors
 
 static struct {
-    int code;               // of the first failure; 0: there is none
-    int signal;             // that was sent to end the job; 0: there is none
-    const char *error_file; // a copy of the first failure goes there; NULL: nowhere
+    int code;               // exit code of the first failure, 0 if there is none
+    int signal;             // signal that was sent to end the job, 0 if there is none
+    const char *error_file; // where a copy of the first failure goes, or NULL
 
     struct {
-        int code; // 0: no failure is held
+        int code; // 0 if no failure is held
         char text[OUTCOME_TEXT_NBYTES];
         char *json;
         long long until_ms;
@@ -54,7 +54,7 @@ static int outcome_exit_code(void) {
 // Records a signal that ends the job.
 static void outcome_note_signal(int number) { outcome.signal = number; }
 
-// Records the code of the first rank that ends after a signal. The code after SIGINT is 130,
+// Records the code of the first rank that fails after a signal. The code after SIGINT is 130,
 // because some programs turn Ctrl-C into an exception and exit with 1.
 static void outcome_note_code(int code) {
     outcome.code = outcome.signal == SIGINT ? BASE_CODE_SIGNAL + SIGINT : code;
@@ -86,7 +86,7 @@ static void outcome_write_error_file(const char *json) {
     if (fd >= 0) close(fd);
 }
 
-// Records the first failure, and tells the user or the head. The JSON is that of the rank's
+// Records the first failure, and reports it to the user or the head. `json` is the rank's
 // exception, or NULL.
 static void outcome_report(int code, const char *text, const char *json) {
     char message[4096];
@@ -104,9 +104,9 @@ static void outcome_report(int code, const char *text, const char *json) {
     if (outcome.error_file) outcome_write_error_file(json ? json : error_json_make(text));
 }
 
-// Holds a failure that may be a consequence of another one.
+// Holds a failure that may be a consequence of another failure.
 static void outcome_hold(int code, const char *text, const char *json) {
-    if (outcome.held.code) return; // the first one stays
+    if (outcome.held.code) return; // the first held failure stays
 
     outcome.held.code = code;
     snprintf(outcome.held.text, sizeof outcome.held.text, "%s", text);
@@ -114,13 +114,13 @@ static void outcome_hold(int code, const char *text, const char *json) {
     outcome.held.until_ms = base_now_ms() + OUTCOME_HOLD_MS;
 }
 
-// Returns when the time of the failure that is held is over; -1: no failure is held.
+// Returns the time until which a failure is held, or -1 if no failure is held.
 static long long outcome_held_until_ms(void) {
     return outcome.held.code ? outcome.held.until_ms : -1;
 }
 
-// Decides on the failure that is held, when its time is over or when no other failure can come. The
-// failure is reported, or dropped if another one or a signal has decided.
+// Decides on the held failure when its time is over, or when no other failure can come. Reports the
+// failure, or drops it if another failure or a signal has decided the outcome.
 static void outcome_settle(bool others_may_come) {
     bool may_wait = others_may_come && !outcome_is_known();
 
@@ -162,8 +162,8 @@ static void outcome_rank_failed(int rank, int status, bool had_lost_another) {
     else outcome_report(outcome_code_of(status), text, json);
 }
 
-// Describes a node that has ended without a report of a failure. ssh ends with the code of the
-// idistrun there, or with OUTCOME_SSH_CODE.
+// Describes a node that has ended without reporting a failure. ssh exits with the code of the
+// node's idistrun, or with OUTCOME_SSH_CODE.
 static void outcome_describe_node(const char *name, bool node_started, int status, char *text) {
     const size_t capacity = OUTCOME_TEXT_NBYTES;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;

@@ -1,7 +1,7 @@
-// output.h: what the children write: lines for the user, and the messages of nodes
+// output.h: the output of the children: lines for the user, and the messages of nodes
 //
-// Lines go out whole, each with its [rank] if --tag is set. A node tags the lines of its ranks; the
-// head passes them on and takes the messages of the node out of its stderr.
+// idistrun writes whole lines, each with its [rank] if --tag is set. A node tags the lines of its
+// ranks. The head passes these lines on, and extracts the messages of the node from its stderr.
 #pragma once
 
 #include "base.h"
@@ -16,13 +16,13 @@
 #include <stdbool.h>
 
 enum {
-    OUTPUT_LINE_NBYTES = 65536, // a longer line is cut into several
-    OUTPUT_TAG_NBYTES = 64,     // at most, of a tag
+    OUTPUT_LINE_NBYTES = 65536, // a longer line is split
+    OUTPUT_TAG_NBYTES = 64,     // longest tag
     OUTPUT_DRAIN_READS = 64
 };
 
-// Handles CODE \t TEXT \t JSON, the first failure of a node. After another failure or a signal, the
-// failure of a node is a consequence.
+// Handles the first failure of a node: CODE \t TEXT \t JSON. Ignores the failure as a consequence
+// if another failure or a signal came first.
 static void output_hear_failure(char *message) {
     char *text = strchr(message, '\t'), *json = text ? strchr(text + 1, '\t') : NULL;
     int code = atoi(message);
@@ -76,7 +76,7 @@ static void output_put_line(struct child *child, enum stream_kind kind, const ch
     if (message) output_hear(child, message);
 }
 
-// Writes the whole lines that a stream has, and returns how many bytes they have.
+// Writes the complete lines of a stream. Returns the number of bytes in these lines.
 static size_t output_put_lines(struct child *child, enum stream_kind kind) {
     struct stream *stream = &child->streams[kind];
     size_t from = 0;
@@ -98,8 +98,8 @@ static void output_close(struct stream *stream) {
     stream->fd = -1;
 }
 
-// Reads a stream once, and writes its whole lines. Writes an unfinished line too, at the end of the
-// stream or when the buffer is full.
+// Reads a stream once, and writes its complete lines. Writes an incomplete line too, at the end of
+// the stream or when the buffer is full.
 static void output_read(struct child *child, enum stream_kind kind) {
     struct stream *stream = &child->streams[kind];
     size_t capacity = OUTPUT_LINE_NBYTES, from;
@@ -130,8 +130,8 @@ static bool output_is_ready(const struct stream *stream) {
     return stream->fd >= 0 && poll(&poll_fd, 1, 0) == 1;
 }
 
-// Reads what a dead child has written, and closes its streams. There is a limit, because a process
-// that the child has left behind may go on writing.
+// Reads the remaining output of a dead child, and closes its streams. The number of reads is
+// limited, because a process that the child left behind may keep writing.
 static void output_drain(struct child *child) {
     for (enum stream_kind kind = STREAM_OUT; kind < STREAM_KINDS; kind++) {
         struct stream *stream = &child->streams[kind];

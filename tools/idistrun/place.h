@@ -1,4 +1,4 @@
-// place.h: where the ranks of this idistrun are among all ranks
+// place.h: the place of this idistrun's ranks among all ranks
 //
 // A job has nodes, which are hosts with ranks. The nodes are numbered from 0, and the ranks are
 // numbered node by node:
@@ -6,8 +6,7 @@
 //     --hosts alpha:4,beta:2        node 0 on alpha: ranks 0 to 3
 //                                   node 1 on beta:  ranks 4 and 5
 //
-// place_choose() computes `place` once: from the options, and at a node also from the head's
-// orders.
+// place_choose() computes `place` once, from the options and, on a node, from the head's orders.
 #pragma once
 
 #include "base.h"
@@ -20,22 +19,22 @@
 #include <sys/socket.h>
 
 enum place_role {
-    PLACE_LOCAL, // starts ranks here: all of the job, or those of one node of --nnodes
-    PLACE_HEAD,  // starts an idistrun on each of --hosts, which is a node
+    PLACE_LOCAL, // starts ranks here: all ranks, or the ranks of one node of --nnodes
+    PLACE_HEAD,  // starts a node, which is another idistrun, on each of --hosts
     PLACE_NODE   // starts ranks here for a head
 };
 
 static struct {
     enum place_role role;
     int node_rank, node_count;
-    int rank_count, first_rank; // of the ranks here
+    int rank_count, first_rank; // number of ranks here, first rank here
     int world_size;
-    int master_port; // 0: each attempt finds one
+    int master_port; // 0 if each attempt finds one
     const char *master_addr, *job_id;
-    char hostname[256]; // as the messages call this host
+    char hostname[256]; // name of this host in messages
 } place;
 
-// What the head decides for a node.
+// The settings that the head chooses for a node.
 struct place_orders {
     int node_rank, restart, master_port;
     const char *master_addr, *job_id;
@@ -43,11 +42,11 @@ struct place_orders {
 
 // One start of all ranks.
 struct attempt {
-    int restart; // 0: the first one
+    int restart; // 0 for the first start
     int master_port;
 };
 
-// Exits if two options contradict each other, or one lacks another.
+// Exits if two options contradict each other, or if an option needs another one that is missing.
 static void place_check_options(void) {
     if (options.hosts && (options.nnodes > 1 || options.node_rank))
         base_usage_error("--hosts and --nnodes are two ways: take one");
@@ -55,7 +54,7 @@ static void place_check_options(void) {
         base_usage_error("--nnodes needs --master-addr and --master-port");
 }
 
-// Returns how many cores this process may use.
+// Returns the number of cores that this process may use.
 static int place_count_cores(void) {
     cpu_set_t cores;
 
@@ -77,17 +76,17 @@ static void place_number_ranks(void) {
     }
 }
 
-// Returns the address of rank 0's host, as all ranks reach it.
+// Returns the address at which all ranks reach rank 0's host.
 static const char *place_choose_address(void) {
     if (options.master_addr) return options.master_addr;
     if (!options.hosts) return "127.0.0.1";
 
-    // Each of the other hosts would understand "localhost" as its own name.
+    // Every other host would take "localhost" for its own name.
     if (hosts_is_loopback(hosts.items[0].name) && !hosts_are_all_loopback()) return place.hostname;
     return hosts.items[0].name;
 }
 
-// Returns the name of the job. Nodes that users start one by one need a name that all of them know.
+// Returns the name of the job. Nodes that users start one by one need a name that all nodes know.
 static const char *place_choose_id(void) {
     static char own[64];
 
@@ -98,7 +97,7 @@ static const char *place_choose_id(void) {
     return own;
 }
 
-// Fills `place`. The orders are NULL unless this is a node. Exits if the options are wrong.
+// Fills in `place`. `orders` is NULL unless this is a node. Exits if the options are wrong.
 static void place_choose(const struct place_orders *orders) {
     place_check_options();
     if (options.hosts) hosts_parse(options.hosts, options.nproc ? options.nproc : 1);
@@ -138,7 +137,8 @@ static int place_find_free_port(void) {
     return ntohs(address.sin_port);
 }
 
-// Returns a port that is probably free. The host of rank 0 cannot be asked.
+// Returns a random port, which is probably free. Used if rank 0 is on another host, where idistrun
+// cannot look for a free port.
 static int place_draw_port(void) {
     unsigned random;
 
@@ -146,7 +146,7 @@ static int place_draw_port(void) {
     return 15000 + (int)(random % 10000);
 }
 
-// Describes one start of all ranks. Each attempt finds a port of its own, unless the user gave one.
+// Describes one start of all ranks. Each attempt uses a new port, unless the user gave one.
 static struct attempt place_make_attempt(int restart) {
     const char *first = hosts.count ? hosts.items[0].name : place.hostname;
     struct attempt attempt = {.restart = restart, .master_port = place.master_port};

@@ -1,7 +1,7 @@
 // rank.h: a rank: its environment, its log files, its program
 //
-// A rank finds its place in the environment. Each value has a name of idist's, and the names that
-// torchrun gives, so that programs for PyTorch run as well.
+// A rank finds its place in environment variables. Each value is stored under idist's name and
+// under torchrun's names, so that programs for PyTorch run too.
 #pragma once
 
 #include "base.h"
@@ -59,7 +59,7 @@ static void rank_set_error_files(int rank) {
     setenv("IDIST_LOST_FILE", error_file_lost_path(rank), 1);
 }
 
-// Sets all variables of a rank, in the process that becomes it.
+// Sets all variables of a rank, in the process that becomes the rank.
 static void rank_set_environment(int local_rank, const struct attempt *attempt) {
     rank_set_numbers(local_rank, attempt);
     rank_set_error_files(place.first_rank + local_rank);

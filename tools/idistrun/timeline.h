@@ -1,16 +1,17 @@
 // timeline.h: --trace, a timeline of all ranks
 //
-// A rank writes its events to a file of its own, one event per line, because idistrun sets
-// IDIST_TRACE. When all ranks have ended, however they did, the files become one:
+// idistrun sets IDIST_TRACE, so each rank writes its events to its own file, one event per line.
+// When all ranks have ended, for whatever reason, idistrun merges the files:
 //
 //     $TMPDIR/idistrun-HOST-XXXXXX/trace.0.json   rank 0
 //                                  trace.1.json   rank 1
-//                                  nodes          the head: what its nodes have sent
+//                                  nodes          on the head: events from its nodes
 //           |
 //           v
-//     FILE.PID, renamed to FILE when it is whole: {"traceEvents": [...]}
+//     FILE.PID, renamed to FILE when it is complete: {"traceEvents": [...]}
 //
-// A node sends its events to the head instead. The result has the events of the last attempt only.
+// A node sends its events to the head instead. The result contains only the events of the last
+// attempt.
 #pragma once
 
 #include "base.h"
@@ -25,7 +26,7 @@
 
 static struct {
     char folder[PATH_MAX];          // where the ranks write
-    char unfinished[PATH_MAX + 32]; // the path of the result until it is whole, or ""
+    char unfinished[PATH_MAX + 32]; // path of the result until it is complete, or ""
     FILE *from_nodes;               // the head's file of events, or NULL
 } timeline;
 
@@ -48,15 +49,15 @@ static void timeline_clear(void) {
     closedir(folder);
 }
 
-// Removes everything temporary when idistrun ends.
+// Removes all temporary files when idistrun ends.
 static void timeline_remove_all(void) {
     timeline_clear();
     rmdir(timeline.folder);
     if (timeline.unfinished[0]) unlink(timeline.unfinished);
 }
 
-// Makes the folder. Exits if the result cannot be written, because the user should learn of this
-// before the job, not after hours.
+// Creates the folder. Exits if the result cannot be written, because the user should learn this
+// before the job, not hours later.
 static void timeline_prepare(void) {
     FILE *file;
 
@@ -87,14 +88,14 @@ static void timeline_hear(const char *line) {
     if (timeline.from_nodes) fputs(line, timeline.from_nodes);
 }
 
-// Writes an event: a line for the head, or an element of the list.
+// Writes an event, as a line for the head or as an element of the list.
 static void timeline_write_event(FILE *to, const char *event, bool is_first) {
     if (place.role == PLACE_NODE) fprintf(to, NODE_EVENT "%s\n", event);
     else fprintf(to, "%s%s", is_first ? "\n" : ",\n", event);
 }
 
-// Copies the events of a file, and returns how many. Leaves out half an event, which a rank may
-// write last before it is killed.
+// Copies the events of a file. Returns the number of events. Skips an incomplete event, which a
+// killed rank may leave at the end.
 static long timeline_copy_file(const char *path, FILE *to, long count_before) {
     FILE *from = fopen(path, "re");
     char *line = NULL;
@@ -117,7 +118,7 @@ static long timeline_copy_file(const char *path, FILE *to, long count_before) {
     return count;
 }
 
-// Copies the events of all files in the folder, and returns how many.
+// Copies the events of all files in the folder. Returns the number of events.
 static long timeline_copy_all(FILE *to) {
     DIR *folder = opendir(timeline.folder);
     struct dirent *entry;
@@ -141,7 +142,7 @@ static void timeline_send(void) {
     fclose(to);
 }
 
-// Writes the result, and renames the file when it is whole.
+// Writes the result, and renames the file when it is complete.
 static void timeline_write(void) {
     FILE *to = fopen(timeline.unfinished, "we");
     bool is_written;
