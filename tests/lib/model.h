@@ -395,7 +395,7 @@ static outcome run(int n, idist__kind kind, size_t count, idist__algorithm setti
         const member *self = &members[r];
         int peers = 0;
         for (int k = 0; k < n; k++) peers += self->is_peer[k];
-        all.done = all.done && self->t.done;
+        all.done = all.done && self->t.state == IDIST__TASK_DONE;
         all.seconds = later(all.seconds, self->now);
         if (self->depth > all.rounds) all.rounds = self->depth;
         if (self->sent_nbytes > all.sent_nbytes) all.sent_nbytes = self->sent_nbytes;
