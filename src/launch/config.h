@@ -131,15 +131,17 @@ static idist_status idist__config_draws(idist__config *config, const idist_desc 
     const char *var = idist__env_either("IDIST_WORLD_SIZE", "WORLD_SIZE");
 
     if (desc->world_size < 0 || (!desc->world_size && !idist__os_env(var)))
-        return idist__fail(IDIST_ERR_ARG,
-                           "rank %d is drawn, for which the world's size is needed: set "
-                           "desc.world_size, IDIST_WORLD_SIZE or WORLD_SIZE",
-                           desc->rank);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "rank %d asks for an assigned rank, which needs the world size: set desc.world_size, "
+            "IDIST_WORLD_SIZE or WORLD_SIZE",
+            desc->rank);
     if (!config->may_draw)
-        return idist__fail(IDIST_ERR_ARG,
-                           "rank %d is drawn, for which the ranks must meet in a file: set "
-                           "desc.init_method or IDIST_INIT_METHOD to file:///path",
-                           desc->rank);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "rank %d asks for an assigned rank, so the ranks must meet in a file: set "
+            "desc.init_method or IDIST_INIT_METHOD to file:///path",
+            desc->rank);
 
     config->launcher = "explicit";
     config->rank = IDIST__RANK_DRAWN;

@@ -135,9 +135,10 @@ static idist_status idist__detect_check(idist__config *config, const idist__laun
     }
 
     if (asked && !(look->has_rank && look->has_size))
-        return idist__fail(IDIST_ERR_ENV,
-                           "IDIST_LAUNCHER=%s, but %s is not set: it did not start this process",
-                           idist__os_env("IDIST_LAUNCHER"), look->missing);
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "IDIST_LAUNCHER=%s, but %s is not set: this launcher did not start this process",
+            idist__os_env("IDIST_LAUNCHER"), look->missing);
     if (look->has_rank != look->has_size)
         return idist__fail(IDIST_ERR_ENV,
                            "%s is set but %s is not: a launcher sets both; unset it to run alone",

@@ -91,8 +91,8 @@ static idist_status idist__tf_config_check(const char *text) {
 
     return idist__fail(
         IDIST_ERR_ENV,
-        "TF_CONFIG is not a valid JSON object: wrong from character %d on, %s%.40s%s. "
-        "Mend it, or unset it if it is not for this program",
+        "TF_CONFIG is not a valid JSON object: wrong from character %d on, %s%.40s%s. Fix it, or "
+        "unset it if it is not meant for this program",
         (int)(at - text) + 1, *at ? "\"" : "its end", at, *at ? "\"" : "");
 }
 

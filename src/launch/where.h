@@ -120,10 +120,11 @@ static bool idist__where_lacks_scope(const char *host) {
 }
 
 static idist_status idist__where_no_scope(bool in_desc, const char *host) {
-    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
-                       "the address of rank 0, \"%s\", is link-local, so it needs the interface of "
-                       "this host: %s%%eth0, for example; or give one that all hosts reach",
-                       host, host);
+    return idist__fail(
+        in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+        "the address of rank 0, \"%s\", is link-local, so it needs the interface of this host: "
+        "%s%%eth0, for example; or give an address that all hosts can reach",
+        host, host);
 }
 
 static idist_status idist__where_read_master(const idist_desc *desc, idist__where_master *master) {
@@ -323,5 +324,5 @@ static idist_status idist__where_check_lone(const idist__config *config) {
                        in_desc ? "init_method" : "IDIST_INIT_METHOD", method,
                        in_desc ? "give desc.rank and desc.world_size, or set RANK and WORLD_SIZE"
                                : "set RANK and WORLD_SIZE",
-                       strncmp(method, "file:", 5) == 0 ? " (alone: the rank is drawn)" : "");
+                       strncmp(method, "file:", 5) == 0 ? " (alone: the rank is assigned)" : "");
 }

@@ -421,15 +421,17 @@ static idist_status idist__client_unreached(const char *address_text,
                            "%s%%eth0, for example",
                            address_text, host);
     if (error == ETIMEDOUT)
-        return idist__fail(IDIST_ERR_TIMEOUT,
-                           "nobody answers at %s (%s): its host is down, MASTER_ADDR is another "
-                           "host's, or a firewall drops what is sent there",
-                           address_text, strerror(error));
+        return idist__fail(
+            IDIST_ERR_TIMEOUT,
+            "nobody answers at %s (%s): its host is down, MASTER_ADDR names another host, or a "
+            "firewall drops the packets",
+            address_text, strerror(error));
 
-    return idist__fail(IDIST_ERR_TIMEOUT,
-                       "nobody listens at %s (%s): rank 0 has not started, or has failed and says "
-                       "why, or MASTER_ADDR / MASTER_PORT differ",
-                       address_text, strerror(error));
+    return idist__fail(
+        IDIST_ERR_TIMEOUT,
+        "nobody listens at %s (%s): rank 0 has not started, or has failed (see its own message), "
+        "or MASTER_ADDR / MASTER_PORT differ",
+        address_text, strerror(error));
 }
 
 // Returns true if the address is beyond this host and this process may connect only within its

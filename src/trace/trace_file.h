@@ -80,8 +80,8 @@ static int idist__trace_file_map(void) {
 
 static void idist__trace_file_give_up(const idist__log *log, const char *path, int error) {
     idist__log_print(log, IDIST_LOG_WARN,
-                     "IDIST_TRACE: %s cannot be written (%s); there is no timeline from here on",
-                     path, strerror(error));
+                     "IDIST_TRACE: %s cannot be written (%s); the timeline ends here", path,
+                     strerror(error));
     idist__trace.failed = true;
     __atomic_store_n(&idist__trace.on, false, __ATOMIC_RELEASE);
 }

@@ -83,7 +83,7 @@ static const env_case cases[] = {
      0},
     {"IDIST_INIT_METHOD=tcp://239.1.2.3:4567", IDIST_ERR_ENV, "set RANK and WORLD_SIZE, or", 0},
     {"IDIST_INIT_METHOD=file:///tmp/idist-none", IDIST_ERR_ENV,
-     "set RANK and WORLD_SIZE (alone: the rank is drawn), or", 0},
+     "set RANK and WORLD_SIZE (alone: the rank is assigned), or", 0},
     {"IDIST_INIT_METHOD=tcp://x:1 IDIST_BACKEND=ring", IDIST_ERR_ENV, "set RANK and WORLD_SIZE", 0},
     {"IDIST_INIT_METHOD=tcp://x:1 IDIST_LAUNCHER=none", IDIST_OK, "", 1},
     {"IDIST_INIT_METHOD=tcp://x:1 RANK=0 WORLD_SIZE=1", IDIST_OK, "", 1},

@@ -176,7 +176,7 @@ doctor 1 "a place, but no rank" env IDIST_INIT_METHOD=tcp://127.0.0.1:29500
 line "a place, but no rank" settings \
     "^IDIST_INIT_METHOD tcp://127.0.0.1:29500 says where ranks meet, but"
 doctor 0 "a drawn rank" env WORLD_SIZE=3 IDIST_INIT_METHOD="file://$WORK/meet"
-line "a drawn rank" launcher '^env by WORLD_SIZE: a drawn rank of 3$'
+line "a drawn rank" launcher '^env by WORLD_SIZE: an assigned rank of 3$'
 line "a drawn rank" meeting "^file:$WORK/meet$"
 line "a drawn rank" "file store" "^works: ranks can meet at file://$WORK/\.\.\.\$"
 [ ! -e "$WORK/meet" ] && [ -z "$(find "$WORK" -name 'idist-doctor-*')" ]

@@ -272,7 +272,7 @@ static const launch_case cases[] = {
     {"TF_CONFIG={cluster:{worker:[a:1,b:1]},task:{type:worker,index:1}}", NULL, 0, 0, 0, 0,
      "TF_CONFIG is not a valid JSON object: wrong from character 2 on, \"cluster:"},
     {"TF_CONFIG={'cluster':{'worker':['a:1']}}", NULL, 0, 0, 0, 0, "character 2 on"},
-    {"TF_CONFIG={\"environment\":", NULL, 0, 0, 0, 0, "character 16 on, its end. Mend it"},
+    {"TF_CONFIG={\"environment\":", NULL, 0, 0, 0, 0, "character 16 on, its end. Fix it"},
     {"TF_CONFIG={\"environment", NULL, 0, 0, 0, 0, "character 2 on, \"\"environment\""},
     {"TF_CONFIG={\"a\":[1,2}", NULL, 0, 0, 0, 0, "character 10 on, \"}\""},
     {"TF_CONFIG={\"a\":1}}", NULL, 0, 0, 0, 0, "character 8 on"},

@@ -55,7 +55,7 @@ static bool doctor_settings_has(const char *name) {
 static void doctor_settings_print_launcher(void) {
     const idist__config *c = &doctor_settings.launcher;
     bool in_job = c->launcher_kind == IDIST__LAUNCHER_NONE && getenv("SLURM_JOB_ID");
-    char rank[32] = "a drawn rank";
+    char rank[32] = "an assigned rank";
 
     if (c->rank != IDIST__RANK_DRAWN) snprintf(rank, sizeof rank, "rank %d", c->rank);
 
@@ -78,7 +78,7 @@ static void doctor_settings_print_meeting(void) {
     if (doctor_settings.detected != IDIST_OK || doctor_settings.configured != IDIST_OK) return;
 
     if (doctor_settings.launcher.world_size == 1)
-        doctor_line_print("meeting", DOCTOR_FINE, NULL, "no place: one rank meets nobody");
+        doctor_line_print("meeting", DOCTOR_FINE, NULL, "none needed: there is only one rank");
     else if (meet->kind == IDIST__MEET_NONE)
         doctor_line_print("meeting", DOCTOR_WRONG, "set MASTER_ADDR and MASTER_PORT",
                           "nothing says where the ranks meet");

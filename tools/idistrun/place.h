@@ -49,7 +49,7 @@ struct attempt {
 // Exits if two options contradict each other, or if an option needs another one that is missing.
 static void place_check_options(void) {
     if (options.hosts && (options.nnodes > 1 || options.node_rank))
-        base_usage_error("--hosts and --nnodes are two ways: take one");
+        base_usage_error("--hosts and --nnodes exclude each other: use one");
     if (options.nnodes > 1 && (!options.master_addr || !options.master_port))
         base_usage_error("--nnodes needs --master-addr and --master-port");
 }
