@@ -78,6 +78,11 @@ def linked(text):
     return ''.join(with_links(part) + span for part, span in zip(parts[::2], code))
 
 
+def no_list(line):
+    """A line of a paragraph that keeps its form: a dash at its beginning begins no list."""
+    return re.sub('^( *)-(?= )', r'\1<span></span>-', line)
+
+
 def with_links(text):
     out, at = '', 0
     for match in NAME.finditer(text):
@@ -122,7 +127,7 @@ def describe(lines):
         if as_is and any(re.search(r';$|^ *#', line) for line in block):
             out += ['', '\\code{.c}'] + block + ['\\endcode']
         elif as_is:
-            out += ['', '<pre>'] + [linked(line) for line in block] + ['</pre>']
+            out += ['', '<pre>'] + [no_list(linked(line)) for line in block] + ['</pre>']
         else:
             out.append('')
             for line, following in zip(block, block[1:] + ['']):
