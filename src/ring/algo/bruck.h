@@ -1,19 +1,20 @@
 // ring/algo/bruck.h: all_gather and all_to_all of small messages
 //
-// Both algorithms (Bruck et al. 1997) need log n rounds for any n; a power of two is not special.
+// Both algorithms (Bruck et al. 1997) need log n rounds for any n, which need not be a power of
+// two.
 //
-// all_gather. After round k rank r holds the blocks r, r + 1, ... r + 2^(k+1) - 1 (mod n) in
-// scratch, in this order; the last round fetches only what is missing. At the end the run is
-// rotated into place:
+// all_gather. After round k, rank r holds the blocks r, r + 1, ... r + 2^(k+1) - 1 (mod n) in
+// scratch memory, in this order. The last round fetches only the blocks that are missing. At the
+// end, the blocks are rotated into place:
 //
 //   n = 5, rank 3    start: 3     round 0: 3 4     round 1: 3 4 0 1     round 2: 3 4 0 1 2
 //
 //   bytes sent per rank   B (n - 1), as in a ring
 //   latency               log n messages instead of n - 1
 //
-// all_to_all. Number the blocks by the distance they have to travel: block i is for the rank i
-// further on. In round k all blocks whose number has bit k travel 2^k ranks in one message, so each
-// block arrives after the rounds of its bits:
+// all_to_all. Number the blocks by the distance that they have to travel: block i is for the rank
+// that is i ranks further on. In round k, all blocks whose number has bit k set travel 2^k ranks in
+// one message. So each block arrives after the rounds of its bits:
 //
 //   n = 8            round 0: 1 rank     round 1: 2 ranks     round 2: 4 ranks
 //   blocks sent      1 3 5 7             2 3 6 7              4 5 6 7
@@ -56,8 +57,8 @@ static void idist__bruck_all_gather(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Copies the blocks that travel over this distance into `packed`, or back. Returns how many there
-// are.
+// Copies the blocks that travel over this distance into `packed`, or back if `unpack` is true.
+// Returns the number of these blocks.
 static size_t idist__bruck_pack(const idist__op *op, int distance, char *packed, bool unpack) {
     size_t blocks = 0;
     int i;
@@ -75,7 +76,8 @@ static size_t idist__bruck_pack(const idist__op *op, int distance, char *packed,
     return blocks;
 }
 
-// Scratch: n blocks, the blocks to send, the blocks received.
+// Runs an all_to_all. The scratch memory holds n blocks, the blocks to send, and the blocks
+// received.
 static void idist__bruck_all_to_all(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__bruck_op *state = &op->u.bruck;
@@ -101,7 +103,7 @@ static void idist__bruck_all_to_all(idist__task *t) {
         idist__bruck_pack(op, state->distance, received, true);
     }
 
-    // Block i has come from the rank i before us.
+    // Block i came from the rank that is i ranks before us.
     for (i = 0; i < n; i++)
         idist__block_copy(op->out + (size_t)idist__block_wrap(rank - i, n) * op->nbytes,
                           op->work + (size_t)i * op->nbytes, op->nbytes);

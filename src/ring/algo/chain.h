@@ -1,7 +1,7 @@
 // ring/algo/chain.h: broadcast, reduce and scan of large messages
 //
-// The ranks stand in a line, and chunks travel along it like buckets in a bucket brigade. Once the
-// first chunk has reached the end, every link carries data all the time:
+// The ranks form a line, and chunks travel along the line like buckets in a bucket brigade. Once
+// the first chunk has reached the end, every link carries data all the time:
 //
 //   n = 4, c = 3    step 0   step 1   step 2   step 3   step 4
 //   link 0 -> 1     chunk 0  chunk 1  chunk 2
@@ -9,13 +9,15 @@
 //   link 2 -> 3                       chunk 0  chunk 1  chunk 2
 //
 //   bytes sent per rank   B
-//   latency               n - 2 + c steps of one chunk each: hardly more than B when c is large
+//   latency               n - 2 + c steps of one chunk each: hardly more than the time of B bytes
+//                         if c is large
 //
-// v numbers the ranks from the root. A broadcast runs upwards from v = 0; a reduction runs from the
-// last rank down to v = 0, each rank adding its own part. A scan runs along the ranks themselves
-// and keeps their order, so it also serves operations that do not commute.
+// Let v be the number of a rank, counted from the root. A broadcast runs upwards from v = 0. A
+// reduction runs from the last rank down to v = 0, and each rank adds its own part. A scan runs
+// along the ranks themselves. It keeps their order, so it also works for operations that do not
+// commute.
 //
-// A binomial tree sends B bytes log n times in sequence; it is faster while B is small.
+// A binomial tree sends B bytes log n times in sequence. It is faster while B is small.
 #pragma once
 
 #include "core/model.h"
@@ -24,7 +26,7 @@
 #include "ring/msg/combine.h"
 #include "ring/algo/stream.h"
 
-static int idist__chain_relative_rank(const idist__op *op) { // v
+static int idist__chain_relative_rank(const idist__op *op) { // returns v
     return idist__block_wrap(op->rank - op->root, op->n);
 }
 
@@ -94,8 +96,8 @@ static void idist__chain_reduce(idist__task *t) {
 
 // ---- scan, exscan ----
 //
-// A rank sends on the prefix that includes its own part. Its result is that prefix (scan) or the
-// one it received (exscan).
+// A rank forwards the prefix that includes its own part. The result of a scan is this prefix. The
+// result of an exscan is the prefix that the rank received.
 
 static idist__item idist__chain_scan_recv(idist__task *t, size_t index) {
     const idist__op *op = idist__op_of(t);

@@ -1,17 +1,20 @@
-// ring/algo/choose.h: which algorithm a call uses, and its scratch memory
+// ring/algo/choose.h: chooses the algorithm of a collective, and allocates its scratch memory
 //
 // Each other file of ring/algo holds one family of algorithms and can be read by itself. No
-// algorithm sees a socket: it posts non-blocking sends and receives of ring/msg, and runs again
-// (ring/msg/op.h) when one of them completes. ring/engine/start_task.h asks this file for the
-// algorithm of a collective: one over messages; the one of host_plan.h, which splits a collective
-// into calls inside hosts and between them; or one of ring/share, for ranks that share memory.
+// algorithm sees a socket. An algorithm posts non-blocking sends and receives of ring/msg, and runs
+// again (ring/msg/op.h) when one of them completes. ring/engine/start_task.h asks this file for the
+// algorithm of a collective. There are three kinds of algorithms:
+//
+//   over messages   the algorithms of this folder
+//   host_plan.h     splits a collective into calls inside hosts and calls between hosts
+//   ring/share      for ranks that share memory
 //
 // COSTS
 //
-// n is the number of ranks, B the bytes that one rank contributes, c the number of chunks; log is
-// log2, rounded up. A message takes a latency a, plus b per byte; of the latency, o occupies the
-// sender or the receiver, and the rest of several messages overlaps. A reduction also takes a time
-// per byte received, so it has the factors of b.
+// n is the number of ranks, B the number of bytes that one rank contributes, and c the number of
+// chunks. log is log2, rounded up. A message takes a latency a, plus b per byte. A part o of the
+// latency occupies the sender or the receiver; the rest overlaps if there are several messages. A
+// reduction also takes time per byte received, so its time has the same factors as b.
 //
 //   operation        few steps (latency)                  few bytes (bandwidth)
 //   barrier          dissemination  a log n               -
@@ -27,9 +30,10 @@
 //   v-forms          -                                    direct; all_gatherv as a ring;
 //                                                         reduce_scatterv as reduce_scatter
 //
-// For reduce_scatter, scatter and all_to_all B is one block of n; elsewhere it is the whole
-// buffer. Which column a call uses is a table: see idist__choose_table. tests/unit/model.c runs
-// these algorithms on a LogGP network (make model); make tune measures where the columns meet.
+// For reduce_scatter, scatter and all_to_all, B is one of n blocks. For the other operations, B is
+// the whole buffer. idist__choose_table determines which column a call uses. tests/unit/model.c
+// runs these algorithms on a LogGP network (make model). `make tune` measures where the two columns
+// take the same time.
 //
 // REPRODUCIBILITY
 //
@@ -44,7 +48,9 @@
 // Yuan, "Bandwidth optimal all-reduce", 2009. Hensgen, Finkel, Manber, "Two algorithms for barrier
 // synchronization", 1988. Hillis and Steele, "Data parallel algorithms", 1986.
 //
-// idist__choose_algorithm takes the first that can serve the call:
+// THE CHOICE
+//
+// idist__choose_algorithm takes the first algorithm in this table that can run the call:
 //
 //   group                                      algorithm
 //   on several hosts, with several members     BY_HOST   the operations that host_plan.h lists
@@ -54,16 +60,22 @@
 //   any                                        LATENCY   as the table below says
 //                                              BANDWIDTH
 //
-// The setting IDIST_ALGO rules out BY_HOST; LATENCY and BANDWIDTH rule out shared memory; CHUNKED
-// rules out FLAT. All members of a group choose the same, so the choice rests on what is the same
-// on all of them, and is part of the fingerprint. tests/unit/algo.c prints it for every operation.
+// A setting of IDIST_ALGO may rule out rows. Every setting but `auto` and `remote` rules out
+// BY_HOST. `latency` and `bandwidth` rule out shared memory. `chunked` rules out FLAT, except for
+// calls without elements.
 //
-// Path of a collective made of messages, called by ring/engine/start_task.h:
+// All members of a group make the same choice, because the choice depends only on what is equal on
+// all of them. The choice is part of the fingerprint. tests/unit/algo.c prints the choice for every
+// operation.
 //
-//   idist__choose_begin     fills idist__op from the call: ranks, operands, reduction; allocates
-//                           scratch; widens or scales the input of a reduction
+// THE PATH OF A COLLECTIVE OVER MESSAGES
+//
+// ring/engine/start_task.h begins the call:
+//
+//   idist__choose_begin     fills in idist__op from the call: ranks, operands, reduction; allocates
+//                           scratch memory; widens or scales the input of a reduction
 //   idist__history_add      records the fingerprint, which includes the algorithm (ring/msg/)
-//   idist__choose_run       hands the call over to its algorithm
+//   idist__choose_run       starts the algorithm
 //   idist__choose_finish    ends a reduction: divides an average, unless a ring has done so, and
 //                           narrows to the dtype of the call
 //
@@ -95,18 +107,22 @@
 
 typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
     idist__kind kind;
-    void (*latency)(idist__task *t);   // the algorithm itself; NULL: always use the other one
-    size_t latency_kib;                // up to this contribution of one rank it is faster
-    void (*bandwidth)(idist__task *t); // begins the stream; NULL: always use the other one
-    bool keeps_order;                  // `bandwidth` also serves operations that do not commute
+    // The algorithm of few steps itself, or NULL if the call always uses `bandwidth`.
+    void (*latency)(idist__task *t);
+    // Contribution of one rank up to which `latency` is faster, in KiB.
+    size_t latency_kib;
+    // Begins the algorithm of few bytes, or is NULL if the call always uses `latency`.
+    void (*bandwidth)(idist__task *t);
+    // True if `bandwidth` also works for operations that do not commute.
+    bool keeps_order;
 } idist__choice;
 
-// Read a row as: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring beyond. The
-// limits hold for up to IDIST__CHOICE_RANKS ranks; they were measured with idist_perf over unix
-// sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them on other machines. A
-// limit is low where the latency algorithm carries blocks through several ranks. Of reduce_scatter,
-// scatter and all_to_all it is that of one block. See idist__choose_limit for more ranks, and for
-// networks between hosts.
+// Read a row as follows: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring
+// beyond. The limits hold for up to IDIST__CHOICE_RANKS ranks. They were measured with idist_perf
+// over unix sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them on other
+// machines. A limit is low where the latency algorithm carries blocks through several ranks. For
+// reduce_scatter, scatter and all_to_all, the limit is for one block. See idist__choose_limit for
+// more ranks, and for networks between hosts.
 static const idist__choice idist__choose_table[] = {
     // clang-format off
     // operation             few steps                 KiB  few bytes                        order
@@ -137,23 +153,24 @@ static const idist__choice *idist__choose_row(idist__kind kind) {
 
 enum {
     IDIST__CHOICE_RANKS = 8,
-    IDIST__CHOICE_RANKS_MOST = 65536, // beyond, limits stay
+    IDIST__CHOICE_RANKS_MOST = 65536, // limits stay the same beyond
     IDIST__CHOICE_LATENCY = 8 * 1024, // a / b where the limits of the table were measured
-    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time in which one is sent
+    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time that sends one byte
     IDIST__CHOICE_OVERHEAD = 12,      // a / o between hosts, roughly
-    // The bandwidth that an interface reports may be wrong, so a / b has a bound, and so have the
-    // limits that follow from it, for each IDIST__CHOICE_RANKS ranks.
+    // Maxima of a / b, and of the limits that follow from a / b for each IDIST__CHOICE_RANKS ranks.
+    // They are needed because the bandwidth that an interface reports may be wrong.
     IDIST__CHOICE_LATENCY_MOST = 512 * 1024,
     IDIST__CHOICE_MOST = 512 * 1024
 };
 
-// The two algorithms take the same time when a rank contributes this many bytes. It follows from
-// COSTS at the top of this file; the time that reductions take is left out. latency: a / b, the
-// bytes that the network moves in the time of an empty message. UINT64_MAX: the one of few steps
-// is never slower.
+// Returns the contribution of a rank, in bytes, for which both algorithms take the same time. The
+// result follows from COSTS at the top of this file, but leaves out the time that reductions take.
+// `latency` is a / b, the number of bytes that the network moves in the time of an empty message.
+// Returns UINT64_MAX if the algorithm of few steps is never slower.
 static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t latency) {
     uint64_t log = 0, direct;
-    uint64_t folded_log; // of doubling: ranks beyond a power of two join before and after
+    // Number of rounds of doubling. Ranks beyond a power of two join before and after the rounds.
+    uint64_t folded_log;
 
     while ((uint64_t)1 << log < n) log++;
     folded_log = (n & (n - 1)) ? log + 1 : log;
@@ -182,17 +199,17 @@ static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t 
     if (n - 1 < log) return 0;
     if (log == 1) return kind == IDIST__BROADCAST ? UINT64_MAX : IDIST__CHUNK_BYTES;
 
-    // A chain of chunks takes (n - 2) steps of one chunk, a, and b for each byte.
+    // A chain takes (n - 2) steps of one chunk, plus a, plus b for each byte.
     return ((n - 2) * (latency + IDIST__CHUNK_BYTES) + latency - log * latency) / (log - 1);
 }
 
-// Whether the other algorithm is direct, whose messages overlap. What that gains on one host is
-// little.
+// Returns true if the bandwidth algorithm is `direct`. Its messages overlap, which helps little on
+// one host.
 static bool idist__choose_is_direct(idist__kind kind) {
     return kind == IDIST__GATHER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL;
 }
 
-// The limit for a group over several hosts.
+// Returns the limit for a group over several hosts.
 static uint64_t idist__choose_between_hosts(const idist__choice *row, uint64_t n,
                                             uint64_t latency) {
     uint64_t groups = (n + IDIST__CHOICE_RANKS - 1) / IDIST__CHOICE_RANKS;
@@ -206,8 +223,8 @@ static uint64_t idist__choose_between_hosts(const idist__choice *row, uint64_t n
     return even < most ? even : most;
 }
 
-// The limit for a group on one host: that of the table. For more ranks it changes as the break-even
-// does.
+// Returns the limit for a group on one host, which is the limit in the table. For more ranks, the
+// limit changes in proportion to the break-even.
 static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) {
     uint64_t limit = (uint64_t)row->latency_kib * 1024;
     uint64_t at_table, at_n;
@@ -219,8 +236,8 @@ static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) 
     return at_table ? limit * at_n / at_table : limit;
 }
 
-// Up to which contribution of a rank the latency algorithm is used. Integer arithmetic, so that
-// every rank computes the same.
+// Returns the contribution of a rank up to which the latency algorithm is used. Uses integer
+// arithmetic, so that every rank computes the same limit.
 static size_t idist__choose_limit(const idist_group *g, const idist__choice *row) {
     int n = g->size < IDIST__CHOICE_RANKS_MOST ? g->size : IDIST__CHOICE_RANKS_MOST;
     uint64_t latency = idist__ring_group_of(g)->spans_hosts ? g->w->machine.latency_nbytes : 0;
@@ -230,18 +247,18 @@ static size_t idist__choose_limit(const idist_group *g, const idist__choice *row
     return limit < SIZE_MAX ? (size_t)limit : SIZE_MAX;
 }
 
-// Whether elements are widened to F32 for the reduction.
+// Returns true if elements are widened to F32 for the reduction.
 static bool idist__choose_widens(const idist__call *call, const idist__user_op *user) {
     bool is_function = user && user->fn;
     return idist__kind_reduces(call->kind) && idist__dtype_is_narrow(call->dtype) && !is_function;
 }
 
-// Whether the operation multiplies each contribution by a factor and then sums.
+// Returns true if the operation multiplies each contribution by a factor and then sums.
 static bool idist__choose_scales(const idist__call *call, const idist__user_op *user) {
     return idist__kind_reduces(call->kind) && user && !user->fn;
 }
 
-// Over messages.
+// Chooses between LATENCY and BANDWIDTH for a collective over messages.
 static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *call) {
     const idist__choice *row = idist__choose_row(call->kind);
     bool has_user_op = idist__kind_reduces(call->kind) && idist__reduce_op_is_user(call->op);
@@ -289,7 +306,7 @@ static void idist__choose_operands(idist__task *t) {
                                         [op->user ? (unsigned)IDIST_SUM : (unsigned)call->op];
 }
 
-// How many elements this rank contributes.
+// Returns the number of elements that this rank contributes.
 static size_t idist__choose_input_count(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     return idist__kind_scatters_sum(t->call.kind) ? idist__extent_block_at(&t->call, op->n)
@@ -298,7 +315,7 @@ static size_t idist__choose_input_count(const idist__task *t) {
 
 // ---- scratch memory ----
 //
-//   | widened or scaled input | widened result | what the algorithm works in | slots of a stream |
+//   | widened or scaled input | widened result | memory of the algorithm | slots of a stream |
 //   | one element, if it is larger than IDIST__OP_PIECE |
 //
 // Each part begins at a multiple of 64 bytes, and may be empty.
@@ -352,7 +369,7 @@ static size_t idist__choose_slots_nbytes(const idist__task *t) {
     return op->slot_count * idist__choose_align(nbytes);
 }
 
-// False when memory is short.
+// Allocates the scratch memory. Returns false if memory is exhausted.
 static bool idist__choose_allocate(idist__task *t) {
     idist__op *op = idist__op_of(t);
     bool widens = idist__choose_widens(&t->call, op->user);
@@ -381,7 +398,7 @@ static bool idist__choose_allocate(idist__task *t) {
     return true;
 }
 
-// Puts the input of a reduction that widens or scales into scratch.
+// Copies the input of a reduction to scratch memory if the reduction widens or scales.
 static void idist__choose_convert_input(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist_dtype dtype = t->call.dtype;
@@ -400,7 +417,8 @@ static void idist__choose_convert_input(idist__task *t) {
 
 // ---- begin, run, finish ----
 
-// op->out holds the result as it was reduced, on the ranks that get one.
+// Ends a reduction: divides an average, and narrows. On ranks that get a result, op->out holds the
+// result as it was reduced.
 static void idist__choose_finish(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -408,7 +426,7 @@ static void idist__choose_finish(idist__task *t) {
     bool has_result = (call->kind != IDIST__REDUCE || op->rank == op->root) &&
                       (call->kind != IDIST__EXSCAN || op->rank != 0);
     bool is_finished =
-        call->kind == IDIST__ALL_REDUCE && op->algorithm != IDIST__ALGO_LATENCY; // a ring
+        call->kind == IDIST__ALL_REDUCE && op->algorithm != IDIST__ALGO_LATENCY; // by a ring
 
     if (!has_result) return;
     if (!op->user && !is_finished)
@@ -418,7 +436,7 @@ static void idist__choose_finish(idist__task *t) {
                                   call->dtype);
 }
 
-// Prepares a collective. False when memory is short.
+// Prepares a collective. Returns false if memory is exhausted.
 static bool idist__choose_begin(idist__task *t, idist__algorithm algorithm) {
     idist__op *op = idist__op_of(t);
 

@@ -1,7 +1,7 @@
 // ring/algo/direct.h: one message per pair of ranks: gather, scatter, all_to_all, v-forms
 //
-// Every pair of ranks that has something to exchange does so in one message. In step s a rank sends
-// to rank + 1 + s and receives from rank - 1 - s, so that no rank is everybody's first target:
+// A rank sends all that it has for another rank in one message. In step s, a rank sends to rank + 1
+// + s and receives from rank - 1 - s (mod n). So no rank is the first target of all other ranks:
 //
 //   n = 4    step 0   step 1   step 2
 //   rank 0   -> 1     -> 2     -> 3
@@ -12,8 +12,9 @@
 //   bytes sent per rank   B (n - 1) for all_to_all; B to or from the root for gather and scatter
 //   latency               n - 1 messages, of which 8 each way are under way at a time
 //
-// Each byte travels once, where trees and Bruck's algorithm carry blocks through other ranks. The
-// v-forms always work this way, because only the two ends of a message know its size.
+// Each byte travels once, while trees and Bruck's algorithm carry blocks through other ranks. The
+// v-forms gatherv, scatterv and all_to_allv always work this way. Only the two ends of a message
+// know the size of the message.
 //
 // The tag of a message is the distance between its two ranks, which both ends know.
 #pragma once
@@ -25,9 +26,10 @@
 #include "ring/msg/send.h"
 #include "ring/msg/recv.h"
 
-enum { IDIST__DIRECT_MESSAGES = 8 }; // under way at a time, each way
+enum { IDIST__DIRECT_MESSAGES = 8 }; // maximum number of messages under way, each way
 
-// The message to or from a peer; for the own rank, what it contributes and where that goes.
+// Returns the message to or from a peer. If the peer is our own rank, returns our contribution to
+// ourselves, or its place in the result.
 static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -52,7 +54,8 @@ static idist__item idist__direct_item(const idist__task *t, int peer, bool recei
     return item;
 }
 
-// The peer at this distance; for a rank other than the root of a gather or scatter, the root.
+// Returns the peer at this distance. On a rank other than the root of a gather or scatter, returns
+// the root.
 static int idist__direct_peer(const idist__task *t, int distance) {
     const idist__op *op = idist__op_of(t);
     if (idist__kind_has_root(t->call.kind) && op->rank != op->root) return op->root;
@@ -67,7 +70,8 @@ static idist__item idist__direct_send(idist__task *t, size_t index) {
     return idist__direct_item(t, idist__direct_peer(t, 1 + (int)index), false);
 }
 
-// Like idist__stream_run, but no send waits for a receive.
+// Posts the receives and sends that are due. Unlike in idist__stream_run, no send waits for a
+// receive.
 static void idist__direct_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__direct_op *state = &op->u.direct;
@@ -120,7 +124,8 @@ static void idist__direct_begin(idist__task *t) {
     op->run = idist__direct_run;
 }
 
-// In place the messages would overwrite each other, so the contribution moves to scratch first.
+// Begins an all_to_all. In place, the messages would overwrite each other, so the contribution
+// moves to scratch memory first.
 static void idist__direct_all_to_all(idist__task *t) {
     idist__op *op = idist__op_of(t);
 

@@ -1,28 +1,28 @@
 // ring/algo/doubling.h: all_reduce, reduce_scatter and scan of small messages
 //
-// Recursive doubling. In round k partners at distance 2^k exchange their sums and add them; after
-// log n rounds every rank has the sum of all:
+// Recursive doubling. In round k, partners at distance 2^k exchange their sums and add them. After
+// log n rounds, every rank has the sum over all ranks:
 //
 //   n = 4     rank 0      rank 1      rank 2      rank 3
 //   start     0           1           2           3
 //   round 0   0 1 <-----> 0 1         2 3 <-----> 2 3
 //   round 1   0 1 2 3     0 1 2 3     0 1 2 3     0 1 2 3      0 <-> 2, 1 <-> 3
 //
-//   bytes sent per rank   B log n (reduce_scatter: of all n blocks)
+//   bytes sent per rank   B log n (for reduce_scatter, B is all n blocks)
 //   latency               log n messages, the least possible
 //
-// The sum of a partner covers the ranks just below or just above ours, so the order of the ranks is
-// kept, and all ranks combine the same operands in the same order.
+// The sum of a partner covers the ranks just below or just above the ranks of our sum. So the order
+// of the ranks is kept, and all ranks combine the same operands in the same order.
 //
-// When n is not a power of two, let p be the largest one below it. The first 2 (n - p) ranks form
-// pairs; the odd rank of a pair gives its contribution to the even one, sits out, and gets the
-// result at the end:
+// If n is not a power of two, let p be the largest power of two below n. The first 2 (n - p) ranks
+// form pairs. The odd rank of a pair gives its contribution to the even rank, sits out, and gets
+// the result at the end:
 //
 //   n = 6, p = 4    1 -> 0, 3 -> 2;   0, 2, 4, 5 act as ranks 0, 1, 2, 3;   0 -> 1, 2 -> 3
 //
-// scan (Hillis and Steele): in round k a rank sends its sum to the rank 2^k above and adds what it
-// gets from the one 2^k below; then its sum covers the 2^(k+1) ranks up to itself. exscan hands the
-// finished prefix to the next rank.
+// Scans (Hillis and Steele). In round k, a rank sends its sum to the rank that is 2^k above. It
+// adds the sum that it gets from the rank 2^k below, so its sum then covers the 2^(k+1) ranks up to
+// itself. An exscan passes the finished prefix to the next rank.
 #pragma once
 
 #include "core/kind.h"
@@ -35,15 +35,15 @@
 
 enum { IDIST__DOUBLING_RESULT = 1 << 30 }; // tag of a finished result
 
-// p, computed once for a call.
+// Returns p, which is computed once for a call.
 static int idist__doubling_active_ranks(idist__doubling_op *state, int n) {
     if (!state->active_ranks) state->active_ranks = 1;
     while (state->active_ranks * 2 <= n) state->active_ranks *= 2;
     return state->active_ranks;
 }
 
-// all_reduce and reduce_scatter. The sum is built in the result of all_reduce, in scratch for
-// reduce_scatter; one received message follows in scratch.
+// Runs an all_reduce or a reduce_scatter. The sum is built in the result of an all_reduce, but in
+// scratch memory for a reduce_scatter. The rest of the scratch memory holds one received message.
 static void idist__doubling_reduce(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__doubling_op *state = &op->u.doubling;
@@ -52,7 +52,7 @@ static void idist__doubling_reduce(idist__task *t) {
     int partner;
     bool is_paired = rank < 2 * excess;
     bool sits_out = is_paired && rank % 2;
-    int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
+    int number = is_paired ? rank / 2 : rank - excess; // our number among the p ranks that exchange
     bool scatter = idist__kind_scatters_sum(t->call.kind);
     size_t count = scatter ? idist__extent_block_at(&t->call, op->n) : op->count;
     size_t nbytes = count * op->size;
@@ -96,7 +96,7 @@ static void idist__doubling_reduce(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Scratch: the sum, then one message.
+// Runs a scan or an exscan. The scratch memory holds the sum, then one received message.
 static void idist__doubling_scan(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__doubling_op *state = &op->u.doubling;

@@ -1,4 +1,4 @@
-// ring/algo/host_plan.h: several hosts: the steps of a call inside hosts and between their leaders
+// ring/algo/host_plan.h: plans the steps of a call inside hosts and between their leaders
 //
 // Ranks of one host share memory, while hosts share a slower network. So a collective over several
 // hosts becomes a sequence of collectives on two smaller groups:
@@ -15,11 +15,11 @@
 //   broadcast        on the root's host    broadcast                 on the other hosts
 //   barrier          barrier               barrier                   barrier
 //
-//   bytes over the network   what one rank sends, per host instead of per rank
-//   latency                  two local steps, and one among as many ranks as there are hosts
+//   bytes over the network   what one rank sends, but per host instead of per rank
+//   latency                  two local steps, and one step among as many ranks as there are hosts
 //
-// A large all_reduce, reduce or broadcast is cut into pieces, so that the network is used from the
-// first piece to the last. Step 2 lags one round behind step 1, and step 3 lags two:
+// A large all_reduce, reduce or broadcast is cut into pieces, so that the network is busy from the
+// first piece to the last. Step 2 lags one round behind step 1, and step 3 lags two rounds:
 //
 //   round           0   1   2   3   4
 //   step 1, lag 0   a   b   c
@@ -29,14 +29,15 @@
 // So in round r, a step works on piece r - lag, if there is one.
 //
 // The plan of a call is the list of the steps that this rank takes, in order of rounds. All members
-// that take part in a step have it in the same order among the steps of its group.
-// ring/algo/host_run.h carries the plan out.
+// of an inner group have the steps of this group in the same order. ring/algo/host_run.h executes
+// the plan.
 //
-//   idist__host_plan_serves    whether a call can go this way
+//   idist__host_plan_serves    returns true if a call can go this way
 //   idist__host_plan_make      makes the plan
 //
-// Used when a group spans several hosts, at least one of them has several members, and IDIST_ALGO
-// is auto. These are made of messages among all ranks instead:
+// A plan is used if a group spans several hosts, at least one host has several members, and
+// IDIST_ALGO is `auto` or `remote`. The following calls are made of messages among all ranks
+// instead:
 //
 //   reductions of narrow floats                they would be rounded twice
 //   operations that do not commute             they need the order of the ranks
@@ -62,24 +63,24 @@ typedef struct idist__host_step { // a call on `local` or `leaders`
     const void *send;
     void *recv;
     size_t count;
-    const size_t *recvcounts, *recvdispls; // of an all_gatherv
+    const size_t *recvcounts, *recvdispls; // for an all_gatherv
     int root;
     size_t round;
-    bool completes_sum; // recv holds the sum over all ranks: divide it for AVG
+    bool completes_sum; // recv then holds the sum over all ranks, which AVG divides
 } idist__host_step;
 
 enum {
-    IDIST__HOST_STEPS = 3,  // of a piece; a reduce_scatter has one more for each host
-    IDIST__HOST_MAX_LAG = 2 // rounds by which a step lags behind the first one
+    IDIST__HOST_STEPS = 3,  // steps of a piece; a reduce_scatter has one more for each host
+    IDIST__HOST_MAX_LAG = 2 // rounds by which the last step lags behind the first step
 };
 
-// Size of a piece, per host: smaller pieces cost more in latency than they gain. On a network of
-// high latency, so many times the bandwidth-delay product, because the hosts synchronize after each
-// piece.
+// Minimum size of a piece, per host. Smaller pieces cost more in latency than they gain. On a
+// network of high latency, a piece is IDIST__HOST_PIECE_NETWORKS times the bandwidth-delay product,
+// because the hosts synchronize after each piece.
 #define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
 #define IDIST__HOST_PIECE_NETWORKS 8
 
-// Returns whether a call can be split into calls inside hosts and between them.
+// Returns true if a call can be split into calls inside hosts and between them.
 static bool idist__host_plan_serves(const idist_group *g, const idist__call *call) {
     const idist__ring_group *rg = idist__ring_group_of(g);
     int setting = g->w->cfg.algorithm;
@@ -105,8 +106,8 @@ static bool idist__host_plan_serves(const idist_group *g, const idist__call *cal
 
 // ---- pieces and steps ----
 
-typedef struct idist__host_piece { // of a call's elements
-    size_t at;                     // in bytes
+typedef struct idist__host_piece { // a piece of a call's elements
+    size_t at;                     // offset in bytes
     size_t count;
 } idist__host_piece;
 
@@ -123,11 +124,11 @@ static size_t idist__host_plan_piece_count(const idist__task *t) {
     return is_cut && op->nbytes > nbytes ? (size_t)(op->nbytes / nbytes) : 1;
 }
 
-// Finds the piece, out of n, that a step works on in a round. Returns false if the step has none:
-// it takes the first piece in round `lag`, and the last one in round n - 1 + lag.
+// Finds the piece, out of n pieces, that a step works on in a round. Returns false if the step has
+// none. A step takes the first piece in round `lag`, and the last piece in round n - 1 + lag.
 static bool idist__host_plan_cut(const idist__op *op, size_t n, size_t round, size_t lag,
                                  idist__host_piece *piece) {
-    size_t count = op->count / n, rest = op->count % n; // the first ones have one element more
+    size_t count = op->count / n, rest = op->count % n; // the first `rest` pieces have one more
     size_t index;
 
     if (round < lag || round - lag >= n) return false;
@@ -158,13 +159,14 @@ static idist__host_step *idist__host_plan_add(idist__op *op, size_t round, idist
 // ---- the plan of each operation ----
 
 typedef struct idist__host_plan_input { // what a plan needs to know besides the call
-    char *collected;                    // scratch of a leader: what it collects from its host
-    size_t *counts, *displs;            // of the blocks of each host, in elements
-    int root_in_leaders;                // the leader of the root's host, as a rank of `leaders`
-    int root_in_local;                  // the root as a rank of `local`; -1: it is on another host
+    char *collected;                    // scratch of a leader for the data of its host
+    size_t *counts, *displs;            // counts and displs of the hosts' blocks, in elements
+    int root_in_leaders;                // rank in `leaders` of the leader of the root's host
+    int root_in_local;                  // rank of the root in `local`, -1 if it is on another host
 } idist__host_plan_input;
 
-// Adds the first step of reductions: the sum over this host, on its leader.
+// Adds the first step of a reduction: the sum over this host, on its leader. A rank that is alone
+// on its host copies its contribution instead.
 static void idist__host_plan_reduce_local(idist__task *t, size_t round, const void *in, char *sum,
                                           size_t count) {
     idist__op *op = idist__op_of(t);
@@ -203,7 +205,7 @@ static void idist__host_plan_all_reduce(idist__task *t) {
     }
 }
 
-// Adds the last step of a reduce whose root is on this host and not its leader.
+// Adds the last step of a reduce whose root is on this host but is not the leader.
 static void idist__host_plan_reduce_last(idist__task *t, const idist__host_plan_input *input,
                                          size_t round, char *sum, size_t count) {
     idist__op *op = idist__op_of(t);
@@ -237,7 +239,8 @@ static void idist__host_plan_reduce(idist__task *t, const idist__host_plan_input
             step->completes_sum = input->root_in_local == 0;
         }
 
-        // root_in_local <= 0: the root is this host's leader, or on another host
+        // There is no last step here if root_in_local <= 0: the root is the leader of this host, or
+        // is on another host.
         if (input->root_in_local > 0 && idist__host_plan_cut(op, n, round, 2, &piece))
             idist__host_plan_reduce_last(t, input, round, sum + piece.at, piece.count);
     }
@@ -247,7 +250,7 @@ static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_pl
     idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     char *sum = input->collected;
-    char *own = sum + (size_t)op->rank * op->nbytes; // of a leader: the first block of its host
+    char *own = sum + (size_t)op->rank * op->nbytes; // on a leader: the first block of its host
     idist__host_step *step;
     size_t round = 0;
     int host;
@@ -337,7 +340,7 @@ static void idist__host_plan_find_root(const idist__task *t, idist__host_plan_in
         if (rg->local->ranks[i] == g->ranks[op->root]) input->root_in_local = i;
 }
 
-// Counts the blocks of each host. The ranks of a host are consecutive.
+// Counts the elements in the blocks of each host. The ranks of a host are consecutive.
 static void idist__host_plan_count_blocks(const idist__task *t,
                                           const idist__host_plan_input *input) {
     const idist__op *op = idist__op_of(t);
@@ -351,8 +354,8 @@ static void idist__host_plan_count_blocks(const idist__task *t,
     }
 }
 
-// Makes the plan of a call. op->memory holds: steps | counts and displs of the hosts | what a
-// leader collects. Returns false when memory is short.
+// Makes the plan of a call in op->memory, which holds the steps, the counts and displs of the
+// hosts, and the data that a leader collects, in this order. Returns false if memory is exhausted.
 static bool idist__host_plan_make(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);

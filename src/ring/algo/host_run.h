@@ -1,11 +1,11 @@
-// ring/algo/host_run.h: several hosts: carrying out the plan of a call
+// ring/algo/host_run.h: executes the plan of a call over several hosts
 //
-// A call over several hosts has a plan, a list of steps in rounds (ring/algo/host_plan.h). It
-// carries out one round after the other. Each step of a round is a task of its own, on the group of
-// the members on this host or on that of the leaders of all hosts; the steps of a round run at the
-// same time.
+// A call over several hosts has a plan, which is a list of steps in rounds (ring/algo/host_plan.h).
+// The call executes one round after another. Each step of a round is a task of its own. The group
+// of the task is the members on this host, or the leaders of all hosts. The steps of a round run at
+// the same time.
 //
-// Calls on the same group queue up (idist__ring_group.first), and only the first one runs. So all
+// Calls on the same group queue up (idist__ring_group.first), and only the first call runs. So all
 // ranks take the steps in the same order, and no two calls mix on the inner groups.
 //
 //   idist__host_run_start      appends a call to the queue, and runs it if the queue was empty
@@ -13,8 +13,8 @@
 //   idist__host_run_progress   resumes the first call of each group once its round has completed
 //   idist__host_run_cancel     takes a call out of the queue, once no step uses its memory
 //
-// A call owns the tasks of its steps (idist__host_op.running): a task that has ended stays until
-// the call has seen that. If a step fails, the call fails with the same status and text.
+// A call owns the tasks of its steps (idist__host_op.running). A task that has ended stays until
+// the call has seen its end. If a step fails, the call fails with the same status and text.
 #pragma once
 
 #include "base/reduce.h"
@@ -30,9 +30,9 @@ static void idist__host_run_no_memory(const idist__task *t) {
     idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
 }
 
-// Begins a step. The call owns its task, *begun, until idist__host_run_round_done has seen it end.
-// The task may end at once, and if it fails, the call ends with it. *begun stays NULL if the step
-// could not begin; then the call fails.
+// Begins a step. The call owns the task of the step, *begun, until idist__host_run_round_done has
+// seen the task end. The task may end at once. If the task fails, the call ends as well. *begun
+// stays NULL if the step could not begin; the call then fails.
 static void idist__host_run_begin_step(idist__task *t, const idist__host_step *step,
                                        idist__task **begun) {
     idist__op *op = idist__op_of(t);
@@ -85,8 +85,8 @@ static void idist__host_run_begin_round(idist__task *t) {
     }
 }
 
-// Returns whether all steps under way have ended, or one has failed, and idist__host_run_round_done
-// has not freed them yet.
+// Returns true if all steps under way have ended, or one has failed, and idist__host_run_round_done
+// has not freed the tasks yet.
 static bool idist__host_run_round_ended(const idist__host_op *host) {
     size_t i, done_count = 0;
 
@@ -111,8 +111,8 @@ IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task
     return NULL;
 }
 
-// Returns whether the round under way has completed, and frees its tasks if so. If a step failed,
-// so does the call, which then forgets them all.
+// Returns true if the round under way has completed, and frees its tasks. If a step failed, fails
+// the call, which frees the tasks when it is cancelled.
 static bool idist__host_run_round_done(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
@@ -123,7 +123,8 @@ static bool idist__host_run_round_done(idist__task *t) {
         const idist__task *child = host->running[i];
 
         if (!child || child->state != IDIST__TASK_DONE || child->status == IDIST_OK) continue;
-        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, // or with its group
+        // The step failed by itself or with its group.
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status,
                          child->group->status == IDIST_OK ? child->text : child->group->cause);
         return false;
     }
@@ -136,7 +137,7 @@ static bool idist__host_run_round_done(idist__task *t) {
     return true;
 }
 
-// Divides the averages that the round under way has completed, and goes on to the next round.
+// Divides the averages that the round under way has completed, and advances to the next round.
 static void idist__host_run_next_round(idist__task *t) {
     const idist__op *op = idist__op_of(t);
     idist__host_op *host = &idist__op_of(t)->u.host;
@@ -151,7 +152,7 @@ static void idist__host_run_next_round(idist__task *t) {
     host->running_count = 0;
 }
 
-// Takes a call out of the queue of its group.
+// Removes a call from the queue of its group.
 static void idist__host_run_leave_queue(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__task **at, *before = NULL;
@@ -162,7 +163,7 @@ static void idist__host_run_leave_queue(idist__task *t) {
     if (rg->last == t) rg->last = before;
 }
 
-// Runs a call as far as it goes.
+// Runs a call until it has to wait, or has completed.
 static void idist__host_run_call(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__host_op *host = &op->u.host;
@@ -185,14 +186,14 @@ static void idist__host_run_call(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Fills in the part of a task that a call by host needs.
+// Fills in the backend's part of a task for a call over several hosts.
 static void idist__host_run_prepare(idist__task *t) {
     idist__op_prepare(t);
     idist__op_of(t)->algorithm = IDIST__ALGO_BY_HOST;
     idist__op_of(t)->run = idist__host_run_call;
 }
 
-// Appends a call to the queue of its group, and runs it if no other one is under way.
+// Appends a call to the queue of its group, and runs it if no other call is under way.
 static void idist__host_run_start(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
 
@@ -202,8 +203,9 @@ static void idist__host_run_start(idist__task *t) {
     if (rg->first == t) idist__op_run(t);
 }
 
-// Forgets a call. The two inner groups fail before the group that they belong to, so no step is
-// under way any more. Returns false if one is: it uses the memory of the call.
+// Removes a call from the queue and frees the tasks of its steps. Returns false if a step is under
+// way, because the step uses the memory of the call. Normally no step is under way, because the two
+// inner groups fail before the group that they belong to.
 static bool idist__host_run_cancel(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
@@ -221,8 +223,8 @@ static bool idist__host_run_cancel(idist__task *t) {
     return true;
 }
 
-// Resumes the first call of each group once its round has completed, and the next call once that
-// one is done.
+// Resumes the first call of each group once its round has completed, and the next call once the
+// first call is done.
 static void idist__host_run_progress(idist__ring *ring) {
     const idist_group *g;
 

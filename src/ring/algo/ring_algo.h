@@ -1,10 +1,10 @@
 // ring/algo/ring_algo.h: all_reduce, reduce_scatter and all_gather of large messages
 //
-// The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
-// left one, so all links are busy in both directions all the time.
+// The ranks form a ring. Each rank sends to its right neighbor (rank + 1) and receives from its
+// left neighbor (rank - 1). So every rank sends and receives all the time.
 //
-// all_reduce. The buffer is cut into n blocks, and the blocks travel around the ring twice. In step
-// s rank r sends block r - s (mod n) and receives block r - s - 1:
+// all_reduce. The buffer is cut into n blocks, which travel around the ring twice. In step s, rank
+// r sends block r - s (mod n) and receives block r - s - 1 (mod n):
 //
 //            first lap: reduce               second lap: copy
 //            step 0   step 1   step 2        step 3   step 4   step 5
@@ -13,25 +13,24 @@
 //   rank 2   sends 2  sends 1  sends 0  ->3  sends 3  sends 2  sends 1           sum of block b
 //   rank 3   sends 3  sends 2  sends 1  ->0  sends 0  sends 3  sends 2
 //
-// In the first lap a rank adds its own part to each block it receives and forwards the sum; after
-// n - 1 steps every rank holds the complete sum of one block. The second lap hands those sums to
-// everybody.
+// In the first lap, a rank adds its own part to each block that it receives, and forwards the sum.
+// After n - 1 steps, every rank holds the complete sum of one block. The second lap distributes
+// these sums to all ranks.
 //
 //   bytes sent per rank   2 B (n - 1) / n, the least possible, whatever n is
 //   latency               2 (n - 1) messages in sequence: the reason to prefer doubling for small B
 //
-// Nothing is copied beforehand: the first sends come straight from the send buffer, and sums are
-// written straight to the receive buffer. In place is safe because the second lap overwrites a
-// block only with data that depends on our first send of it.
+// Nothing is copied beforehand. The first sends come directly from the send buffer, and sums are
+// written directly to the receive buffer. Working in place is safe, because the second lap
+// overwrites a block only with data that depends on our first send of this block.
 //
-// reduce_scatter is the first lap alone, begun one block earlier, so that rank r ends up with block
-// r: (n - 1) messages of B bytes. Partial sums stay in scratch; the last one goes to the receive
-// buffer.
+// reduce_scatter is the first lap alone, in (n - 1) messages of B bytes. It begins one block
+// earlier, so that rank r ends up with block r. Partial sums stay in scratch memory. The last sum
+// goes to the receive buffer.
 //
-// all_gather and all_gatherv are the second lap alone: (n - 1) messages of B bytes.
+// all_gather and all_gatherv are the second lap alone, in (n - 1) messages of B bytes.
 //
-// All three start at a different rank for each block, so a reduction needs an operation that
-// commutes.
+// A reduction starts at a different rank for each block, so it needs an operation that commutes.
 #pragma once
 
 #include "base/dtype.h"
@@ -42,7 +41,8 @@
 #include "ring/msg/combine.h"
 #include "ring/algo/stream.h"
 
-// The block that item `index` belongs to, `back` ranks further left.
+// Returns the block that item `index` belongs to: our rank, minus the step of the item, minus
+// `back` (mod n).
 static int idist__ring_algo_block(const idist__op *op, size_t index, int back) {
     return idist__block_wrap(op->rank - (int)(index / op->u.stream.block_chunks) - back, op->n);
 }
@@ -61,7 +61,8 @@ static bool idist__ring_algo_in_first_lap(const idist__op *op, size_t index) {
     return index < (size_t)(op->n - 1) * op->u.stream.block_chunks;
 }
 
-// The chunk of item `index` in a block of a buffer; no address when there is no buffer.
+// Returns the chunk of item `index` in a block of a buffer. The address is NULL if `buffer` is
+// NULL.
 static idist__item idist__ring_algo_all_reduce_item(const idist__op *op, const char *buffer,
                                                     size_t index, int block, int peer) {
     size_t at = idist__block_at(op->count, op->n, block) * op->size;
@@ -85,12 +86,14 @@ static idist__item idist__ring_algo_all_reduce_send(idist__task *t, size_t index
                                             idist__ring_algo_right(op));
 }
 
-// Whether the item completes the sum of its chunk: it is in the last step of the first lap.
+// Returns true if an item of the first lap completes the sum of its chunk. This is so in the last
+// step of the lap.
 static bool idist__ring_algo_completes_sum(const idist__op *op, size_t index) {
     return index >= (size_t)(op->n - 2) * op->u.stream.block_chunks;
 }
 
-// AVG divides a chunk here, once for all ranks and while it is in the cache.
+// Adds our part to a chunk that arrives in the first lap. For AVG, also divides a complete sum
+// here: once for all ranks, and while the chunk is in the cache.
 static void idist__ring_algo_all_reduce_take(idist__task *t, size_t index) {
     const idist__op *op = idist__op_of(t);
     idist_dtype dtype = idist__dtype_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
@@ -99,7 +102,7 @@ static void idist__ring_algo_all_reduce_take(idist__task *t, size_t index) {
     const void *both[2];
     size_t count;
 
-    if (!idist__ring_algo_in_first_lap(op, index)) return; // it was received where it belongs
+    if (!idist__ring_algo_in_first_lap(op, index)) return; // already received into the result
     own = idist__ring_algo_all_reduce_item(op, op->in, index, block, 0);
     sum = idist__ring_algo_all_reduce_item(op, op->out, index, block, 0);
     count = own.nbytes / op->size;
@@ -124,7 +127,7 @@ static void idist__ring_algo_all_reduce(idist__task *t) {
 
 // ---- reduce_scatter, reduce_scatterv ----
 
-// The elements of the largest block.
+// Returns the number of elements in the largest block.
 static size_t idist__ring_algo_largest_block(const idist__op *op, const idist__call *call) {
     size_t largest = 0;
     int i;
@@ -135,7 +138,8 @@ static size_t idist__ring_algo_largest_block(const idist__op *op, const idist__c
     return largest;
 }
 
-// The chunk of item `index` in a block of a buffer of n blocks; no address when there is no buffer.
+// Returns the chunk of item `index` in a block of a buffer of n blocks. The address is NULL if
+// `buffer` is NULL.
 static idist__item idist__ring_algo_reduce_scatter_item(const idist__task *t, const char *buffer,
                                                         size_t index, int block, int peer) {
     const idist__op *op = idist__op_of(t);

@@ -1,7 +1,7 @@
-// ring/algo/stream.h: pipelines: chunks that are received, reduced and sent on
+// ring/algo/stream.h: pipelines that receive, reduce and forward chunks
 //
-// The bandwidth algorithms cut a block into chunks of IDIST__CHUNK_BYTES, so that a rank can reduce
-// and send on one chunk while it receives the next:
+// The bandwidth algorithms cut a block into chunks of IDIST__CHUNK_BYTES. So a rank can reduce and
+// forward one chunk while it receives the next chunk:
 //
 //   receive   | c0 | c1 | c2 | c3 |
 //   take           | c0 | c1 | c2 | c3 |          take: reduce into the result, for example
@@ -9,18 +9,18 @@
 //
 // An algorithm describes its stream by numbers and three functions:
 //
-//   recv_at(i)   peer, address and size of the i-th item to receive; address NULL: a scratch slot
-//   take(i)      what to do once item i has arrived; NULL: nothing
-//   send_at(i)   peer, address and size of the i-th item to send
-//   head         items that can be sent before anything has been received
+//   recv_at(i)   peer, address and size of item i to receive; address NULL for a scratch slot
+//   take(i)      what to do once item i has arrived; NULL for nothing
+//   send_at(i)   peer, address and size of item i to send
+//   head         number of items that can be sent before anything has been received
 //
-// Item i is sent when i < head or item i - head has been taken: a ring sends its own block first
-// (head = its chunks) and then forwards what it took; an inner link of a chain only forwards
-// (head = 0). Items are taken in order. The tag of a message is the index of its item.
+// Item i is sent when i < head or item i - head has been taken. A ring sends its own block first
+// (head is the number of its chunks), and then forwards what it took. An inner link of a chain only
+// forwards (head is 0). Items are taken in order. The tag of a message is the index of its item.
 //
-// Some receives are posted ahead, each in a slot. The sender may send only what it knows to be
-// posted, so on a network of high latency it takes more slots: enough for the data in flight, and a
-// few that are being taken.
+// Several receives are posted ahead, each in a slot. The sender may send only what it knows to be
+// posted. So a network of high latency needs more slots: enough for the data in flight, and a few
+// for the chunks that are being taken.
 #pragma once
 
 #include "core/model.h"
@@ -78,7 +78,8 @@ static void idist__stream_run(idist__task *t) {
         idist__op_done(t);
 }
 
-// Chunk `index` of a block of `count` elements. Chunks beyond the end of the block are empty.
+// Returns chunk `index` of a block of `count` elements. Chunks beyond the end of the block are
+// empty.
 static idist__item idist__stream_chunk(const idist__op *op, char *block, size_t count, size_t index,
                                        int peer) {
     const idist__stream_op *stream = &op->u.stream;

@@ -14,17 +14,18 @@
 //------------------------------------------------------------------------------
 // barrier
 //
-// In round k every rank signals the rank 2^k further on and waits for the one 2^k before it. After
-// log n rounds each rank has heard, directly or through others, from all n (Hensgen, Finkel, Manber
-// 1988):
+// In round k, every rank signals the rank 2^k further on and waits for the rank 2^k before it.
+// After log n rounds, each rank has heard from all n ranks, directly or through other ranks
+// (Hensgen, Finkel, Manber 1988):
 //
-//   n = 5, what rank 0 knows of    round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
+//   n = 5, ranks that rank 0 knows of    round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
 //
 //   bytes sent per rank   none: log n empty messages
 //   latency               log n, for any n
 //
-// From here on algorithms are written as straight code between CO_BEGIN and CO_END; see
-// ring/msg/op.h. State that must survive an AWAIT lives in idist__op; for a barrier that is 2^k.
+// This algorithm and the following ones are straight-line code between CO_BEGIN and CO_END; see
+// ring/msg/op.h. State that must survive an AWAIT lives in idist__op. For a barrier, this state is
+// 2^k.
 //------------------------------------------------------------------------------
 
 static void idist__dissemination_run(idist__task *t) {
@@ -51,14 +52,14 @@ static void idist__dissemination_run(idist__task *t) {
 //------------------------------------------------------------------------------
 // broadcast, reduce, gather and scatter of small messages
 //
-// A binomial tree over v, the rank counted from the root. The parent of v is v without its lowest
-// set bit; its children are v plus each power of two below that bit:
+// The ranks form a binomial tree over v, the number of a rank counted from the root. The parent of
+// v is v without its lowest set bit. The children of v are v plus each power of two below that bit:
 //
 //               0
 //         ______|______
 //        4      2      1        n = 8. The subtree of v is v .. v + (lowest set bit) - 1, a run of
-//       / \     |               consecutive ranks: a rank of gather or scatter holds one run of
-//      6   5    3               blocks.
+//       / \     |               consecutive ranks. So in a gather or scatter, each rank holds one
+//      6   5    3               run of blocks.
 //      |
 //      7
 //
@@ -66,12 +67,12 @@ static void idist__dissemination_run(idist__task *t) {
 //                         blocks of a whole subtree at once
 //   latency               log n messages in sequence
 //
-// broadcast and scatter start with the child that has the largest subtree; reduce and gather are
-// the same trees in the other direction.
+// A broadcast or scatter starts with the child that has the largest subtree. A reduce or gather
+// uses the same tree in the other direction.
 //------------------------------------------------------------------------------
 
-// Our v. A reduction with an operation that does not commute uses a tree on rank 0, so that it
-// keeps the order of the ranks.
+// Returns our v. A reduction with an operation that does not commute uses a tree whose root is rank
+// 0. Such a tree keeps the order of the ranks.
 static int idist__tree_relative_rank(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     bool commutes = !op->user || op->user->commutative;
@@ -80,15 +81,15 @@ static int idist__tree_relative_rank(const idist__task *t) {
     return from_root ? idist__block_wrap(op->rank - op->root, op->n) : op->rank;
 }
 
-// The distance from v to its parent: its lowest set bit. Of the root: a power of two that is not
-// below n.
+// Returns the distance from v to its parent, which is the lowest set bit of v. For the root,
+// returns the smallest power of two that is not below n.
 static int idist__tree_distance(int v, int n) {
     int distance;
     for (distance = 1; distance < n && !(v & distance); distance *= 2) continue;
     return distance;
 }
 
-// The number of ranks in the subtree of v, v included.
+// Returns the number of ranks in the subtree of v, including v.
 static int idist__tree_size(int v, int n) {
     int distance = idist__tree_distance(v, n);
     return v + distance < n ? distance : n - v;
@@ -109,8 +110,9 @@ static void idist__tree_broadcast(idist__task *t) {
         IDIST__CO_AWAIT(op, !op->slots_pending);
     }
 
-    // A large message goes to one child after the other, the one with the largest subtree first:
-    // were they sent at once, all children would have it only when the last one has.
+    // A large message goes to one child after another, starting with the child that has the largest
+    // subtree. If it went to all children at once, no child would have the whole message before the
+    // last child does.
     for (state->distance /= 2; state->distance; state->distance /= 2) {
         if (v + state->distance >= n) continue;
         idist__send_step(t, idist__block_wrap(v + state->distance + op->root, n), 0, op->out,
@@ -123,11 +125,11 @@ static void idist__tree_broadcast(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Our sum covers the ranks v .. v + distance - 1; what arrives covers the next `distance` ranks, so
-// the order of the ranks is kept. If the operation does not commute, v is the rank, and rank 0
-// passes the result on to the root.
+// Runs a reduce. Our sum covers the ranks v .. v + distance - 1. The sum that arrives covers the
+// next `distance` ranks, so the order of the ranks is kept. If the operation does not commute, v is
+// the rank, and rank 0 passes the result on to the root.
 //
-// Scratch: the sum, then one message.
+// The scratch memory holds the sum, then one received message.
 static void idist__tree_reduce(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__tree_op *state = &op->u.tree;
@@ -164,7 +166,8 @@ static void idist__tree_reduce(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Scratch: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
+// Runs a gather. The scratch memory holds the blocks of v, v + 1, ... in this order. The root
+// copies the blocks to their places in the result.
 static void idist__tree_gather(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__tree_op *state = &op->u.tree;
@@ -196,7 +199,7 @@ static void idist__tree_gather(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Scratch: as for gather.
+// Runs a scatter. The scratch memory holds the blocks of v, v + 1, ... in this order.
 static void idist__tree_scatter(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__tree_op *state = &op->u.tree;

@@ -1,4 +1,4 @@
-// ring/share/chunk.h: collectives of small contributions at once, of large ones a chunk at a time
+// ring/share/chunk.h: runs shared calls, small ones at once and large ones in chunks
 //
 // Functions: idist__chunk_*, idist__flat_*.
 #pragma once
@@ -18,10 +18,11 @@
 //------------------------------------------------------------------------------
 // collectives of small contributions
 //
-// Every rank writes its contribution to its slot (one line, if it has at most 32 bytes), reads the
-// slots of all others, and computes the result by itself. All reduce in the order of the ranks, so
-// all get the same bits. One round of n - 1 cache misses, no synchronization at the end: the slots
-// are not reused before all have read them.
+// Every rank writes its contribution to its slot, or to a single line of it if the contribution has
+// at most 32 bytes. Then the rank reads the slots of all other ranks and computes the result by
+// itself. All ranks reduce in the order of the ranks, so all get the same bits. That takes one
+// round of n - 1 cache misses. There is no synchronization at the end, because a slot is not reused
+// before all ranks have read it.
 //------------------------------------------------------------------------------
 
 static void idist__flat_run(idist__task *t) {
@@ -45,14 +46,14 @@ static void idist__flat_run(idist__task *t) {
 //   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
 //
-// A rank exposes up to one chunk ahead, so that nobody waits while there is something to copy. It
-// writes to a buffer again when all have freed the chunk that is in it.
+// A rank exposes up to one chunk ahead, so that no rank waits while there is something to copy. A
+// rank writes to a buffer again when all ranks have freed the chunk in that buffer.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHUNK_OVERSUBSCRIBED ((size_t)128 * 1024)
 
-// Whether all members, or those that we read from, have reached a milestone in all chunks before
-// number `chunks`.
+// Returns true if all members have reached a milestone in all chunks before number `chunks`. With
+// `only_sources`, checks only the members that we read from.
 static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone, uint64_t chunks,
                                      bool only_sources) {
     idist__op *op = idist__op_of(t);
@@ -79,14 +80,14 @@ static bool idist__chunk_sources(idist__task *t, idist__milestone milestone, uin
     return idist__chunk_all_reached(t, milestone, chunks, true);
 }
 
-// The elements of a cache line, or one element that is larger.
+// Returns the number of elements in a cache line, or 1 if an element is larger than a line.
 static size_t idist__chunk_line(const idist__op *op) {
     return op->size < IDIST__LINE ? IDIST__LINE / op->size
                                   : 1; // NOLINT(clang-analyzer-core.DivideZero)
 }
 
-// Where block `b` of a chunk of `count` elements begins. Blocks are whole lines, so that no two
-// ranks write to the same one.
+// Returns the element at which block `b` of a chunk of `count` elements begins. Blocks consist of
+// whole lines, so that no two ranks write to the same line.
 static size_t idist__chunk_block_at(const idist__op *op, size_t count, int b) {
     size_t line = idist__chunk_line(op);
     size_t nlines = (count + line - 1) / line;
@@ -94,7 +95,7 @@ static size_t idist__chunk_block_at(const idist__op *op, size_t count, int b) {
     return idist__flow_min(idist__block_at(nlines, op->n, b) * line, count);
 }
 
-// Copies elements of ours to a buffer.
+// Copies elements of our contribution to a buffer.
 static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t count) {
     const idist__op *op = idist__op_of(t);
     size_t run;
@@ -106,7 +107,8 @@ static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t
     }
 }
 
-// Copies our part of a chunk to a buffer; in a split reduction all but the block that we reduce
+// Copies our part of a chunk to a buffer. If contributions are not scaled, leaves out the block
+// that only we read. In a split reduction that is the block that we reduce, else the block for
 // ourselves.
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *op = idist__op_of(t);
@@ -136,8 +138,8 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
     }
 }
 
-// Exposes the current chunk and, if a buffer is free, the next one. Returns whether the current one
-// is exposed.
+// Exposes the current chunk and, if a buffer is free, the next chunk. Returns true if the current
+// chunk is exposed.
 static bool idist__chunk_expose(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__shared_op *shared = &op->u.shared;
@@ -157,20 +159,21 @@ static bool idist__chunk_expose(idist__task *t) {
     return shared->exposed > shared->chunk;
 }
 
-// Of a chunk; all ranks of an oversubscribed host share the caches.
+// Returns the size of a chunk. Chunks are smaller on an oversubscribed host, whose ranks share the
+// caches.
 static size_t idist__chunk_nbytes(const idist__share *share) {
     return share->shm->oversubscribed
                ? idist__flow_min(share->chunk_nbytes, IDIST__CHUNK_OVERSUBSCRIBED)
                : share->chunk_nbytes;
 }
 
-// Whether elements of this size go through chunks, and through the pieces in which they are
+// Returns true if elements of this size fit into chunks, and into the pieces in which they are
 // reduced.
 static bool idist__chunk_takes(const idist_group *g, const idist__share *share, size_t size) {
     return size <= IDIST__OP_PIECE && size <= idist__chunk_nbytes(share) / (size_t)g->size;
 }
 
-// Determines the chunks of a call.
+// Determines the size and number of the chunks of a call.
 static void idist__chunk_plan(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -182,7 +185,7 @@ static void idist__chunk_plan(idist__task *t) {
     chunk_count = nbytes / nblocks / op->size;
     if (chunk_count > line) chunk_count -= chunk_count % line;
     if (op->u.shared.remote && !idist__kind_reduces(t->call.kind))
-        chunk_count = count; // no buffers
+        chunk_count = count; // one chunk, because no buffers are used
 
     op->u.shared.chunk_count = chunk_count;
     op->u.shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
@@ -218,7 +221,7 @@ static void idist__chunk_run(idist__task *t) {
         idist__region_publish(t, IDIST__FREED, shared->first_chunk + shared->chunk + 1);
     }
 
-    if (shared->in_place) // the caller may change its buffer when we return
+    if (shared->in_place) // the caller may change its buffer once we return
         IDIST__CO_AWAIT(op,
                         idist__chunk_all(t, IDIST__FREED, shared->first_chunk + shared->nchunks));
 

@@ -1,4 +1,4 @@
-// ring/share/fetch.h: reading contributions and reducing them
+// ring/share/fetch.h: reads contributions and reduces them
 #pragma once
 
 #include "base/reduce.h"
@@ -14,7 +14,7 @@
 #include "ring/share/flow.h"
 #include "ring/share/slot.h"
 
-// Where block `to` of what a rank contributes can be read, from element `at` on.
+// Returns the address from which we read block `to` of a rank's contribution, from element `at` on.
 static const char *idist__fetch_source(const idist__task *t, int rank, int to, size_t at) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -33,9 +33,10 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
            (block * op->u.shared.chunk_count + within) * op->size;
 }
 
-// out = in[0] (op) ... (op) in[n - 1] with the user's function; out may be one of them. The
-// function works on its second operand, so a copy of that is folded from the right, in pieces.
-// False: the function has thrown an exception, and the group has failed.
+// Computes out = in[0] (op) ... (op) in[n - 1] with the user's function. `out` may be one of the
+// operands. The function overwrites its second operand, so we reduce into a copy of the last
+// operand, from right to left and in pieces. Returns false if the function threw an exception; the
+// group has then failed.
 static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void *const *in, int n,
                                      size_t count) {
     const idist__op *op = idist__op_of(t);
@@ -56,7 +57,7 @@ static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void
     return true;
 }
 
-// False: the group has failed.
+// Reduces n operands into `out`. Returns false if the group has failed.
 static bool idist__fetch_reduce(const idist__task *t, void *out, const void *const *in, int n,
                                 size_t count) {
     const idist__op *op = idist__op_of(t);
@@ -68,8 +69,9 @@ static bool idist__fetch_reduce(const idist__task *t, void *out, const void *con
     return true;
 }
 
-// Copies from an address in another rank's memory. False: the group has failed, or that rank has
-// left the call, and the reason is on its way.
+// Copies from an address in another rank's memory. Returns false if the group has failed. Also
+// returns false if that rank has left the call; the rank's ABORT, with the reason, is then on its
+// way.
 static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char *buf,
                                 size_t nbytes) {
     const idist__op *op = idist__op_of(t);
@@ -93,8 +95,8 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
     return false;
 }
 
-// The address, in its own memory, of block `to` of what a rank contributes, from element `at` on; 0
-// if it is not to be read there.
+// Returns the address of block `to` of a rank's contribution, from element `at` on, in the memory
+// of that rank. Returns 0 if we do not read the contribution there.
 static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int to, size_t at) {
     const idist__op *op = idist__op_of(t);
     uint64_t address;
@@ -107,8 +109,8 @@ static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int t
            at * op->size;
 }
 
-// Reduces `count` elements, from element `at` of block `to` on, over the contributions of ranks
-// 0 .. n - 1. What is in other memories is copied here first, in pieces.
+// Reduces `count` elements of block `to`, from element `at` on, over the contributions of the first
+// n ranks. Contributions in the memory of other processes are first copied here, in pieces.
 static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at, size_t count) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -135,7 +137,7 @@ static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at
     return true;
 }
 
-// FLAT: the same, over the contributions in the slots.
+// Reduces the contributions of the first n ranks in the slots of a FLAT call.
 static bool idist__fetch_sum_flat(const idist__task *t, int n) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -143,7 +145,7 @@ static bool idist__fetch_sum_flat(const idist__task *t, int n) {
     size_t at = given <= IDIST__INLINE_BYTES ? offsetof(idist__call_slot, u) : IDIST__LINE;
     int i;
 
-    if (given > op->nbytes) at += (size_t)op->rank * op->nbytes; // our block of theirs
+    if (given > op->nbytes) at += (size_t)op->rank * op->nbytes; // our block of each contribution
     for (i = 0; i < n; i++)
         share->operands[i] =
             (const char *)idist__region_slot(share, i, op->u.shared.call_number) + at;
@@ -152,7 +154,7 @@ static bool idist__fetch_sum_flat(const idist__task *t, int n) {
     return idist__fetch_reduce(t, op->out, share->operands, n, op->count);
 }
 
-// Ranks 0 .. n - 1 are reduced into the result of this rank.
+// Returns n if the contributions of ranks 0 .. n - 1 are reduced into our result.
 static int idist__fetch_operand_count(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
 
@@ -161,13 +163,13 @@ static int idist__fetch_operand_count(const idist__task *t) {
     return op->n;
 }
 
-// Copies our block of what each rank contributes, from element `at` on.
+// Copies our block of each rank's contribution, from element `at` on.
 static bool idist__fetch_blocks(idist__task *t, size_t at) {
     const idist__op *op = idist__op_of(t);
     int i;
 
     for (i = 0; i < op->n; i++) {
-        int from = idist__block_wrap(op->rank + i, op->n); // each rank begins with another one
+        int from = idist__block_wrap(op->rank + i, op->n); // a different start for each rank
         uint64_t address;
         size_t count;
         char *to;
@@ -186,8 +188,8 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
     return true;
 }
 
-// All that this rank needs of the chunk at element `at` (FLAT: of the call), in calls that are not
-// split.
+// Copies or reduces all that this rank needs of the chunk at element `at`, or of a FLAT call. The
+// call is not split.
 static bool idist__fetch_chunk(idist__task *t, size_t at) {
     const idist__op *op = idist__op_of(t);
     int n = idist__fetch_operand_count(t);
@@ -196,7 +198,7 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
     if (t->call.kind == IDIST__BARRIER) return true;
     if (!idist__kind_reduces(t->call.kind)) return idist__fetch_blocks(t, at);
 
-    count = idist__flow_chunk_count(op, op->count, at); // of a reduce_scatterv, our own block
+    count = idist__flow_chunk_count(op, op->count, at); // reduce_scatterv: of our own block
     if ((t->call.kind == IDIST__REDUCE && op->rank != op->root) || !n || !count) return true;
     if (op->algorithm != IDIST__ALGO_FLAT)
         return idist__fetch_sum(t, op->out + at * op->size, n, op->rank, at, count);
@@ -204,9 +206,9 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
     return idist__fetch_sum_flat(t, n);
 }
 
-// Whether what we have just read in the buffers of others was valid. A rank that leaves the call
-// with an error may reuse its buffers, but withdraws its slots first. In that case the reason is on
-// its way.
+// Returns true if the data that we have just read from the buffers of other ranks was valid. A rank
+// that leaves the call with an error may reuse its buffers, but withdraws its slots first. The
+// rank's ABORT, with the reason, is then on its way.
 static bool idist__fetch_was_valid(idist__task *t) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);

@@ -1,4 +1,4 @@
-// ring/share/flow.h: which ranks contribute to a call, which read, and how much
+// ring/share/flow.h: tells which ranks contribute to a call, which ranks read, and how much
 #pragma once
 
 #include "os/cpu.h"
@@ -9,11 +9,12 @@
 #include "ring/shm/segment.h"
 #include "ring/msg/op.h"
 
-// From this size on (times the square of the number of ranks), it is faster for each rank to reduce
-// one block for all than for everybody to reduce everything.
+// Limit of n * n * nbytes, where each of n ranks contributes nbytes. Beyond the limit, it is faster
+// if each rank reduces one block for all ranks than if every rank reduces everything.
 #define IDIST__SPLIT_BYTES ((size_t)128 * 1024)
 
-// Whether a contribution is one block per rank of the group, rather than one block for all.
+// Returns true if a contribution is one block per rank of the group, rather than one block for all
+// ranks.
 static bool idist__flow_is_per_rank(idist__kind kind) {
     return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL ||
            kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV || kind == IDIST__REDUCE_SCATTERV;
@@ -25,7 +26,7 @@ static bool idist__flow_contributes(const idist__op *op, idist__kind kind, int r
     return kind != IDIST__BARRIER;
 }
 
-// Whether this rank reads, or waits for, what another one contributes.
+// Returns true if this rank reads, or waits for, the contribution of another rank.
 static bool idist__flow_reads(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
 
@@ -42,20 +43,22 @@ static bool idist__flow_reads(const idist__task *t, int rank) {
     }
 }
 
-// Whether each rank reduces one block for all.
+// Returns true if each rank reduces one block for all ranks.
 static bool idist__flow_is_split(const idist__op *op, idist__kind kind) {
     return kind == IDIST__REDUCE ||
            (kind == IDIST__ALL_REDUCE && (size_t)(op->n * op->n) * op->nbytes > IDIST__SPLIT_BYTES);
 }
 
-// Whether contributions are multiplied by a factor before the sum (idist_op_create_premul_sum).
+// Returns true if contributions are multiplied by a factor before the sum
+// (idist_op_create_premul_sum).
 static bool idist__flow_is_scaled(const idist__op *op) { return op->user && !op->user->fn; }
 
-// Block `to` of our contribution.
+// Returns the number of elements in block `to` of our contribution.
 static size_t idist__flow_send_count(const idist__task *t, int to) {
     return t->call.sendcounts ? t->call.sendcounts[to] : t->call.count;
 }
 
+// Returns the address of block `to` of our contribution.
 static const char *idist__flow_send_at(const idist__task *t, int to) {
     const idist__op *op = idist__op_of(t);
 
@@ -69,7 +72,8 @@ static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
 
 #define IDIST__PART_PREFETCH_BYTES ((size_t)512)
 
-// The processor foresees what comes next within a part, but not where the next one begins.
+// Prefetches the start of a part. The processor predicts the next access inside a part, but not
+// where the next part begins.
 static void idist__flow_prefetch_part(const idist__task *t, int k) {
     const idist__part *part = &t->call.parts[k];
     size_t count, nbytes, at;
@@ -80,13 +84,13 @@ static void idist__flow_prefetch_part(const idist__task *t, int k) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(part->data + at);
 }
 
-// Where element `at` of a buffer of ours is that begins at `base` or is in parts, and how many
-// elements lie there in a row, at most `count`.
+// Returns the address of element `at` of a buffer of ours that begins at `base`, or that is in
+// parts. Sets *run to the number of contiguous elements there, at most `count`.
 static char *idist__flow_place(const idist__task *t, char *base, size_t at, size_t count,
                                size_t *run) {
     const idist__part *parts = t->call.parts;
     size_t size = idist__op_of(t)->size, first;
-    int low = 0, high = t->call.part_count - 1; // the part with this element is among them
+    int low = 0, high = t->call.part_count - 1; // the part with element `at` is in low .. high
 
     *run = count;
     if (!t->call.part_count) return base + at * size;
@@ -109,11 +113,12 @@ static size_t idist__flow_send_nbytes(const idist__task *t) {
     return (idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
 }
 
-// What comes from a rank in calls that do not reduce.
+// Returns the number of elements that we get from a rank in calls that do not reduce.
 static size_t idist__flow_recv_count(const idist__task *t, int from) {
     return t->call.recvcounts ? t->call.recvcounts[from] : t->call.count;
 }
 
+// Returns the address of the elements that we get from a rank in calls that do not reduce.
 static char *idist__flow_recv_at(const idist__task *t, int from) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -126,7 +131,8 @@ static char *idist__flow_recv_at(const idist__task *t, int from) {
     return op->out + (size_t)from * op->nbytes;
 }
 
-// Elements of a block of `count` in the chunk that begins at element `at`.
+// Returns how many elements of a block of `count` elements are in the chunk that begins at element
+// `at`.
 static size_t idist__flow_chunk_count(const idist__op *op, size_t count, size_t at) {
     return at < count ? idist__flow_min(count - at, op->u.shared.chunk_count) : 0;
 }

@@ -1,12 +1,14 @@
-// ring/share/pool.h: lending regions to groups
+// ring/share/pool.h: lends regions to groups
 //
-// Every rank has a few regions in the shared file. The first one, which the world gets without an
-// exchange, has memory from the start; the others get it when they are first needed, in their
-// order. A new group gets one of each member: the members exchange the numbers of the regions
-// that they offer (idist__pool_offer_region), and if everybody has one, the group's collectives run
-// in them (idist__pool_meet). Otherwise they are made of messages. A region is free again when all
-// members have freed the group. They count themselves in the region (members_done), or, if they
-// never learnt its number, send LEFT.
+// Every rank has a few regions in the shared file. The world gets the first region of each rank
+// without an exchange. This region has memory from the start. The other regions get memory when
+// they are first needed, in the order of their numbers.
+//
+// A new group gets one region of each member. The members exchange the numbers of the regions that
+// they offer (idist__pool_offer_region). If every member offers one, the group's collectives run in
+// these regions (idist__pool_meet). Otherwise the group's collectives are made of messages. A
+// region is free again when all members have freed the group. The members count themselves in the
+// region (members_done). A member that never learned the number of the region sends LEFT.
 #pragma once
 
 #include "os/memory.h"
@@ -18,7 +20,8 @@
 #include "ring/msg/link.h"
 #include "ring/share/region.h"
 
-// The first region of a rank has larger buffers than the others, and its head is in the front.
+// Returns the head of a region. The first region of a rank has larger buffers than the other
+// regions, and its head is in the front.
 static char *idist__pool_head(const idist__segment *seg, int rank, int index) {
     char *second = idist__segment_part(seg, rank) + seg->buffers_at;
     size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * seg->chunk_nbytes[1];
@@ -39,7 +42,7 @@ static idist__region_progress *idist__pool_progress(const idist__segment *seg, i
     return (idist__region_progress *)(void *)(idist__pool_head(seg, rank, index) + at);
 }
 
-// Takes memory for one of our regions, once. 0, or an errno.
+// Reserves memory for one of our regions, once. Returns 0 or an errno.
 static int idist__pool_reserve(idist__segment *seg, int index) {
     int error;
     const char *head = idist__pool_head(seg, seg->me, index);
@@ -54,8 +57,8 @@ static int idist__pool_reserve(idist__segment *seg, int index) {
     return error;
 }
 
-// Forgets the calls of the group that had this region of ours before. Contributions may stay: they
-// are read only in calls that have been entered.
+// Clears the calls of the group that had this region of ours before. Contributions may stay,
+// because ranks read them only in calls that have been entered.
 static void idist__pool_clear(const idist__segment *seg, int index) {
     char *head = idist__pool_head(seg, seg->me, index);
     size_t at;
@@ -68,7 +71,8 @@ static void idist__pool_clear(const idist__segment *seg, int index) {
     memset(idist__pool_progress(seg, seg->me, index), 0, sizeof(idist__region_progress));
 }
 
-// What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
+// Returns the region that we offer to the other members of a new group: its number from 1 on, or 0
+// for none.
 static uint64_t idist__pool_offer_region(idist_group *g) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     uint32_t nmembers = 0;
@@ -76,7 +80,7 @@ static uint64_t idist__pool_offer_region(idist_group *g) {
 
     for (i = 0; seg && i < g->size; i++) nmembers += seg->local[g->ranks[i]] >= 0;
     if (nmembers < 2) return 0;
-    if (g->status != IDIST_OK) return 0; // a member that knows of the failure may have left
+    if (g->status != IDIST_OK) return 0; // a member that knows of the failure may already have left
 
     for (i = 0; i < seg->region_count; i++) {
         if (seg->taken[i]) {
@@ -106,7 +110,8 @@ static void idist__pool_discard(const idist_allocator *mem, idist__share *share)
     idist__mem_free(mem, share);
 }
 
-// A member has freed the group for which we offered a region, without having used it.
+// Counts a member that has freed the group for which we offered a region, and that has not used the
+// region.
 static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
     idist__segment *seg = ring->shm;
     int i;
@@ -118,8 +123,8 @@ static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
     }
 }
 
-// The exchange of region numbers failed, so we do not know the regions of the others: tells them by
-// a message that we are done with them.
+// Tells the other members, in a message, that we are done with their regions. We do not know the
+// numbers of these regions, because the exchange of the numbers failed.
 static void idist__pool_decline(const idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__frame frame;
@@ -136,7 +141,7 @@ static void idist__pool_decline(const idist_group *g) {
     }
 }
 
-// The group is freed: gives the regions of its members back.
+// Gives the regions of the members back when the group is freed.
 static void idist__pool_leave(idist_group *g) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__share *share = rg->share;
@@ -176,8 +181,9 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
     return share;
 }
 
-// All members have told which regions they offer. If one offers none, the group's collectives are
-// made of messages.
+// Sets up the shared calls of a group. `offers` has the region that each member offers. If a member
+// offers none, or the group is too large for the buffers, the group's collectives are made of
+// messages.
 static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     idist__share *share;
@@ -205,7 +211,8 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     for (i = 0; i < g->size; i++) {
         share->heads[i] = idist__pool_head(seg, seg->local[g->ranks[i]], (int)offers[i] - 1);
         share->buffers[i] = idist__pool_buffers(seg, seg->local[g->ranks[i]], (int)offers[i] - 1);
-        // All members cut a call into the same chunks: those of the smallest region.
+        // All members cut a call into the same chunks, which must fit into the buffers of the
+        // smallest region.
         if (offers[i] > 1) share->chunk_nbytes = seg->chunk_nbytes[1];
     }
 

@@ -1,14 +1,14 @@
-// ring/share/region.h: the memory that a rank shows the others
+// ring/share/region.h: the memory that a rank shows to the other ranks
 //
 //   head      slot 0 | slot 1 | ... | slot 31 | progress
 //   buffers   buffer 0 | buffer 1 | buffer 2
 //
-// A slot announces one call: its number, its fingerprint and a small contribution. A large
-// contribution passes through the three buffers, a chunk at a time. The progress counters count
-// chunks over all calls of the group:
+// A slot announces one call. It holds the call's number, its fingerprint and a small contribution.
+// A large contribution passes through the three buffers, one chunk at a time. The progress counters
+// count chunks over all calls of the group:
 //
 //   EXPOSED   our part of the chunk is in our buffer
-//   REDUCED   our block of the chunk is reduced over all ranks and in our buffer; only in
+//   REDUCED   our block of the chunk is reduced over all ranks and is in our buffer; only in
 //             all_reduce and reduce
 //   FREED     we have read what we need of the chunk
 #pragma once
@@ -23,27 +23,30 @@
 #include "ring/msg/ring_model.h"
 
 #define IDIST__REGION_SLOTS 32
-#define IDIST__SLOTS_AHEAD 16 // half of them; see ring/share/slot.h
+#define IDIST__SLOTS_AHEAD 16 // half of the slots; see ring/share/slot.h
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__INLINE_BYTES ((size_t)32)
-// The last line holds the fingerprint of the previous call if that was made of messages.
+// Size of a slot. The last line holds the fingerprint of the previous call if that call was made of
+// messages.
 #define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
 #define IDIST__REGION_HEAD_BYTES \
     (IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress))
 #define IDIST__CHUNK_MAX ((size_t)384 * 1024)
 enum { IDIST__BUFFERS = 3 };
 
-typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES follow
-    uint32_t call_number;         // number of the shared call; written last
-    uint16_t past;                // digest of the calls before it
+typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES of payload follow
+    uint32_t call_number;         // number among the shared calls; written last
+    uint16_t past;                // digest of the earlier calls
     uint16_t zero;
     idist__fingerprint fingerprint;
     union {
         char bytes[IDIST__INLINE_BYTES]; // FLAT: a contribution of at most this size
         struct {                         // CHUNKED
-            uint64_t send_at, recv_at;   // offsets of the buffers in the file; 0: not in a window
-            uint64_t remote_send;        // their addresses in the rank's own memory;
-            uint64_t remote_recv;        // 0: not to be read through the kernel
+            uint64_t send_at, recv_at;   // offsets of the buffers in the file; 0 if in no window
+            // Addresses of the buffers in the rank's memory, or 0 if other ranks do not read these
+            // through the kernel.
+            uint64_t remote_send;
+            uint64_t remote_recv;
         } buffers;
         struct {              // CHUNKED, v-forms; the counts follow the line
             uint64_t largest; // elements of the largest part
@@ -58,38 +61,40 @@ typedef enum idist__milestone {
     IDIST__MILESTONES
 } idist__milestone;
 
-typedef struct idist__region_progress { // two cache lines; others write only to members_done
+typedef struct idist__region_progress { // two cache lines; other ranks write only to members_done
     idist__counter reached[IDIST__MILESTONES];
     char pad[40];
-    uint32_t members_done; // members that freed the group: then the region can serve another one
+    // Number of members that have freed the group. Once all have, another group can use the region.
+    uint32_t members_done;
     char pad2[60];
 } idist__region_progress;
 
-// Where a rank's contribution and result are: mapped here if they lie in a window (else NULL), or
-// at an address in that rank's memory, which the kernel reads for us (else 0).
+// Locations of a rank's contribution and result. `send` and `recv` are addresses in this process,
+// or NULL if the buffer lies in no window. `remote_send` and `remote_recv` are addresses in that
+// rank's memory, from which the kernel reads for us, or 0.
 typedef struct idist__location {
     char *send, *recv;
     uint64_t remote_send, remote_recv;
 } idist__location;
 
-typedef struct idist__share { // a group's part, where its members share memory
+typedef struct idist__share { // the part of a group whose members share memory
     idist__segment *shm;
-    char **heads, **buffers;    // of the regions, by rank in the group
-    uint32_t *entered;          // by rank: the last shared call that it is known to have entered
-    const void **operands;      // scratch, one per rank
-    idist__location *locations; // CHUNKED: by rank, in the current call
-    size_t chunk_nbytes;        // of a buffer
+    char **heads, **buffers; // heads and buffers of the regions, by rank in the group
+    uint32_t *entered;       // by rank: the last shared call that the rank is known to have entered
+    const void **operands;   // scratch: one operand per rank
+    idist__location *locations; // CHUNKED: locations by rank, in the current call
+    size_t chunk_nbytes;        // size of a buffer
 
-    idist__fingerprint fingerprints[IDIST__REGION_SLOTS]; // a copy of what our own slots say
+    idist__fingerprint fingerprints[IDIST__REGION_SLOTS]; // copies of the fingerprints in our slots
     uint16_t pasts[IDIST__REGION_SLOTS];
-    uint32_t calls_entered;  // shared calls that we have entered
-    uint32_t compared_calls; // up to this call, all ranks' slots are known and compared
+    uint32_t calls_entered;  // number of shared calls that we have entered
+    uint32_t compared_calls; // the slots of all ranks are compared up to this call
     uint64_t chunks_done;
-    size_t recent_nbytes[2];   // of the contributions in our last two slots
-    idist__task *first, *last; // shared calls under way; only the first one runs
-    idist__task *quick_task;   // what idist__share_quick works with
-    bool entered_early;        // idist__share_quick has entered the call that comes next
-    uint32_t extents_open;     // extents of our window that all members here have mapped
+    size_t recent_nbytes[2];   // sizes of the contributions in our last two slots
+    idist__task *first, *last; // queue of shared calls; only the first call runs
+    idist__task *quick_task;   // the task that idist__share_quick uses
+    bool entered_early;        // idist__share_quick has already entered the next call
+    uint32_t extents_open;     // number of extents of our window that all members have mapped
 } idist__share;
 
 static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
@@ -98,8 +103,9 @@ static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
     return (idist__call_slot *)(void *)(share->heads[rank] + at);
 }
 
-// The fingerprint of the call that the rank made before this one. Written only if that one was made
-// of messages: compare its sequence number before use.
+// Returns the fingerprint of the call that the rank made before this call. The rank writes the
+// fingerprint only if that earlier call was made of messages, so compare its sequence number before
+// use.
 static idist__fingerprint *idist__region_previous_call(const idist__share *share, int rank,
                                                        uint32_t call_number) {
     char *slot = (char *)idist__region_slot(share, rank, call_number);
@@ -121,8 +127,8 @@ static char *idist__region_buffer(const idist__share *share, int rank, uint64_t 
     return share->buffers[rank] + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
 }
 
-// Copies to lines that other cores have in their caches: past the caches, or prefetching the lines
-// further on while it writes.
+// Copies to lines that other cores have in their caches. Writes past the caches, or prefetches the
+// lines ahead while it writes.
 static void idist__region_write(const idist__share *share, char *to, const char *from,
                                 size_t nbytes) {
     idist__pace *pace = &share->shm->pace;
@@ -149,7 +155,7 @@ static idist__share *idist__region_share(const idist__task *t) {
     return idist__ring_group_of(t->group)->share;
 }
 
-// Wakes the members that sleep, after something was written that they may wait for.
+// Wakes the members that sleep. Called after a write that the members may wait for.
 static void idist__region_wake_members(const idist__share *share, const idist_group *g) {
     int i;
 
@@ -158,7 +164,7 @@ static void idist__region_wake_members(const idist__share *share, const idist_gr
         if (i != g->rank) idist__doorbell_wake_for_step(share->shm, share->shm->local[g->ranks[i]]);
 }
 
-// Says that this rank has reached a milestone in all chunks before number `chunks`.
+// Publishes that this rank has reached a milestone in all chunks before number `chunks`.
 static void idist__region_publish(idist__task *t, idist__milestone milestone, uint64_t chunks) {
     idist__share *share = idist__region_share(t);
     idist__region_progress *progress = idist__region_progress_of(share, t->group->rank);

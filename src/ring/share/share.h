@@ -1,34 +1,34 @@
-// ring/share/share.h: choosing, starting, progressing and cancelling shared calls
+// ring/share/share.h: chooses, starts, progresses and cancels shared calls
 //
 // WHAT IT IS
 //
-// Collectives of a group whose members all run on one host. Each member owns a region of shared
-// memory that the others can read. It writes its contribution and its progress there, and reads
-// the regions of the others. No member ever writes to another member's region, so there are no
-// locks.
+// Shared calls are collectives of a group whose members all run on one host. Each member owns a
+// region of shared memory that the other members can read. A member writes its contribution and its
+// progress to its own region, and reads the regions of the other members. Members do not write to
+// the regions of other members during calls, so there are no locks.
 //
 // HOW IT FITS
 //
-// ring/algo/choose.h decides how a call runs. The algorithms FLAT and CHUNKED are served here;
-// everything else is made of messages (ring/algo/).
+// ring/algo/choose.h decides how a call runs. The algorithms FLAT and CHUNKED are implemented here.
+// All other algorithms are made of messages (ring/algo/).
 //
 // A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
 //
-// idist__share_quick         nothing else is under way: no task, no clock
-// idist__slot_may_enter      the slot to be overwritten has been read by all
-// idist__slot_enter          write fingerprint and contribution to our slot, publish its number
-// idist__slot_all_entered    poll the slots of the others, compare their fingerprints with ours
-// idist__fetch_chunk         reduce all slots, in rank order, into the result
+// idist__share_quick         runs the call without a task or clock if nothing else is under way
+// idist__slot_may_enter      checks that all ranks have read the slot to be overwritten
+// idist__slot_enter          writes fingerprint and contribution to our slot, publishes its number
+// idist__slot_all_entered    polls the slots of the other ranks, compares their fingerprints
+// idist__fetch_chunk         reduces all slots, in rank order, into the result
 //
 // A LARGE ALL_REDUCE (CHUNKED)
 //
-// idist__share_start         queue the task behind the group's other shared calls
+// idist__share_start         queues the task behind the group's other shared calls
 // idist__split_reduce_run    a coroutine, resumed by idist__share_progress:
-//   idist__slot_enter                publish the slot; it says where our buffers are
-//   idist__chunk_expose              copy our part of chunk i to buffer i % 3, publish EXPOSED
-//   idist__split_reduce_sum_block    reduce our block of the chunk over all ranks, publish REDUCED
-//   idist__split_reduce_take_blocks  copy the blocks of the others to our result, publish FREED
-// idist__slot_leave          complete the task; the next one is first in line
+//   idist__slot_enter                publishes the slot, which says where our buffers are
+//   idist__chunk_expose              copies our part of chunk i to buffer i % 3, publishes EXPOSED
+//   idist__split_reduce_sum_block    reduces our block of the chunk over all ranks; then REDUCED
+//   idist__split_reduce_take_blocks  copies the other ranks' blocks to our result; then FREED
+// idist__slot_leave          completes the task; the next shared call becomes the first
 //
 // SOURCES
 //
@@ -66,7 +66,8 @@ static bool idist__share_serves(idist__algorithm algorithm) {
     return algorithm == IDIST__ALGO_FLAT || algorithm == IDIST__ALGO_CHUNKED;
 }
 
-// FLAT, CHUNKED, or AUTO if the call does not go through shared memory. The same on all members.
+// Returns FLAT or CHUNKED, or AUTO if the call does not go through shared memory. The result is the
+// same on all members.
 static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *call) {
     const idist__share *share = idist__ring_group_of(g)->share;
     int setting = g->w->cfg.algorithm;
@@ -94,7 +95,8 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }
 
-// Whether a call of ours may have its buffer in parts: if it goes through buffers, block by block.
+// Returns true if the buffer of a call may be in parts. The call must then go through our shared
+// buffers, block by block.
 static bool idist__share_takes_parts(const idist_group *g, const idist__call *call) {
     size_t n = (size_t)g->size, nbytes = call->count * idist_dtype_size(call->dtype);
 
@@ -104,8 +106,8 @@ static bool idist__share_takes_parts(const idist_group *g, const idist__call *ca
     return idist__share_choose(g, call) == IDIST__ALGO_CHUNKED;
 }
 
-// An all_to_allv counts bytes, because each pair of ranks may have a dtype of its own. False: no
-// memory for the counts.
+// Converts the counts and displacements of an all_to_allv to bytes, because each pair of ranks may
+// use a different dtype. Returns false if memory is exhausted.
 static bool idist__share_count_bytes(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__call *call = &t->call;
@@ -132,8 +134,8 @@ static bool idist__share_count_bytes(idist__task *t) {
     return true;
 }
 
-// Sets up what a shared call works on. Unlike the algorithms over messages, it takes narrow floats
-// as they are. False: no memory.
+// Sets up what a shared call works on. Shared calls do not widen narrow floats, unlike the
+// algorithms over messages. Returns false if memory is exhausted.
 static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     idist__op *op = idist__op_of(t);
     idist__kind kind = t->call.kind;
@@ -144,7 +146,7 @@ static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     if (kind == IDIST__BROADCAST) op->in = op->out;
 
     if ((kind == IDIST__GATHERV || kind == IDIST__SCATTERV) && op->rank != op->root) {
-        // Only the root's are valid.
+        // Counts and displacements are valid only on the root.
         t->call.sendcounts = t->call.senddispls = NULL;
         t->call.recvcounts = t->call.recvdispls = NULL;
     }
@@ -152,7 +154,7 @@ static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     return kind != IDIST__ALL_TO_ALLV || idist__share_count_bytes(t);
 }
 
-// Queues a call behind the group's other shared calls; starts it if it is the first one.
+// Queues a call behind the group's other shared calls. Starts the call if it is the first one.
 static void idist__share_start(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -173,17 +175,19 @@ static void idist__share_start(idist__task *t) {
     if (share->first == t) idist__op_run(t);
 }
 
-// In a quick call, which has not read the links, the calls differ. Perhaps another rank has aborted
-// the group, and the rank that we differ from has not heard of it: the call is started as usual,
-// which reads the links first and then compares again.
+// Discards the failure of a quick call whose slot differs from another rank's slot. A quick call
+// has not read the links. Another rank may have aborted the group, and the rank that differs from
+// us may not know that. So the call starts as usual, which reads the links first and then compares
+// again.
 static void idist__share_reconsider(idist__ring *ring) {
     if (!ring->failed) return;
     ring->failed = NULL;
     ring->last_start_ns = 0;
 }
 
-// A small blocking collective while nothing else is under way: needs no task and no clock. False:
-// the call has to be started as usual. It may have been entered by then.
+// Runs a small blocking collective without a task and without the clock, if nothing else is under
+// way. Returns false if the call has to start as usual. The call may already have been entered
+// then.
 static bool idist__share_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *share = idist__ring_group_of(g)->share;
@@ -194,12 +198,12 @@ static bool idist__share_quick(idist_group *g, const idist__call *call) {
     if (!share || share->first || ring->failed) return false;
     if (idist__share_choose(g, call) != IDIST__ALGO_FLAT) return false;
     if (idist__reduce_op_is_user(call->op) && idist__kind_reduces(call->kind))
-        return false; // it may throw
+        return false; // the user's function may throw
 
     t = share->quick_task;
     t->call = *call;
     t->seq = g->seq + 1;
-    (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // only a v-form needs memory
+    (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // cannot fail: only a v-form needs memory
     idist__op_of(t)->past = idist__history_past(t);
 
     if (!idist__slot_may_enter(t)) {
@@ -216,7 +220,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *call) {
         return false;
     }
 
-    (void)idist__fetch_chunk(t, 0); // fails only if an op of the program does
+    (void)idist__fetch_chunk(t, 0); // fails only if the user's op fails
     g->seq++;
     fingerprint = &share->fingerprints[share->calls_entered % IDIST__REGION_SLOTS];
     idist__history_append(idist__ring_group_of(g), fingerprint, idist__op_of(t)->past);
@@ -241,7 +245,7 @@ static void idist__share_progress(idist__ring *ring) {
     }
 }
 
-// The rank of this host whose next step is all that we wait for, or -1.
+// Returns the rank of this host whose next step is the only thing that we wait for, or -1.
 static int idist__share_awaited(const idist__ring *ring) {
     const idist__task *t = ring->w->tasks.running;
     const idist__share *share;
@@ -254,8 +258,8 @@ static int idist__share_awaited(const idist__ring *ring) {
     return ring->shm->local[t->group->ranks[idist__op_of(t)->u.shared.awaited]];
 }
 
-// The group has failed here. A rank that comes late must not go on with what our slots say; it
-// reads its links instead, and learns of the failure there.
+// Withdraws our slots after the group has failed here. A rank that is late must not continue with
+// the contents of our slots. It reads its links instead, and learns of the failure from them.
 static void idist__share_withdraw(idist_group *g) {
     idist__share *share = idist__ring_group_of(g)->share;
     uint32_t i;
@@ -264,11 +268,11 @@ static void idist__share_withdraw(idist_group *g) {
         __atomic_store_n(&idist__region_slot(share, g->rank, i)->call_number,
                          share->calls_entered - ((uint32_t)1 << 30), __ATOMIC_RELEASE);
 
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller has its buffers back
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller may reuse its buffers
 }
 
-// Whether a member may still write to our result. It checks our slot before every piece that it
-// writes.
+// Returns true if a member may still write to our result. A member checks our slot before each
+// piece that it writes.
 static bool idist__share_may_write(const idist_group *g, const idist__op *op, int rank) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
@@ -278,10 +282,11 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *op, in
            idist__slot_is_current(share, rank, op->u.shared.call_number);
 }
 
-// A call in which the others write to our result (direct) ends early: waits until each of them has
-// done that, has left the call as well, or is dead. We may not know of a death yet, because the
-// failure may come from another rank; and a rank that is stopped would never answer, hence the
-// deadline.
+// Waits until no other member can write to our result. Called when a call in which other ranks
+// write to our result (`direct`) ends early. The wait for a member ends when the member has written
+// everything, has left the call as well, or is dead. We may not know of a death yet, because the
+// failure may come from another rank. A rank that is stopped would never answer, so all waits end
+// after IDIST__WRITERS_MS.
 static void idist__share_await_writers(const idist_group *g) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
@@ -300,7 +305,7 @@ static void idist__share_await_writers(const idist_group *g) {
     }
 }
 
-// Takes a call out of the queue.
+// Removes a call from the queue of its group.
 static void idist__share_cancel(idist__task *t) {
     idist__share *share = idist__region_share(t);
     idist__task **at, *last = NULL;
@@ -311,12 +316,13 @@ static void idist__share_cancel(idist__task *t) {
     if (share->last == t) share->last = last;
 }
 
-// Whether a call cannot complete before this rank of the group enters it, or an earlier one.
+// Returns true if a call cannot complete before this rank of the group enters the call, or an
+// earlier call.
 static bool idist__share_needs(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
     const idist__shared_op *shared = &op->u.shared;
     idist__share *share = idist__region_share(t);
-    uint64_t number = shared->first_chunk + shared->exposed; // of the next chunk to expose
+    uint64_t number = shared->first_chunk + shared->exposed; // number of the next chunk to expose
 
     if (!share || share->first != t) return false;
     if (!shared->entered) // see idist__slot_may_enter
@@ -326,14 +332,14 @@ static bool idist__share_needs(const idist__task *t, int rank) {
     if (op->algorithm != IDIST__ALGO_CHUNKED) return false;
     if (!idist__flow_contributes(op, t->call.kind, op->rank)) return false;
 
-    // It has to read what we contribute: all of it, if that is read in place; else the chunk whose
-    // buffer we need next.
+    // We can continue only when the rank has read our contribution. If it is read in place, that is
+    // all of it; otherwise, the chunk whose buffer we need next.
     if (shared->in_place) return true;
     if (shared->exposed >= shared->nchunks || number < IDIST__BUFFERS) return false;
     return idist__region_reached(share, rank, IDIST__FREED) < number - IDIST__BUFFERS + 1;
 }
 
-// For error texts: reads in the slots how far the others are.
+// Reads from the slots which call each other rank has reached, for error texts.
 static void idist__share_update_seen(const idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int i, index;

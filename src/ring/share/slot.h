@@ -1,24 +1,27 @@
-// ring/share/slot.h: announcing a call, and comparing it with the calls of the others
+// ring/share/slot.h: announces a call, and compares it with the calls of the other ranks
 //
-// A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
-// ranks up to call k - 16 with its own calls, and, of the ranks it reads from, up to k. So a rank
-// that has entered call k no longer needs the slots of k - 16. There are 32 in turn: the slot of
-// k - 16 may be overwritten by that of k + 16.
+// A rank enters a call by writing its slot. Before a rank enters call k, it has compared the slots
+// of all ranks up to call k - 16 with its own calls. During call k, it also compares the slots of
+// the ranks that it reads from, up to call k. So a rank that has entered call k no longer needs the
+// slots of call k - 16. There are 32 slots, used in turn: the slot of call k + 16 overwrites the
+// slot of call k - 16.
 //
-// Ranks that wait for nobody get ahead: the root of a broadcast, all but the root of a gather. That
-// matters where ranks share a processor: the further they get, the fewer switches.
+// A rank that waits for no other rank gets ahead: the root of a broadcast, or any rank but the root
+// of a gather. That matters if ranks share a processor. The further a rank gets, the fewer context
+// switches there are.
 //
-// Where a contribution of a CHUNKED call is read:
+// The contribution to a CHUNKED call is read in one of three places:
 //
-//   in a buffer       a chunk at a time; the general case
-//   in a window       the buffer was allocated by idist_alloc: all ranks have it mapped
-//   cross-memory      the kernel lets us read the memory of the other processes; the slot has the
-//                     address. Copies once only, but system calls are expensive, the kernel copies
-//                     slowly, and a chunk in a buffer that many ranks read stays in the cache. Not
-//                     on processors where it is too slow (idist__segment_probe_reads_fast), unless
-//                     IDIST_ALGO is "remote"
+//   in a buffer       one chunk at a time; the general case
+//   in a window       idist_alloc allocated the contribution, so all ranks have mapped it
+//   cross-memory      the kernel lets us read the memory of other processes; the slot has the
+//                     address. The data is copied only once. But system calls are expensive, the
+//                     kernel copies slowly, and a chunk in a buffer that many ranks read stays in
+//                     the cache. Not used on processors where such reads are too slow
+//                     (ring/join/segment_probe.h), unless IDIST_ALGO is "remote"
 //
-// A rank whose buffers are read in place does not return from the call until all have read them.
+// A rank whose buffers are read in place does not return from the call until all ranks have read
+// them.
 #pragma once
 
 #include "os/process.h"
@@ -41,11 +44,11 @@
 #include "ring/share/region.h"
 #include "ring/share/flow.h"
 
-// Cross-memory reads pay from these sizes on, by measurement.
-#define IDIST__REMOTE_BYTES ((size_t)8 * 1024) // of a block
+// Sizes from which cross-memory reads pay off, by measurement. A broadcast also has a maximum.
+#define IDIST__REMOTE_BYTES ((size_t)8 * 1024) // size of a block
 #define IDIST__REMOTE_OVERSUBSCRIBED ((size_t)64 * 1024)
 #define IDIST__REMOTE_BROADCAST_MAX ((size_t)2 << 20)
-#define IDIST__REMOTE_REDUCTION ((size_t)2 << 20) // of a whole contribution
+#define IDIST__REMOTE_REDUCTION ((size_t)2 << 20) // size of a whole contribution
 
 static bool idist__slot_has_entered(idist__share *share, int rank, uint32_t call_number) {
     uint32_t seen;
@@ -60,13 +63,14 @@ static bool idist__slot_has_entered(idist__share *share, int rank, uint32_t call
     return true;
 }
 
-// Whether a rank is still in the call: a rank that leaves a call with an error withdraws its slots.
+// Returns true if a rank is still in the call. A rank that leaves a call with an error withdraws
+// its slots.
 static bool idist__slot_is_current(const idist__share *share, int rank, uint32_t call_number) {
     const idist__call_slot *slot = idist__region_slot(share, rank, call_number);
     return __atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE) == call_number;
 }
 
-// The slots of a rank and of ourselves differ: the group fails.
+// Fails the group because the slot of a rank differs from ours.
 static void idist__slot_mismatch(idist__task *t, int rank, uint32_t call_number) {
     idist__share *share = idist__region_share(t);
     idist__ring *ring = idist__ring_of(t->group->w);
@@ -86,7 +90,8 @@ static void idist__slot_mismatch(idist__task *t, int rank, uint32_t call_number)
     idist__history_differs_before(ring, t->group, peer, ours, &theirs);
 }
 
-// Compares the calls of a rank with ours, from the last comparison up to this call.
+// Compares the calls of a rank with ours, from the last comparison up to this call. Returns false
+// if a call differs; the group has then failed.
 static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) {
     idist__share *share = idist__region_share(t);
     uint32_t oldest = call_number - IDIST__SLOTS_AHEAD, number = share->compared_calls + 1;
@@ -94,7 +99,8 @@ static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) 
     if ((int32_t)(oldest - share->compared_calls) > 0) number = oldest;
 
     for (; (int32_t)(call_number - number) >= 0; number++) {
-        // Our own slot is not read: its line is on its way to the other cores.
+        // Reads the copy of our fingerprint, because the line of our slot is on its way to other
+        // cores.
         uint32_t index = number % IDIST__REGION_SLOTS;
         const idist__call_slot *slot = idist__region_slot(share, rank, number);
 
@@ -108,7 +114,8 @@ static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) 
     return true;
 }
 
-// Whether all other ranks have entered this call; if so, compares the calls up to it with ours.
+// Returns true if all other ranks have entered this call, and their calls up to this call are the
+// same as ours. Fails the group if a call differs.
 static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
     idist__share *share = idist__region_share(t);
     int i;
@@ -126,8 +133,8 @@ static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
     return true;
 }
 
-// Whether all ranks have read the slot that the next call overwrites. Looks further at first, so as
-// not to look in every call.
+// Returns true if all ranks have read the slot that the next call overwrites. Checks for a later
+// call first, so that most calls need no check.
 static bool idist__slot_may_enter(idist__task *t) {
     const idist__share *share = idist__region_share(t);
     uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;
@@ -139,7 +146,7 @@ static bool idist__slot_may_enter(idist__task *t) {
     return idist__slot_compare_all(t, call_number);
 }
 
-// Maps the windows of other ranks as far as they have grown.
+// Maps what the windows of other ranks have gained since the last look.
 static void idist__slot_look_at_windows(const idist__task *t) {
     idist__world *w = t->group->w;
     idist__segment *seg = idist__region_share(t)->shm;
@@ -151,7 +158,7 @@ static void idist__slot_look_at_windows(const idist__task *t) {
         "are copied");
 }
 
-// Counts the extents of our window that all members of the group on this host have mapped.
+// Returns the number of extents of our window that all members of the group have mapped.
 static uint32_t idist__slot_count_open(const idist__task *t) {
     const idist__segment *seg = idist__region_share(t)->shm;
     uint32_t open = IDIST__EXTENTS;
@@ -166,7 +173,7 @@ static uint32_t idist__slot_count_open(const idist__task *t) {
     return open;
 }
 
-// Returns the offset in the file of a buffer of ours that all members can read in place, or 0.
+// Returns the offset in the file of a buffer of ours, or 0 if not all members can read it in place.
 static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, size_t nbytes) {
     idist__share *share = idist__region_share(t);
     uint64_t offset;
@@ -180,7 +187,8 @@ static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, s
     return extent < share->extents_open ? offset : 0;
 }
 
-// Whether contributions are read across memories. The same on all ranks.
+// Returns true if contributions are read from the memory of other processes. The result is the same
+// on all ranks.
 static bool idist__slot_is_remote(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     const idist__segment *seg = idist__region_share(t)->shm;
@@ -199,7 +207,7 @@ static bool idist__slot_is_remote(const idist__task *t) {
     return op->nbytes >= (seg->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
 }
 
-// Notes where the buffers of a rank are in a CHUNKED call.
+// Records where the buffers of a rank are in a CHUNKED call.
 static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot *slot) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -213,7 +221,7 @@ static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot 
     location->remote_recv = slot->u.buffers.remote_recv;
 }
 
-// FLAT: the contribution of a rank.
+// Returns the contribution of a rank to a FLAT call.
 static char *idist__slot_payload(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
     idist__call_slot *slot =
@@ -227,8 +235,10 @@ static void idist__slot_scale(const idist__task *t, char *buf, size_t count) {
     if (idist__flow_is_scaled(op)) idist__reduce_scale(buf, count, t->call.dtype, op->user->factor);
 }
 
-// all_to_all in place would overwrite what others read: contributes a copy instead. (It cannot use
-// buffers instead, because all ranks must go the same way.) False: the group has failed.
+// Replaces our contribution by a copy that other ranks can read. Used for memory that the kernel
+// does not let them read, and for an all_to_all in place, which would overwrite what they read. The
+// call cannot go through buffers instead, because all ranks must go the same way. Returns false if
+// the group has failed.
 static bool idist__slot_copy_contribution(idist__task *t) {
     idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
@@ -246,9 +256,9 @@ static bool idist__slot_copy_contribution(idist__task *t) {
     return true;
 }
 
-// Writes to the slot where the others find our buffers in our memory, if the kernel lets them read
-// these. Otherwise a contribution to a reduction goes through shared memory, and another one is
-// copied. False: the group has failed.
+// Writes the addresses of our buffers in our memory to the slot, if the kernel lets other ranks
+// read the buffers. If not, a contribution to a reduction goes through shared memory, and any other
+// contribution is copied. Returns false if the group has failed.
 static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
@@ -256,7 +266,7 @@ static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
 
     if (!is_open && !idist__kind_reduces(t->call.kind)) {
         if (!op->memory && !idist__slot_copy_contribution(t)) return false;
-        is_open = true; // a copy is
+        is_open = true; // other ranks can read the copy
     }
 
     if (!is_open) return true;
@@ -267,8 +277,8 @@ static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
     return true;
 }
 
-// Writes to the slot where our buffers are, so that the others read them in place, unless we would
-// overwrite what they read. False: the group has failed.
+// Writes to the slot where our buffers are, so that other ranks read them in place. Offers nothing
+// if the call would overwrite what other ranks read. Returns false if the group has failed.
 static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -301,8 +311,9 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
     return true;
 }
 
-// What two ranks of a v-form compare. An all_to_allv counts bytes here, because each pair of ranks
-// may have a dtype of its own (idist__share_count_bytes).
+// Returns the value that two ranks of a v-form compare for a count. The count of an all_to_allv is
+// in bytes, and is converted to elements here, because each pair of ranks may use a different
+// dtype. See idist__share_count_bytes.
 static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
     const idist__call *call = &t->call;
     size_t size = call->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(call->dtype) : 1;
@@ -311,7 +322,8 @@ static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
     return idist__fingerprint_pair(t->group->w, call, count / size);
 }
 
-// Writes to the slot the counts of a v-form, which the others compare with what they expect.
+// Writes the counts of a v-form to the slot. Each other rank compares its count with the count that
+// it expects.
 static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -334,7 +346,7 @@ static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
     slot->u.parts.largest = largest;
 }
 
-// Writes a small contribution to the slot.
+// Writes our contribution to the slot of a FLAT call.
 static void idist__slot_write_payload(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     char *payload = idist__slot_payload(t, op->rank);
@@ -345,8 +357,8 @@ static void idist__slot_write_payload(const idist__task *t) {
     idist__slot_scale(t, payload, count);
 }
 
-// Prefetches the lines of our next slot for writing while there is nothing to do but wait. Its size
-// is likely to be that of one of the last two.
+// Prefetches the lines of our next slot for writing, while there is nothing to do but wait. Assumes
+// that the next contribution is as large as the larger of the last two.
 static void idist__slot_prefetch_next(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -361,8 +373,8 @@ static void idist__slot_prefetch_next(const idist__task *t) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(next + at);
 }
 
-// Writes the call before this one to the slot, for the error text of a rank that made another call
-// before.
+// Writes our previous call to the slot, if that call was made of messages. A rank that made a
+// different previous call needs it for its error text.
 static void idist__slot_tell_previous(const idist__task *t, const idist__fingerprint *fingerprint) {
     const idist__op *op = idist__op_of(t);
     const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
@@ -372,7 +384,8 @@ static void idist__slot_tell_previous(const idist__task *t, const idist__fingerp
             *before;
 }
 
-// Enters the call: fills our slot and publishes it. False: it could not, and the group has failed.
+// Enters the call: fills in our slot and publishes it. Returns false if that was not possible; the
+// group has then failed.
 static bool idist__slot_enter(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -395,8 +408,8 @@ static bool idist__slot_enter(idist__task *t) {
     share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
     share->pasts[number % IDIST__REGION_SLOTS] = op->past;
 
-    // The first line comes last, in one go: the others poll it, and would take it from our cache
-    // between two writes.
+    // Writes the first line last and all at once. The other ranks poll this line, and would take it
+    // from our cache between two writes.
     slot->fingerprint = fingerprint;
     slot->past = op->past;
     idist__os_thread_handover();
@@ -410,7 +423,8 @@ static bool idist__slot_enter(idist__task *t) {
     return true;
 }
 
-// Compares the call of a rank with ours. In v-forms also the count that only the two of us know.
+// Compares the call of a rank with ours. In v-forms, also compares the count that only the two
+// ranks know. Returns false if something differs; the group has then failed.
 static bool idist__slot_agree(idist__task *t, int rank) {
     idist__op *op = idist__op_of(t);
     const idist__call_slot *slot =
@@ -441,7 +455,8 @@ static bool idist__slot_agree(idist__task *t, int rank) {
     return false;
 }
 
-// Whether the ranks that we read from, or all, have entered this call as well.
+// Returns true if the ranks that we read from have entered this call, or all ranks if `all` is
+// true. Returns false as well if a rank's call differs from ours; the group has then failed.
 static bool idist__slot_all_entered(idist__task *t, bool all) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -465,7 +480,7 @@ static bool idist__slot_all_entered(idist__task *t, bool all) {
     return true;
 }
 
-// The call is complete: the group's next shared call is first in line.
+// Completes the call. The group's next shared call becomes the first one.
 static void idist__slot_leave(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);

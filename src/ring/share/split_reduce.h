@@ -1,13 +1,16 @@
-// ring/share/split_reduce.h: all_reduce and reduce, in which each rank reduces one block
+// ring/share/split_reduce.h: all_reduce and reduce in which each rank reduces one block
 //
-// A reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every contribution and
-// 1/n of the result from every other rank, so all cores and the whole memory bandwidth are used:
+// The algorithm is a reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every
+// contribution, and 1/n of the result from every other rank. So the call uses all cores and the
+// whole memory bandwidth. There are three ways:
 //
-//   through buffers   expose a chunk; reduce our block of it into our buffer; copy the other blocks
-//                     out of the buffers of the others
-//   direct            all buffers of an all_reduce are in windows: reduce our block of all of them,
-//                     write it to the results of all. Every byte is read once and written once
-//   cross-memory      reduce our block into our own result; read the others out of their results
+//   through buffers   expose a chunk; reduce our block of the chunk into our buffer; copy the other
+//                     blocks out of the buffers of the other ranks
+//   direct            all buffers of an all_reduce are in windows: reduce our block of all
+//                     contributions, write it to the results of all ranks. Every byte is read once
+//                     and written once
+//   cross-memory      reduce our block into our own result; read the other blocks from the results
+//                     of the other ranks
 #pragma once
 
 #include "core/model.h"
@@ -36,7 +39,7 @@ static bool idist__split_reduce_sum_block(idist__task *t) {
 
     if (!count) return true;
 
-    if (t->call.kind == IDIST__REDUCE) // only the root wants it
+    if (t->call.kind == IDIST__REDUCE) // only the root needs the result
         return idist__fetch_sum(t, op->rank == op->root ? out : sum, op->n, 0, at + begin, count);
 
     for (at += begin; count; at += run, count -= run) {
@@ -62,7 +65,7 @@ static void idist__split_reduce_take(const idist__task *t, const char *from, siz
     }
 }
 
-// Copies the blocks of a chunk that the others have reduced.
+// Copies to our result the blocks of a chunk that the other ranks have reduced.
 static void idist__split_reduce_take_blocks(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -83,7 +86,7 @@ static void idist__split_reduce_take_blocks(idist__task *t) {
     }
 }
 
-// Whether all buffers are in windows.
+// Returns true if all buffers are in windows.
 static bool idist__split_reduce_is_direct(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -94,8 +97,9 @@ static bool idist__split_reduce_is_direct(const idist__task *t) {
     return true;
 }
 
-// Reduces our block of all contributions into the results of all ranks. Checks before each piece
-// that all ranks are still in the call, because a rank that has left it may reuse its buffer.
+// Reduces our block of all contributions into the results of all ranks. Before it writes a piece to
+// the other ranks, it checks that all ranks are still in the call. A rank that has left may reuse
+// its buffer.
 static bool idist__split_reduce_sum_direct(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -127,7 +131,7 @@ static bool idist__split_reduce_sum_remote(idist__task *t) {
     return idist__fetch_sum(t, op->out + at * op->size, op->n, 0, at, end - at);
 }
 
-// Reads the blocks that the others have reduced, out of their results.
+// Reads the blocks that the other ranks have reduced from their results.
 static bool idist__split_reduce_take_remote(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -153,7 +157,8 @@ static bool idist__split_reduce_sum_in_place(idist__task *t) {
     return summed && idist__fetch_was_valid(t);
 }
 
-// Whether each rank can read the results of all others through the kernel. The same on all ranks.
+// Returns true if each rank can read the results of all other ranks through the kernel. The result
+// is the same on all ranks.
 static bool idist__split_reduce_is_remote(const idist__task *t) {
     const idist__share *share = idist__region_share(t);
     int i;
@@ -165,7 +170,7 @@ static bool idist__split_reduce_is_remote(const idist__task *t) {
     return true;
 }
 
-// Chooses between direct and cross-memory; false: through buffers.
+// Chooses between direct and cross-memory. Returns false if the call goes through buffers.
 static bool idist__split_reduce_skips_buffers(idist__task *t) {
     idist__shared_op *shared = &idist__op_of(t)->u.shared;
     bool direct;
@@ -184,13 +189,15 @@ static bool idist__split_reduce_skips_buffers(idist__task *t) {
 static void idist__split_reduce_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__shared_op *shared = &op->u.shared;
-    uint64_t next = shared->first_chunk + shared->chunk + 1; // of the chunk under way
+    // Value that the progress counters reach with the chunk under way.
+    uint64_t next = shared->first_chunk + shared->chunk + 1;
 
     IDIST__CO_BEGIN(op)
     IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
     if (!idist__slot_enter(t)) return;
     idist__chunk_plan(t);
-    if (!shared->in_place) idist__chunk_expose(t); // whatever the others do, the buffer is ours
+    // Our contribution is not read in place, so the call goes through buffers on all ranks.
+    if (!shared->in_place) idist__chunk_expose(t);
     shared->next_rank = 0;
     IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));
 

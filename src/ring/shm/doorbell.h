@@ -1,20 +1,21 @@
-// ring/shm/doorbell.h: sleeping until another rank writes something
+// ring/shm/doorbell.h: lets a rank sleep until another rank writes something
 //
-// A rank that writes something that another one may wait for looks afterwards whether that one
-// sleeps, and wakes it. A rank that is about to sleep says so in its doorbell, and then looks once
-// more for what was written. One of the two always sees the other, provided that neither's look can
-// overtake its own write:
+// After a rank has written data, it looks for a rank that sleeps and may wait for the data, and
+// wakes that rank. A rank that is about to sleep marks its doorbell and then checks once more for
+// new data. At least one of the two ranks sees what the other wrote, provided that no load
+// overtakes the store of the same rank:
 //
-//   writer    write data     fence   load asleep: wake it
+//   writer    write data     fence   load asleep: wake the sleeper
 //   sleeper   store asleep   fence   load data: do not sleep
 //
-// The writer's fence would wait until the line that it wrote has come over from the other core,
-// which takes as long as a small collective. So where the kernel can make the other processes fence
-// (membarrier), the sleeper asks for that and the writers have no fence of their own. When cores
-// are oversubscribed, sleep is common and each writer has its own (`fenced`).
+// A fence in the writer waits until the line that it wrote arrives from the other core. That takes
+// as long as a small collective. So where the kernel can execute a fence in other processes
+// (membarrier), the sleeper requests that fence, and the writers need none. If there are more ranks
+// than cores, ranks sleep often, and each writer executes a fence of its own (`fenced`).
 //
-// In a collective a rank usually waits for the next step of one certain member, and says that too:
-// if each of n members woke all who wait, a barrier would take n * n wake-ups.
+// In a collective, a rank usually waits for the next step of one particular member. Its doorbell
+// says which one. If each of n members woke every rank that waits, a barrier would take n * n
+// wake-ups.
 #pragma once
 
 #include "os/cpu.h"
@@ -24,12 +25,12 @@
 
 typedef enum idist__sleep_place {
     IDIST__AWAKE = 0,
-    IDIST__ASLEEP_ON_WORD = 1, // in a futex, on the doorbell
-    IDIST__ASLEEP_IN_POLL = 2  // its beacon ends it
+    IDIST__ASLEEP_ON_WORD = 1, // in a futex on the doorbell
+    IDIST__ASLEEP_IN_POLL = 2  // in poll; the rank's beacon wakes it
 } idist__sleep_place;
 
-// Wakes a rank if it sleeps or is about to. The caller has called idist__doorbell_any_asleep since
-// it wrote.
+// Wakes a rank that sleeps or is about to sleep. The caller has called idist__doorbell_any_asleep
+// since its write.
 static void idist__doorbell_wake(const idist__segment *seg, int rank) {
     idist__doorbell *bell = idist__segment_doorbell(seg, rank);
     uint32_t place = __atomic_load_n(&bell->asleep, __ATOMIC_RELAXED);
@@ -40,7 +41,8 @@ static void idist__doorbell_wake(const idist__segment *seg, int rank) {
         idist__os_beacon_wake(seg->observer, &seg->ports[rank].beacon);
 }
 
-// The same after a step in a collective, which concerns a rank only if it waits for our steps.
+// Wakes a rank after a step of ours in a collective, unless the rank waits for a step of another
+// member. The caller has called idist__doorbell_any_asleep since the step.
 static void idist__doorbell_wake_for_step(const idist__segment *seg, int rank) {
     const idist__doorbell *bell = idist__segment_doorbell(seg, rank);
     uint32_t awaited = __atomic_load_n(&bell->awaited, __ATOMIC_RELAXED);
@@ -48,15 +50,17 @@ static void idist__doorbell_wake_for_step(const idist__segment *seg, int rank) {
     if (!awaited || awaited == 1 + (uint32_t)seg->me) idist__doorbell_wake(seg, rank);
 }
 
-// Whether any rank sleeps, after something was written.
+// Returns true if any rank sleeps. The caller has just written something. Executes the writer's
+// fence if seg->fenced is set.
 static bool idist__doorbell_any_asleep(const idist__segment *seg) {
     if (seg->fenced) __atomic_thread_fence(__ATOMIC_SEQ_CST);
     else __atomic_signal_fence(__ATOMIC_SEQ_CST);
     return __atomic_load_n(&idist__segment_header_of(seg)->sleeper_count, __ATOMIC_RELAXED) != 0;
 }
 
-// Says that we are about to sleep, and of which rank of this host we await a step (-1: of any). The
-// caller looks for what was written, sleeps if there is nothing, and calls idist__doorbell_disarm.
+// Marks our doorbell before we sleep. `awaited` is the rank of this host whose step we wait for, or
+// -1 for any rank. The caller then checks for new data, sleeps if there is none, and calls
+// idist__doorbell_disarm.
 static void idist__doorbell_arm(const idist__segment *seg, uint32_t place, int awaited) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
@@ -67,8 +71,8 @@ static void idist__doorbell_arm(const idist__segment *seg, uint32_t place, int a
     if (!seg->fenced) idist__os_cpu_fence_others(false);
 }
 
-// Another thread of this process is about to begin a call: the one that sleeps must be woken by any
-// rank's step from now on.
+// Lets a step of any rank wake the thread of this process that sleeps. Called when another thread
+// of this process is about to begin a call.
 static void idist__doorbell_widen(const idist__segment *seg) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
@@ -78,7 +82,7 @@ static void idist__doorbell_widen(const idist__segment *seg) {
     if (!seg->fenced) idist__os_cpu_fence_others(false);
 }
 
-// Whether another rank has woken us since idist__doorbell_arm.
+// Returns true if another rank has woken us since idist__doorbell_arm.
 static bool idist__doorbell_was_rung(const idist__segment *seg) {
     return __atomic_load_n(&idist__segment_doorbell(seg, seg->me)->asleep, __ATOMIC_RELAXED) ==
            IDIST__AWAKE;
@@ -90,13 +94,13 @@ static void idist__doorbell_disarm(const idist__segment *seg) {
     __atomic_fetch_sub(&idist__segment_header_of(seg)->sleeper_count, 1u, __ATOMIC_RELAXED);
 }
 
-// This rank begins or ends to wait in calls.
+// Records in our doorbell whether this rank waits in a call.
 static void idist__doorbell_attend(const idist__segment *seg, bool waits) {
     __atomic_store_n(&idist__segment_doorbell(seg, seg->me)->attends, waits ? 1u : 0u,
                      __ATOMIC_RELAXED);
 }
 
-// Whether a rank waits in a call, and does not sleep.
+// Returns true if a rank waits in a call and does not sleep.
 static bool idist__doorbell_attends(const idist__segment *seg, int rank) {
     const idist__doorbell *bell = idist__segment_doorbell(seg, rank);
 

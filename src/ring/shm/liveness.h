@@ -1,14 +1,15 @@
-// ring/shm/liveness.h: noticing that a process has ended
+// ring/shm/liveness.h: notices that a process has ended
 //
-// Memory does not tell when the process that writes to it ends; its beacon does. Each rank that
-// sleeps looks now and then at the beacons of some others, at all of them in turn. Whoever finds
-// that one has gone out writes that down for all, and wakes them:
+// Shared memory does not show that a process has ended. The beacon of the process does
+// (os/beacon.h). Each sleeping rank looks at the beacons of a few other ranks from time to time,
+// and so at all beacons in turn. A rank that finds a beacon gone records that for all ranks and
+// wakes them:
 //
 //   doorbell.ended   the process of this rank has died, or has left the world
 //   pipe.closed      the rank writes nothing more to this pipe
-//   ended_count      incremented whenever one of the two is set
+//   ended_count      incremented whenever `ended` or `closed` is set
 //
-// A rank that sees the count go up looks at all of its pipes.
+// A rank that sees ended_count increase checks all of its pipes.
 #pragma once
 
 #include "os/beacon.h"
@@ -17,14 +18,15 @@
 
 typedef enum idist__ended_how {
     IDIST__ENDED_NOT = 0,
-    IDIST__ENDED_LEFT = 1, // it says so itself
-    IDIST__ENDED_DIED = 2  // somebody has found that its beacon had gone out
+    IDIST__ENDED_LEFT = 1, // the process said so itself
+    IDIST__ENDED_DIED = 2  // another rank found that its beacon is gone
 } idist__ended_how;
 
-// Up to this many sleepers share the work; if there are more, each sleeps longer.
+// Number of sleeping ranks that divide the beacons among them, and minimum number of beacons that a
+// rank looks at each time. If more ranks sleep, each of them sleeps longer between two looks.
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
 
-// Makes all others look at their pipes.
+// Makes all other ranks check their pipes.
 static void idist__liveness_wake_all(const idist__segment *seg) {
     int i;
 
@@ -34,7 +36,7 @@ static void idist__liveness_wake_all(const idist__segment *seg) {
         if (i != seg->me) idist__doorbell_wake(seg, i);
 }
 
-// The process of a rank has ended in this way. The first report wins.
+// Records how the process of a rank ended, and wakes all ranks. The first report wins.
 static void idist__liveness_tell(const idist__segment *seg, int rank, idist__ended_how how) {
     uint32_t *ended = &idist__segment_doorbell(seg, rank)->ended, not_yet = IDIST__ENDED_NOT;
 
@@ -48,8 +50,8 @@ static idist__ended_how idist__liveness_get(const idist__segment *seg, int rank)
                                              __ATOMIC_ACQUIRE);
 }
 
-// Looks at the beacon of a rank, and tells all if it has gone out. Returns whether the process has
-// ended.
+// Looks at the beacon of a rank. If the beacon is gone, reports to all ranks that the process died.
+// Returns true if the process has ended.
 static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     int error;
 
@@ -64,7 +66,7 @@ static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     return true;
 }
 
-// Ranks of this host that sleep, ourselves included.
+// Returns the number of ranks on this host that sleep. The caller counts as asleep.
 static int idist__liveness_sleepers(const idist__segment *seg) {
     uint32_t count =
         __atomic_load_n(&idist__segment_header_of(seg)->sleeper_count, __ATOMIC_RELAXED);
@@ -72,14 +74,15 @@ static int idist__liveness_sleepers(const idist__segment *seg) {
     return count ? (int)count : 1;
 }
 
-// How many times longer than alone a rank sleeps between two looks.
+// Returns how many times longer a rank sleeps between two looks than a rank that sleeps alone.
 static int idist__liveness_patience(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg);
     return sleepers > IDIST__ENDED_SHARERS ? sleepers / IDIST__ENDED_SHARERS : 1;
 }
 
-// At how many beacons a rank that sleeps looks at a time. Alone it looks at all; with others that
-// sleep, all of them together do, in about the same time.
+// Returns the number of beacons that a sleeping rank looks at each time. A rank that sleeps alone
+// looks at all beacons. Ranks that sleep together cover all beacons among them in about the same
+// time.
 static int idist__liveness_share(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg), share;
 
@@ -89,8 +92,9 @@ static int idist__liveness_share(const idist__segment *seg) {
     return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
 }
 
-// Looks at the next beacons, about 1 us each. The rank that noticed an end may itself have been
-// killed before it told the others, so we read the pipe of a rank that has ended in any case.
+// Looks at the next beacons, which takes about 1 us each. Marks the port of each rank that has
+// ended, so that we read its pipe. The rank that noticed the end may itself have been killed before
+// it told the other ranks.
 static void idist__liveness_look(idist__segment *seg, int looks) {
     int i;
 
@@ -100,7 +104,8 @@ static void idist__liveness_look(idist__segment *seg, int looks) {
     }
 }
 
-// Whether any process or pipe has ended since the last call; then reading will find out which one.
+// Returns true if any process or pipe has ended since the last call. Reading the pipes then finds
+// out which one.
 static bool idist__liveness_any(idist__segment *seg) {
     uint32_t count = __atomic_load_n(&idist__segment_header_of(seg)->ended_count, __ATOMIC_ACQUIRE);
     int i;

@@ -1,13 +1,14 @@
-// ring/shm/pace.h: whether to write past the caches
+// ring/shm/pace.h: decides if writes bypass the caches
 //
-// Before a core writes to a line, all others have to give it up. Cores that share a cache are quick
-// about that. Others, on a processor with several of them or on two, take so long that a store to
-// memory past the caches, which does not wait for them, is several times as fast, although the
-// reader then finds the line in no cache.
+// Before a core writes to a cache line, all other cores have to give up that line. Cores that share
+// a cache do so quickly. Cores with different caches, on one processor or on two, take a long time.
+// A store to memory past the caches does not wait for them, and is then several times as fast. On
+// the other hand, the reader then finds the line in no cache.
 //
-// Which it is depends on where the two ranks run, and changes when the system moves one of them. So
-// some writes are timed, and a few of those are made in the other way. The shortest of the latest
-// times count, because a rank may be interrupted. All this under the lock of the world.
+// Which way is faster depends on where the two ranks run, and changes when the system moves one of
+// them. So some writes are timed, and a few of the timed writes go the other way. The shortest of
+// the latest times counts, because a rank may be interrupted. All functions are called with the
+// world's lock held.
 #pragma once
 
 #include "os/clock.h"
@@ -15,21 +16,25 @@
 
 enum {
     IDIST__STREAM_BYTES = 4096, // smaller writes are neither timed nor made past the caches
-    IDIST__PACE_TIMES = 4,      // kept for each way
-    IDIST__PACE_TIMED = 17,     // one write in so many is timed; odd, since calls often write by 16
-    IDIST__PACE_OTHER = 119     // one in so many is made in the other way; a multiple of TIMED
+    IDIST__PACE_TIMES = 4,      // number of times kept for each way
+    // One write in this many is timed. The number is odd, because calls often make groups of 16
+    // writes.
+    IDIST__PACE_TIMED = 17,
+    // One write in this many goes the other way. This is a multiple of IDIST__PACE_TIMED.
+    IDIST__PACE_OTHER = 119
 };
 
-// There are two ways to write: false is into the caches, true past them.
+// The times of the two ways to write, and the way that is faster. For a way, false means into the
+// caches, and true means past them.
 typedef struct idist__pace {
-    bool streams;                         // the way that is faster
-    bool way;                             // of the timed write under way
-    uint32_t count;                       // writes so far
-    uint32_t turn[2];                     // times so far, of each way
-    uint32_t times[2][IDIST__PACE_TIMES]; // the latest, ns per MiB; 0: none yet
+    bool streams;                         // the faster way
+    bool way;                             // the way of the write under way
+    uint32_t count;                       // number of writes so far
+    uint32_t turn[2];                     // number of times recorded so far, for each way
+    uint32_t times[2][IDIST__PACE_TIMES]; // the latest times in ns per MiB, 0 if none yet
 } idist__pace;
 
-// The shortest of the latest times, or 0 as long as there are too few.
+// Returns the shortest of the latest times, or 0 if there are fewer than IDIST__PACE_TIMES.
 static uint32_t idist__pace_shortest(const idist__pace *p, bool way) {
     uint32_t shortest = p->times[way][0];
     int i;
@@ -39,8 +44,8 @@ static uint32_t idist__pace_shortest(const idist__pace *p, bool way) {
     return shortest;
 }
 
-// A write took so long. The way past the caches is chosen if it takes less than half the time: the
-// reader has to get the line from memory afterwards.
+// Records the time of a write. Chooses the way past the caches if it takes less than half the time,
+// because the reader has to fetch the line from memory afterwards.
 static void idist__pace_add(idist__pace *p, bool way, int64_t ns, size_t nbytes) {
     int64_t most = INT64_MAX >> 20;
     int64_t time = ((ns < most ? ns : most) << 20) / (int64_t)nbytes;
@@ -51,8 +56,8 @@ static void idist__pace_add(idist__pace *p, bool way, int64_t ns, size_t nbytes)
                  idist__pace_shortest(p, false) / 2 > idist__pace_shortest(p, true);
 }
 
-// Before a write: whether to make it past the caches. *begin_ns is for idist__pace_end; 0: the
-// write is not timed.
+// Returns true if the next write is to go past the caches. Sets *begin_ns for idist__pace_end, or
+// to 0 if the write is not timed.
 static inline bool idist__pace_begin(idist__pace *p, size_t nbytes, int64_t *begin_ns) {
     uint32_t number;
     bool first;
@@ -72,7 +77,7 @@ static inline void idist__pace_end(idist__pace *p, int64_t begin_ns, size_t nbyt
     if (begin_ns) idist__pace_add(p, p->way, idist__os_clock_now_ns() - begin_ns, nbytes);
 }
 
-// Copies in the way that is faster.
+// Copies in the faster way, and times some of the copies.
 static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, size_t nbytes) {
     int64_t begin_ns;
 

@@ -1,6 +1,6 @@
-// ring/shm/pipe.h: a transport through shared memory
+// ring/shm/pipe.h: the transport through shared memory
 //
-// Two ring buffers, one for each direction.
+// A link has two ring buffers, one for each direction.
 #pragma once
 
 #include "os/cpu.h"
@@ -13,7 +13,7 @@
 #include "ring/shm/doorbell.h"
 #include "ring/shm/liveness.h"
 
-// Copies to or from the bytes of a pipe that begin at a value of its counters.
+// Copies bytes out of the pipe from our peer, from the position of the counter value `head` on.
 static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head, void *buf,
                                         size_t nbytes) {
     const char *data = (const char *)(p->in + 1);
@@ -27,6 +27,7 @@ static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head
     }
 }
 
+// Copies bytes into the pipe to our peer, from the position of the counter value `tail` on.
 static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const void *buf,
                                        size_t nbytes) {
     char *data = (char *)(p->out + 1);
@@ -47,7 +48,7 @@ static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const
     idist__pace_end(&p->pace, begin_ns, nbytes);
 }
 
-// The peer may read what was written.
+// Lets the peer read the next nbytes, which were written before. Wakes the peer if it sleeps.
 static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
     p->tail += nbytes;
     idist__os_thread_handover();
@@ -55,8 +56,9 @@ static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
 }
 
-// The peer may use the space of what was read; it waits for that only when the pipe is full.
-// unread: bytes before.
+// Lets the peer reuse the space of nbytes that were read. `unread` is the number of unread bytes
+// before the read. The peer waits for space only when the pipe is full, so we wake it only if more
+// than half of the pipe was unread.
 static void idist__pipe_consume(idist__pipe_port *p, size_t nbytes, uint64_t unread) {
     p->head += nbytes;
     __atomic_store_n(&p->in->head, p->head, __ATOMIC_RELEASE);
@@ -68,7 +70,7 @@ static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
 }
 
-// Whether the peer writes nothing more: what is in the pipe now is the last.
+// Returns true if the peer writes nothing more, so that the pipe already holds its last bytes.
 static bool idist__pipe_has_ended(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->closed, __ATOMIC_ACQUIRE) ||
            idist__liveness_get(p->shm, p->peer) != IDIST__ENDED_NOT;
@@ -82,7 +84,7 @@ static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
     if (!unread && p->look) {
         bool ended = idist__pipe_has_ended(p);
 
-        unread = idist__pipe_unread(p); // the last that it wrote
+        unread = idist__pipe_unread(p); // includes the last bytes that the peer wrote
         if (ended && !unread) {
             errno = 0;
             return -1;
@@ -158,7 +160,7 @@ static bool idist__pipe_peek_header(void *port, void *header) {
     if (unread < IDIST__HEADER_BYTES || unread > size) return false;
     idist__os_thread_handover();
 
-    // What follows will be wanted next.
+    // The reader needs the lines behind the header next.
     for (at = IDIST__HEADER_BYTES; at < unread && at < 4 * IDIST__LINE; at += IDIST__LINE)
         __builtin_prefetch((const char *)(p->in + 1) + ((p->head + at) & (size - 1)));
     idist__pipe_copy_out(p, p->head, header, IDIST__HEADER_BYTES);
@@ -179,7 +181,7 @@ static bool idist__pipe_read_message(void *port, void *payload, size_t nbytes) {
     return true;
 }
 
-// Whether a write of so many bytes would go through as a whole.
+// Returns true if a write of nbytes would go through as a whole.
 static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
     size_t size = p->shm->pipe_nbytes;
 
@@ -188,8 +190,8 @@ static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
     return p->tail - p->out_head <= size && nbytes <= size - (size_t)(p->tail - p->out_head);
 }
 
-// Prefetches the lines that the next write is likely to fill: the peer has them in its cache since
-// it read them a lap ago.
+// Prefetches the lines that the next write is likely to fill. They have been in the cache of the
+// peer since the peer read them one lap ago.
 static void idist__pipe_prefetch_space(const idist__pipe_port *p, size_t nbytes) {
     const char *data = (const char *)(p->out + 1);
     size_t at;
@@ -207,7 +209,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
 
     if (!idist__pipe_has_space(p, message_nbytes)) return false;
 
-    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // not timed, not split
+    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // neither timed nor split
         memcpy(data + at, header, IDIST__HEADER_BYTES);
         if (nbytes) memcpy(data + at + IDIST__HEADER_BYTES, payload, nbytes);
     } else {
@@ -216,7 +218,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
     }
 
     idist__pipe_publish(p, message_nbytes);
-    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // else the next one needs no lines
+    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // a write past the caches needs no lines
         idist__pipe_prefetch_space(p, message_nbytes);
 
     return true;
@@ -251,12 +253,13 @@ static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, vo
     return (uint8_t)__atomic_load_n(now, __ATOMIC_ACQUIRE) == withdrawn;
 }
 
-// Whether the peer's process has ended, also while there are unread bytes of it. Tells all if so.
+// Returns true if the process of the peer has ended, even if the pipe still holds unread bytes from
+// it. Reports the end to all ranks.
 static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
     return idist__liveness_look_at(p->shm, p->peer);
 }
 
-// There is no descriptor: see ring/shm/liveness.h.
+// Returns -1 because a pipe has no descriptor. See ring/shm/liveness.h.
 static int idist__pipe_descriptor(void *port, bool output) {
     (void)port;
     (void)output;
@@ -266,7 +269,7 @@ static int idist__pipe_descriptor(void *port, bool output) {
 static void idist__pipe_close(void *port) {
     const idist__pipe_port *p = (const idist__pipe_port *)port;
 
-    if (idist__liveness_get(p->shm, p->shm->me) != IDIST__ENDED_NOT) return; // all know
+    if (idist__liveness_get(p->shm, p->shm->me) != IDIST__ENDED_NOT) return; // all ranks know
     __atomic_store_n(&p->out->closed, 1u, __ATOMIC_RELEASE);
     __atomic_fetch_add(&idist__segment_header_of(p->shm)->ended_count, 1u, __ATOMIC_RELEASE);
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
@@ -274,7 +277,7 @@ static void idist__pipe_close(void *port) {
 
 static idist__transport idist__pipe_transport;
 
-// Fills the table above, before the first world opens.
+// Fills in idist__pipe_transport, before the first world opens.
 static void idist__pipe_fill_transport(void) {
     idist__transport *transport = &idist__pipe_transport;
 

@@ -1,15 +1,15 @@
-// ring/shm/view.h: reaching what other ranks got from idist_alloc
+// ring/shm/view.h: maps the memory that other ranks got from idist_alloc
 //
-// A rank that gets memory in a new extent of its window writes that into its catalog. The others
-// map the extent when they next look, and count it. From then on, and not before, the owner offers
-// the others its buffers in the extent. So a rank that can map no more, because of a limit, costs a
-// copy and fails nothing:
+// A rank that gets memory in a new extent of its window records the extent in its catalog. The
+// other ranks map the extent when they next look at the catalog, and then count it. Only from then
+// on does the owner offer its buffers in the extent to the other ranks. So if a rank cannot map
+// more because of a limit, calls make an additional copy but do not fail:
 //
 //   owner     maps extent 3, catalog.extent_count = 4   ...   reads mapped[owner] == 4 everywhere
 //   others    see header.extent_count, map extent 3, mapped[owner] = 4
 //
-// Whether a buffer is offered depends on timing, and the result does not: ranks reduce in the same
-// order either way.
+// Timing decides whether a buffer is offered, but does not change the result. Ranks reduce in the
+// same order in both cases.
 #pragma once
 
 #include "os/thread.h"
@@ -17,7 +17,7 @@
 #include "base/window.h"
 #include "ring/shm/segment.h"
 
-// Tells the others of the extents that our window has by now. Any thread.
+// Publishes the extents that our window has by now. Any thread may call.
 static void idist__view_publish(idist__segment *seg) {
     idist__catalog *catalog = idist__segment_catalog(seg, seg->me);
     uint32_t i, count;
@@ -35,8 +35,8 @@ static void idist__view_publish(idist__segment *seg) {
     idist__os_mutex_unlock(&idist__windows_lock);
 }
 
-// Maps one more extent of another rank. False: there are no addresses, or the rank has written
-// something impossible.
+// Maps one more extent of another rank. Returns false if there are no addresses, or if the rank
+// wrote something impossible to its catalog.
 static bool idist__view_map_next(const idist__segment *seg, int rank, idist__view *view) {
     const idist__catalog *catalog = idist__segment_catalog(seg, rank);
     uint32_t i = view->extent_count;
@@ -57,7 +57,7 @@ static bool idist__view_map_next(const idist__segment *seg, int rank, idist__vie
     return true;
 }
 
-// Returns true if an extent has come that the views do not show.
+// Returns true if a window has got an extent since the views were last updated.
 static inline bool idist__view_is_news(const idist__segment *seg) {
     uint32_t *count = &idist__segment_header_of(seg)->extent_count;
     return __atomic_load_n(count, __ATOMIC_RELAXED) != seg->extents_seen;
@@ -77,8 +77,8 @@ static void idist__view_map_own(const idist__segment *seg) {
     }
 }
 
-// Maps the extents that have come since the last look. False: one could not be mapped. Under the
-// lock of the world.
+// Maps the extents that the windows have got since the last look. Returns false if an extent could
+// not be mapped; later calls do not try again, and return true. Called with the world's lock held.
 static bool idist__view_look(idist__segment *seg) {
     uint32_t seen = __atomic_load_n(&idist__segment_header_of(seg)->extent_count, __ATOMIC_ACQUIRE);
     uint32_t *mapped = idist__segment_mapped(seg, seg->me);
@@ -103,13 +103,13 @@ static bool idist__view_look(idist__segment *seg) {
     return !seg->maps_no_more;
 }
 
-// Returns how many extents of our window a rank of this host has mapped.
+// Returns the number of extents of our window that a rank of this host has mapped.
 static uint32_t idist__view_mapped_by(const idist__segment *seg, int rank) {
     return __atomic_load_n(&idist__segment_mapped(seg, rank)[seg->me], __ATOMIC_ACQUIRE);
 }
 
-// Finds a buffer of ours in our window: its offset in the file, and the number of its extent. 0: it
-// lies in none. Under the lock of the world.
+// Returns the offset in the file of a buffer in our window, and sets *extent to the number of its
+// extent. Returns 0 if the buffer does not lie in an extent. Called with the world's lock held.
 static uint64_t idist__view_offset(const idist__segment *seg, const void *p, size_t nbytes,
                                    uint32_t *extent) {
     const idist__view *view = &seg->views[seg->me];
@@ -128,8 +128,8 @@ static uint64_t idist__view_offset(const idist__segment *seg, const void *p, siz
     return 0;
 }
 
-// Returns the address here of an offset that another rank gave; NULL: it lies in no extent that is
-// mapped here.
+// Returns our address for an offset that another rank gave, or NULL if no extent that is mapped
+// here contains the nbytes at that offset.
 static char *idist__view_pointer(const idist__segment *seg, uint64_t offset, size_t nbytes) {
     const idist__view *view;
     uint64_t rank, at;
@@ -150,7 +150,7 @@ static char *idist__view_pointer(const idist__segment *seg, uint64_t offset, siz
     return NULL;
 }
 
-// Unmaps the windows of the other ranks, and closes ours.
+// Unmaps the windows of the other ranks, and closes our window.
 static void idist__view_unmap_all(idist__segment *seg) {
     uint32_t k;
     int i;
