@@ -103,6 +103,7 @@ check_said "no time to learn: is told" "^not solved" "$WORK/log"
 
 # Rank 1 is killed in the middle: the two others, one of them waiting for it, end by themselves and
 # say why. It is the slow one, so that there is a middle.
+rm -f "$WORK"/rank.? # of the ranks before: wait_for must not read them
 port=$(free_port)
 pids=()
 for r in 0 1 2; do
