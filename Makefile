@@ -153,6 +153,7 @@ who: build/tests/launch/who
 
 # Every program, in its short form: fewer repetitions and fewer combinations, the same code.
 test: export IDIST_TEST_QUICK ?= 1
+test: export TEST_JOBS = 3
 test: need-prove
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs
 	@+$(MAKE) --no-print-directory check-programs

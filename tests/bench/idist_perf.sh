@@ -50,7 +50,7 @@ windows_run() { # NAME OPS RANKS SIZES COMMAND...
 for transport in auto tcp; do
     for grouped in "" -g; do
         # shellcheck disable=SC2086 # nothing or -g
-        windows_run "windows over $transport${grouped:+ $grouped}" "rate bw bibw" 2 4,20,4K,100K \
+        windows_run "windows over $transport${grouped:+ $grouped}" "rate bw bibw" 2 4,4K \
             env IDIST_TRANSPORT=$transport "$PERF" -n 2 $grouped
     done
     windows_run "windows over $transport" rate 4 8,64K env IDIST_TRANSPORT=$transport "$PERF" -n 4

@@ -405,10 +405,10 @@ int main(void) {
     tap_deadline(200);
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
-        placed(&d, transport_names[t], test_quick() ? 10000 : 100000);
+        placed(&d, transport_names[t], test_quick() ? 10000 : 30000);
     }
     idist_desc remote = desc_with("auto", "remote");
-    placed(&remote, "auto, remote", test_quick() ? 5000 : 100000);
+    placed(&remote, "auto, remote", test_quick() ? 5000 : 30000);
 #ifndef RANKS_MPI
     not_waited_for();
 #endif
