@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# vendor.sh - a copy of idist inside somebody's program or library, as docs/install.md tells it under
-# Vendoring: in a .c file of its own, with hidden symbols or none, twice in one process, under the
-# flags that other projects set. fast_math.sh, optimizer.sh, unity.sh and compile.sh have the rest.
+# vendor.sh - a copy of idist inside another program or library, as docs/install.md describes under
+# Vendoring: in a .c file of its own, with hidden symbols or none, twice in one process, and under
+# flags that other projects set. fast_math.sh, optimizer.sh, unity.sh and compile.sh test the rest.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -102,7 +102,8 @@ while read -r compiler ext flags; do
     ok $? "$name: get the right values" || diag <"$WORK/log"
 done <<<"$plan"
 
-# The size that docs/install.md gives, within 5 percent: that of the first program, by the same compiler.
+# The size that docs/install.md gives must be that of the first program, by the same compiler,
+# within 5 percent.
 # shellcheck disable=SC2016 # Markdown
 claimed=$(sed -n 's/^| `idist.h`, -Os | .* | \([0-9]*\) kB |$/\1/p' docs/install.md)
 name="docs/install.md: idist.o has ${claimed:=0} kB at -Os"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# cifar10.sh - examples/apps/cifar10: one rank and two, however started, end with equal weights; what was
-# stopped goes on bit for bit; batch norms over all ranks, accumulated and clipped gradients do what
-# they should; CIFAR-10's files are read, and what is no such file is refused
+# cifar10.sh - tests examples/apps/cifar10: one rank and two, however started, end with equal
+# weights. A stopped training continues bit for bit. Batch norms over all ranks, accumulated and
+# clipped gradients have the right values. The files of CIFAR-10 are read; other files are refused.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# simulators.sh - examples/apps/simulators learns to balance, prints what its head promises, and any number of
-# ranks, however started, learns the very same; a rank that dies is named by the others, and wrong
-# options are.
+# simulators.sh - tests examples/apps/simulators: the program learns to balance and prints what its
+# head promises. Any number of ranks, however started, learns the same. The other ranks name a rank
+# that dies, and errors name a wrong option.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
