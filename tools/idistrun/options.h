@@ -11,8 +11,8 @@
 
 static const char *const options_usage =
     "usage: idistrun [options] program [arguments]\n"
-    "  -n, --nproc N        ranks on this host (default: one per core), or on each host of --hosts\n"
-    "                       without :N (default: 1)\n"
+    "  -n, --nproc N        ranks on this host (default: one per core), or on each host\n"
+    "                       of --hosts without :N (default: 1)\n"
     "      --hosts A:4,B    start ranks over ssh: 4 on host A, 1 on host B\n"
     "      --nnodes N       number of hosts, all with the same number of ranks; start idistrun on\n"
     "                       each of them (default 1)\n"
@@ -27,12 +27,12 @@ static const char *const options_usage =
     "                       DIR/R.error.json\n"
     "      --error-file F   write the first failure to F, in torchrun's format (default:\n"
     "                       TORCHELASTIC_ERROR_FILE)\n"
-    "      --trace F        write a timeline of all ranks, for Perfetto or examples/trace.html (with\n"
-    "                       --nnodes: of the ranks on this host)\n"
+    "      --trace F        write a timeline of all ranks, for Perfetto or examples/trace.html\n"
+    "                       (with --nnodes: of the ranks on this host)\n"
     "      --bind           bind each rank to a core of its own\n"
     "      --grace SECONDS  time between the first failure, or a signal, and SIGKILL (default 5)\n"
-    "      --doctor         report what this machine offers, and test it for 2 s; exit status 1 if\n"
-    "                       something is wrong\n"
+    "      --doctor         report what this machine offers, and test it for 2 s; exit\n"
+    "                       status 1 if something is wrong\n"
     "  -v                   print what idistrun does\n"
     "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o\n"
     "ServerAliveInterval=10).\n";

@@ -252,10 +252,10 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
 
         if (!l->open || !l->ended || !(all || idist__progress_has_died(ring, i))) continue;
         if (!idist__link_is_connected(l))
-            snprintf(
-                how, sizeof how,
-                "no connection to it from rank %d is possible (%s): it died, or left after a failure",
-                me, ring->unreachable);
+            snprintf(how, sizeof how,
+                     "no connection to it from rank %d is possible (%s): it died, or left after a "
+                     "failure",
+                     me, ring->unreachable);
         else if (l->ended_errno)
             snprintf(how, sizeof how, "its connection to rank %d broke: %s", me,
                      strerror(l->ended_errno));
