@@ -1,11 +1,12 @@
 // mpi/comms.h: the communicators of groups, until all members have freed them
 //
-// MPI_Comm_free is collective, and MPICH 5 ends the program if a message is left that nobody has
-// received. idist_free_group waits for nobody, and a member may fail the group at the same time. So
-// every member tells the others with FREED that it has freed a sound group, and frees the
-// communicator when it has heard that from all of them. The communicator of a group that failed on
-// any member stays until the program ends, and its entry until the world closes, for what the
-// others still say about the group.
+// MPI_Comm_free is collective, and MPICH 5 ends the program if the communicator still holds a
+// message that no rank has received. idist_free_group waits for nobody, and a member may fail the
+// group at the same time. So a member that frees a sound group sends FREED to the others. It frees
+// the communicator when it has FREED from all of them.
+//
+// If a group failed on any member, its communicator stays until the program ends. Its entry stays
+// until the world closes, because other members may still send messages about the group.
 #pragma once
 
 #include "base/mem.h"
@@ -19,7 +20,8 @@ static idist__mpi_comm **idist__comms_find(idist__mpi *mpi, uint64_t ctx) {
     return at;
 }
 
-// A member has freed the group. False: the group does not exist here yet.
+// Counts a member that has freed the group; the last one frees the communicator. Returns false if
+// the group does not exist here yet.
 static bool idist__comms_leave(idist__mpi *mpi, uint64_t ctx) {
     idist__mpi_comm **at = idist__comms_find(mpi, ctx), *c = *at;
 
@@ -45,7 +47,8 @@ static void idist__comms_tell_freed(idist__mpi *mpi, const idist_group *g) {
         if (i != g->rank) idist__control_send(mpi, g->ranks[i], &freed, NULL, 0);
 }
 
-// The group has failed on a member. False: it does not exist here yet.
+// Keeps the communicator of a group that has failed on a member. Returns false if the group does
+// not exist here yet.
 static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
     idist__mpi_comm *c = *idist__comms_find(mpi, ctx);
 

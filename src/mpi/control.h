@@ -1,17 +1,17 @@
 // mpi/control.h: control messages between two ranks
 //
-// The transport of everything between two ranks but bulk data: user messages of
-// up to 3.5 KiB, the handshake of larger ones, and what ranks tell each other
-// about waiting and failure. One receive from any rank is always posted.
+// Carries everything between two ranks except bulk data: user messages of up to 3.5 KiB, the
+// handshake of larger messages, and notices about waiting and failure. One receive from any rank is
+// always posted.
 //
 // The path of a control message:
 //
-//     idist__control_send        copies it and posts MPI_Isend
-//     idist__control_sweep       takes the buffer back when it is sent
-//     idist__control_progress    receives it on the other rank
-//     mpi->deliver                 idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
-//                                it to mpi/mpi_p2p.h or mpi/mpi_wait.h
-//     idist__control_keep        keeps it if nobody can use it yet
+//     idist__control_send        copies the message and posts MPI_Isend
+//     idist__control_sweep       reclaims the buffer when the message is sent
+//     idist__control_progress    receives the message on the other rank
+//     mpi->deliver               idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
+//                                the message to mpi/mpi_p2p.h or mpi/mpi_wait.h
+//     idist__control_keep        keeps the message if nobody can use it yet
 #pragma once
 
 #include "os/clock.h"
@@ -27,8 +27,9 @@ static void idist__control_post_receive(idist__mpi *mpi) {
     if (error != MPI_SUCCESS) idist__mpi_error_fail_group(mpi, &mpi->w->group, "MPI_Irecv", error);
 }
 
-// Whether a control message is in the buffer. Under ULFM a receive from any rank fails while a rank
-// is lost, unless it was posted after we acknowledged the loss; so it is posted again.
+// Returns true if a control message is in the buffer. While a rank is lost, ULFM fails a receive
+// from any rank unless it was posted after we acknowledged the loss. So this function posts the
+// receive again after a loss.
 static bool idist__control_arrived(idist__mpi *mpi, MPI_Status *status) {
     int arrived = 0, cancelled = 0, error = MPI_Test(&mpi->incoming, &arrived, status);
 
@@ -60,7 +61,7 @@ static void idist__control_progress(idist__mpi *mpi) {
         mpi->received_count++;
         memcpy(&control, mpi->incoming_buffer, sizeof control);
 
-        // Handling a failure receives other messages, so the buffer must be free by then.
+        // Handling FAILED receives other messages into the buffer, so copy the text out first.
         if (control.type == IDIST__CONTROL_FAILED) {
             memcpy(cause, payload,
                    control.nbytes < sizeof cause ? (size_t)control.nbytes : sizeof cause);
@@ -73,7 +74,8 @@ static void idist__control_progress(idist__mpi *mpi) {
     }
 }
 
-// A buffer for a control message; NULL: out of memory.
+// Returns a buffer for a control message, or NULL if memory is exhausted. Only a message that
+// announces a failure may use the reserve.
 static idist__mpi_outgoing *idist__control_buffer(idist__mpi *mpi, bool announces_failure) {
     idist__mpi_outgoing *o = mpi->free_outgoing;
 
@@ -93,7 +95,7 @@ static idist__mpi_outgoing *idist__control_buffer(idist__mpi *mpi, bool announce
     return o;
 }
 
-// Sends a control message to a rank of the world; the payload is copied. If memory runs out or MPI
+// Sends a control message to a rank of the world. Copies the payload. If memory runs out or MPI
 // refuses, the group fails.
 static void idist__control_send(idist__mpi *mpi, int rank, const idist__mpi_control *control,
                                 const void *payload, size_t nbytes) {
@@ -136,7 +138,7 @@ static void idist__control_send(idist__mpi *mpi, int rank, const idist__mpi_cont
     else idist__group_fail_memory(g);
 }
 
-// Takes back the buffers of messages that are sent, or whose receiver is lost.
+// Reclaims the buffers of messages that were sent or whose receiver is lost.
 static void idist__control_sweep(idist__mpi *mpi) {
     idist__mpi_outgoing **at = &mpi->outgoing;
 
@@ -175,8 +177,8 @@ static void idist__control_keep(idist__mpi *mpi, int source, const idist__mpi_co
     *last = u;
 }
 
-// Receives what others sent before the last barrier. MPI frees a communicator only when nothing is
-// in flight on it.
+// Receives the messages that other ranks sent before the last barrier. MPI frees a communicator
+// only when nothing is in flight on it.
 static void idist__control_drain(idist__mpi *mpi) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLOSE_MS);
     uint32_t expected = 0;

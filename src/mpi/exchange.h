@@ -1,21 +1,19 @@
 // mpi/exchange.h: the header exchange before a collective
 //
-// Every rank has a header of 56 bytes and needs those of all others: an
-// all_gather by dissemination (Bruck et al., 1997). In step k a rank sends all
-// headers it has, its own and those of the 2^k - 1 ranks after it, to the rank
-// 2^k before it. What rank r of 5 has:
+// Every rank has a header of 56 bytes and needs the headers of all other ranks. The exchange is an
+// all_gather by dissemination (Bruck et al., 1997). In step k a rank sends all headers it has to
+// the rank 2^k before it: its own, and the headers of the 2^k - 1 ranks after it. Rank r of 5 has:
 //
 //         own      | r+1      | r+2 r+3  | r+4
 //         header   | step 0   | step 1   | step 2
 //
-// This takes ceil(log2 n) steps of one message each, and n - 1 headers sent by
-// every rank. It uses sends and receives instead of MPI_Allgather, which can
-// neither be given up at a deadline nor tell us who is missing. Headers of
-// consecutive calls cannot be confused: every step receives from one rank, on
-// the group's communicator, and MPI keeps messages in order.
+// This takes ceil(log2 n) steps of one message each, and every rank sends n - 1 headers. The
+// exchange uses sends and receives, because MPI_Allgather cannot be abandoned at a deadline and
+// cannot tell us who is missing. Headers of consecutive calls cannot be confused: every step
+// receives from one rank, on the group's communicator, and MPI keeps messages in order.
 //
-// A second exchange of the same headers commits: it tells everybody that this
-// rank has all headers and will come (mpi/mpi_coll.h).
+// A second exchange of the same headers commits: it tells every rank that this rank has all headers
+// and will enter MPI (mpi/mpi_coll.h).
 #pragma once
 
 #include "base/reduce_op.h"
@@ -26,7 +24,7 @@
 #include "core/explain.h"
 #include "mpi/mpi_model.h"
 
-// Posts the current step.
+// Posts the send and the receive of the current step.
 static void idist__exchange_post(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
     int size = g->size, have = mg->header_count, count = size - have < have ? size - have : have,
@@ -45,7 +43,7 @@ static void idist__exchange_post(idist_group *g) {
                       IDIST__TAG_HEADER + step, mg->comm, &mg->requests[0]);
 }
 
-// Starts the exchange for the call that the fingerprint describes; data is our contribution.
+// Starts the exchange for the call that the fingerprint describes. `data` is our contribution.
 static void idist__exchange_begin(idist_group *g, const idist__fingerprint *fingerprint,
                                   uint32_t flags, const void *data, size_t nbytes) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
@@ -67,7 +65,7 @@ typedef enum idist__exchange_state {
     IDIST__EXCHANGE_DONE = 1
 } idist__exchange_state;
 
-// Moves the exchange on without blocking. On FAILED, *error says what MPI said.
+// Advances the exchange without blocking. On FAILED, *error is the error code of MPI.
 static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
 
@@ -90,7 +88,7 @@ static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
     return IDIST__EXCHANGE_DONE;
 }
 
-// Exchanges the headers of the call once more.
+// Starts the second exchange of the headers, which commits this rank to the call.
 static void idist__exchange_commit(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
 
@@ -122,7 +120,7 @@ static bool idist__exchange_same_call(const idist__mpi_header *a, const idist__m
     return memcmp(&a->fingerprint, &b->fingerprint, sizeof a->fingerprint) == 0;
 }
 
-// Explains in which way the calls of two ranks differ. Returns false if they do not.
+// Explains how the calls of two ranks differ. Returns false if the calls are equal.
 static bool idist__exchange_explain(const idist_group *g, int a, int b, char *text,
                                     size_t capacity) {
     const idist__fingerprint *of_a = &idist__exchange_header(g, a)->fingerprint,
@@ -135,8 +133,8 @@ static bool idist__exchange_explain(const idist_group *g, int a, int b, char *te
     return true;
 }
 
-// Whether all headers describe the same call. If not, every rank gets the same text. A rank without
-// a plan agrees with every plan, so the plans of the others are compared with the first plan.
+// Returns true if all headers describe the same call. If not, every rank gets the same text. A rank
+// without a plan agrees with every plan, so all other plans are compared with the first plan.
 static bool idist__exchange_agree(const idist_group *g, char *text, size_t capacity) {
     const idist__mpi_header *headers = idist__mpi_model_group(g)->headers;
     int i, planned = 0;
@@ -162,8 +160,8 @@ static uint32_t idist__exchange_flags(const idist_group *g) {
     return flags;
 }
 
-// The bytes that this rank contributes if the call fits into headers, else -1. All ranks agree on
-// whether it fits.
+// Returns the number of bytes that this rank contributes if the call fits into headers, or -1 if it
+// does not. All ranks agree on whether the call fits.
 static int idist__exchange_contribution(const idist_group *g, const idist__call *call) {
     size_t nbytes = idist_dtype_size(call->dtype);
     bool one_part_per_rank = call->kind == IDIST__REDUCE_SCATTER ||
@@ -181,8 +179,8 @@ static int idist__exchange_contribution(const idist_group *g, const idist__call 
     return contributes ? (int)nbytes : 0;
 }
 
-// Computes the result of a call whose contributions are all in the headers. Reductions go in the
-// order of ranks, so the result is the same everywhere.
+// Computes the result of a call whose contributions are all in the headers. Reductions combine the
+// operands in rank order, so the result is the same on all ranks.
 static void idist__exchange_result(const idist_group *g, const idist__call *call) {
     size_t part = call->count * idist_dtype_size(call->dtype), at = 0;
     const void *in[IDIST__HEADER_MAX_RANKS];

@@ -12,7 +12,8 @@
 #include "mpi/mpi_world.h"
 #include "mpi/mpi_group.h"
 
-// MPI reduces in the floating-point mode of the thread that calls it.
+// Runs a quick call in the default floating-point mode, because MPI reduces in the mode of the
+// calling thread.
 static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *call) {
     uint32_t mode = idist__mode_enter();
     bool done = idist__mpi_coll_quick(g, call);
@@ -76,5 +77,3 @@ __attribute__((constructor(IDIST__REGISTER_SPECIAL))) static void
 idist__mpi_backend_register(void) {
     (void)idist_register_backend(idist_mpi_backend());
 }
-
-// Tests set these from outside.

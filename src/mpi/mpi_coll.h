@@ -5,23 +5,22 @@
 //                  |--- some rank is BUSY -> RUNNING, requests ------|
 //                  |--- all data was in the headers -----------------|
 //
-// MPI does not match a blocking collective with a non-blocking one, so all ranks
-// need the same kind. Blocking ones are twice as fast in some MPIs. The ranks
-// block if none of them is BUSY with other calls, because then collectives never
-// wait for each other in a circle.
+// MPI does not match a blocking collective with a non-blocking one, so all ranks must use the same
+// kind. Blocking collectives are twice as fast in some MPIs. The ranks block if none of them is
+// BUSY with other calls, because then collectives never wait for each other in a circle.
 //
-// A rank blocked inside MPI cannot be told of a failure. So nobody blocks before
-// all have committed to the call. A rank that has committed does not leave any
-// more, not even at a deadline or because of idist_abort, unless a rank fails
-// that has not committed. A rank called by several threads says BUSY when it
-// commits: another thread may make a group, and block in that, before this call.
+// A rank blocked inside MPI cannot be told of a failure. So no rank blocks before all have
+// committed to the call. A rank that has committed no longer leaves, not even at a deadline or
+// because of idist_abort. The exception is that a rank fails which has not committed. A rank that
+// several threads call sets BUSY when it commits: another thread may make a group, and block while
+// doing so, before this call.
 //
-// Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit
-// even if their data was in the headers.
+// Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit even if their data
+// was in the headers.
 //
-// The path of a collective. The state of an exchange belongs to the group, not to a
-// task, so that a quick call that gives up loses nothing: the task that follows for
-// the same call finds the exchange under way and continues it.
+// The path of a collective. The state of an exchange belongs to the group and not to a task, so a
+// quick call that returns early loses nothing. The task that follows for the same call finds the
+// exchange in progress and continues it.
 //
 //     idist__call_locked
 //       |
@@ -33,7 +32,7 @@
 //       v
 //     idist__mpi_engine_start                      queues a task for the call
 //       v
-//     idist__mpi_coll_step                  first in the queue, each time somebody polls
+//     idist__mpi_coll_step                  first in the queue, at every poll
 //       |  QUEUED, ENTERING, COMMITTING:
 //       |    idist__mpi_coll_exchange       begins, unless the quick call has; polls once
 //       |
@@ -67,8 +66,8 @@
 #include "mpi/exchange.h"
 #include "mpi/control.h"
 
-// In v-forms a header carries a hash of what this rank sends minus one of what it expects. The sum
-// is 0 if all pairs of ranks agree.
+// Returns true if the counts of a v-form agree for all pairs of ranks. Each header carries a hash
+// of what its rank sends minus a hash of what its rank expects. The sum is 0 if all pairs agree.
 static bool idist__mpi_coll_balanced(const idist_group *g) {
     uint64_t sum = 0, balance;
     int i;
@@ -81,7 +80,8 @@ static bool idist__mpi_coll_balanced(const idist_group *g) {
     return sum == 0;
 }
 
-// All ranks know that the counts of some pair differ. They exchange all counts to name the pair.
+// Names the pair of ranks whose counts differ. All ranks know that there is such a pair, so they
+// exchange all counts to find it.
 static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__task *t, char *text,
                                             size_t capacity) {
     const idist_allocator *mem = &g->w->cfg.mem;
@@ -118,7 +118,8 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
     idist__mem_free(mem, all);
 }
 
-// Whether all ranks enter MPI together right after this call, so that none may be missing.
+// Returns true if all ranks enter MPI together right after this call, so that no rank may be
+// missing.
 static bool idist__mpi_coll_binds(const idist__call *call) {
     return call->label == IDIST__NEW_GROUP || call->label == IDIST__SPLIT ||
            call->label == IDIST__FINALIZE;
@@ -145,8 +146,8 @@ static void idist__mpi_coll_enter(idist_group *g, const idist__call *call,
     idist__exchange_begin(g, fingerprint, flags, data, nbytes);
 }
 
-// Begins the header exchange of this call, unless it is under way already; then polls it up to
-// `polls` times. On FAILED, *error says what MPI said.
+// Begins the header exchange of this call unless it is in progress already, then polls it up to
+// `polls` times. On FAILED, *error is the error code of MPI.
 static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idist__call *call,
                                                       const idist__fingerprint *fingerprint,
                                                       bool busy, int polls, int *error) {
@@ -175,7 +176,7 @@ static void idist__mpi_coll_done(idist__mpi *mpi, idist__task *t) {
     else idist__mpi_error_fail_group(mpi, t->group, function, error);
 }
 
-// Takes the first collective from its queue: hands it to MPI, or completes it if all data was in
+// Takes the first collective from its queue. Hands it to MPI, or completes it if all data was in
 // the headers.
 static void idist__mpi_coll_run(idist__mpi *mpi, idist__task *t, bool blocking) {
     idist__mpi_op *op = idist__mpi_op_of(t);
@@ -194,7 +195,7 @@ static void idist__mpi_coll_run(idist__mpi *mpi, idist__task *t, bool blocking) 
     if (blocking || op->native.error != MPI_SUCCESS) idist__mpi_coll_done(mpi, t);
 }
 
-// The headers of all ranks have arrived for the first time.
+// Compares the headers after the first exchange, then commits to the call or runs it.
 static void idist__mpi_coll_entered(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__native *nat = &idist__mpi_op_of(t)->native;
@@ -232,8 +233,8 @@ static void idist__mpi_coll_entered(idist__mpi *mpi, idist__task *t) {
     }
 }
 
-// The union of all flags as far as one rank can tell without an exchange. In v-forms it does not
-// know whether the counts of the others fit.
+// Returns the union of all ranks' flags as far as one rank can tell without an exchange. In v-forms
+// this rank does not know whether the counts of the other ranks fit, so it sets LARGE.
 static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idist__call *call) {
     uint32_t flags = idist__extent_call_in_place(g, call) ? IDIST__HEADER_IN_PLACE : 0;
 
@@ -241,8 +242,8 @@ static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idis
     return flags;
 }
 
-// Whether another collective of this rank has committed, so that others may block in that one
-// before they come to this call, which binds.
+// Returns true if t binds and another collective of this rank has committed. Other ranks may block
+// in that collective before they enter t.
 static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *t) {
     const idist__task *other;
 
@@ -254,7 +255,7 @@ static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *
     return false;
 }
 
-// One step of the first collective of a group. False: it has to wait.
+// Runs one step of the first collective of a group. Returns false if it has to wait.
 static bool idist__mpi_coll_step(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_op *op = idist__mpi_op_of(t);
@@ -292,8 +293,8 @@ static void idist__mpi_coll_progress(idist__mpi *mpi, idist_group *g) {
         continue;
 }
 
-// The group has failed after this rank committed to t. Other ranks may wait for us inside MPI; if
-// so, the call succeeds here as it does there.
+// Ends a call to which this rank committed before the group failed. Other ranks may wait for us
+// inside MPI; if so, the call succeeds here as it does there.
 static void idist__mpi_coll_keep_commitment(idist__mpi *mpi, idist__task *t) {
     idist__mpi_group *mg = idist__mpi_model_group(t->group);
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
@@ -308,7 +309,7 @@ static void idist__mpi_coll_keep_commitment(idist__mpi *mpi, idist__task *t) {
     }
 
     if (late && state == IDIST__EXCHANGE_PENDING) {
-        mg->committed_seq--; // ranks that hear of our failure will not wait for us
+        mg->committed_seq--; // ranks that learn of our failure will not wait for us
         mpi->abandoned = true;
     }
 
@@ -316,7 +317,8 @@ static void idist__mpi_coll_keep_commitment(idist__mpi *mpi, idist__task *t) {
         idist__mpi_coll_run(mpi, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
 }
 
-// A blocking call without an exchange (IDIST_CHECK=0). The most common one goes to MPI directly.
+// Runs a blocking call without an exchange (IDIST_CHECK=0). The most common calls, plain
+// all_reduces, go to MPI directly.
 static bool idist__mpi_coll_direct(idist__mpi *mpi, idist_group *g, const idist__call *call) {
     const void *in = call->send == call->recv ? MPI_IN_PLACE : call->send;
     idist__native nat;
@@ -340,8 +342,8 @@ static bool idist__mpi_coll_direct(idist__mpi *mpi, idist_group *g, const idist_
     return error == MPI_SUCCESS;
 }
 
-// Polls for control messages if no quick call has for a millisecond, because the group may have
-// failed meanwhile.
+// Polls for control messages if no quick call has done so for a millisecond, because the group may
+// have failed meanwhile.
 static void idist__mpi_coll_poll_control(idist__mpi *mpi) {
     int64_t now_ns = idist__os_clock_now_ns();
     int i;
@@ -351,9 +353,9 @@ static void idist__mpi_coll_poll_control(idist__mpi *mpi) {
     mpi->polled_ns = now_ns;
 }
 
-// Runs a blocking collective without a task, if all data fits into headers and the others come
-// soon. Otherwise, and after any error, it returns false, and the task that follows continues the
-// exchange.
+// Runs a blocking collective without a task if all data fits into headers and the other ranks come
+// soon. Otherwise, and after any error, returns false; the task that follows continues the
+// exchange. With IDIST_CHECK=0 hands the call to MPI.
 static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__mpi *mpi = idist__mpi_of(g->w);
     idist__exchange_state state;
@@ -367,7 +369,7 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__mpi_coll_poll_control(mpi);
     if (g->status != IDIST_OK) return false;
 
-    // A call that needs MPI or binds only begins here, so that the headers are on their way early.
+    // A call that binds, or that needs MPI, only begins here: its headers leave early.
     if (idist__exchange_contribution(g, call) < 0 || idist__mpi_coll_binds(call)) polls = 0;
     fingerprint = idist__fingerprint_of_call(g->w, call, g->seq + 1);
     state = idist__mpi_coll_exchange(g, call, &fingerprint, false, polls, &error);

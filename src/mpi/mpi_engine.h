@@ -1,11 +1,11 @@
 // mpi/mpi_engine.h: progress, sleep, cancellation, failure
 //
-// What the core calls while a world is open. MPI offers no way to sleep until
-// something happens, so a rank that has nothing to do sleeps beside MPI, for
-// longer and longer, and polls; a call of another thread wakes it through a futex.
+// The functions that the core calls while a world is open. MPI offers no way to sleep until
+// something happens. So a rank that has nothing to do polls, and sleeps outside MPI for longer and
+// longer between two polls. A call of another thread wakes it through a futex.
 //
-// A group that fails on one rank sends FAILED to all members. Under ULFM it also
-// revokes the communicator, which brings back ranks that are blocked in MPI.
+// A group that fails on one rank sends FAILED to all members. Under ULFM the rank also revokes the
+// communicator, which releases ranks that are blocked in MPI.
 #pragma once
 
 #include "os/clock.h"
@@ -59,7 +59,7 @@ static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_co
             idist__control_keep(mpi, source, control, payload);
         break;
     case IDIST__CONTROL_FAILED:
-        if (!g) { // not yet, or no longer
+        if (!g) { // it does not exist yet, or no longer
             if (!idist__comms_keep(mpi, control->ctx))
                 idist__control_keep(mpi, source, control, payload);
             break;
@@ -101,7 +101,7 @@ static void idist__mpi_engine_progress(idist__world *w) {
     } while (ended != w->wait.ended_count);
 }
 
-// Remembers which threads call.
+// Records the calling thread, and whether several threads have called.
 static void idist__mpi_engine_count_threads(idist__mpi *mpi) {
     idist__os_thread self = idist__os_thread_self();
 
@@ -126,7 +126,7 @@ static void idist__mpi_engine_start(idist__task *t) {
     }
 
     if (g->status != IDIST_OK)
-        idist__task_complete(t, g->status, g->cause); // found by the quick call
+        idist__task_complete(t, g->status, g->cause); // the quick call found the failure
     else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(mpi, t);
     else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(mpi, t);
     else if (g->size == 1) idist__self_collective(t);
@@ -139,7 +139,7 @@ static void idist__mpi_engine_start(idist__task *t) {
     }
 }
 
-// Whether MPI is moving data of some task.
+// Returns true if MPI is moving the data of some task.
 static bool idist__mpi_engine_has_data_in_flight(const idist__world *w) {
     const idist__task *t;
 
@@ -151,7 +151,7 @@ static bool idist__mpi_engine_has_data_in_flight(const idist__world *w) {
     return false;
 }
 
-// The next pause between polls, at most max_ns.
+// Returns the next pause between polls, at most max_ns.
 static int64_t idist__mpi_engine_next_pause(int64_t pause_ns, int64_t max_ns) {
     if (!pause_ns) pause_ns = IDIST__POLL_FIRST_NS;
     else if (pause_ns < IDIST__POLL_RAMP_NS) pause_ns *= 2;
@@ -166,7 +166,7 @@ static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
     uint32_t wake_count = mpi->wake_count;
     int64_t wake_ns;
 
-    // As inside a blocking call of MPI: only our polling moves the data.
+    // Keep polling, as a blocking call of MPI would: only our polling moves the data.
     if (in_flight && w->wait.driver == IDIST__DRIVER_CALLER) {
         idist__os_mutex_unlock(&w->lock);
         idist__os_thread_yield();
@@ -189,7 +189,8 @@ static void idist__mpi_engine_wake(idist__world *w) {
     idist__os_wake_word(&idist__mpi_of(w)->wake_count);
 }
 
-// Only a receive that has matched nothing can be cancelled; the peer knows of anything else.
+// Cancels a send or receive. Returns true only for a receive that has matched no message; in all
+// other cases the peer is involved.
 static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     idist__mpi *mpi = idist__mpi_of(t->group->w);
     idist__mpi_op *op = idist__mpi_op_of(t);
@@ -200,7 +201,7 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     while (*at && *at != t) at = &idist__mpi_op_of(*at)->next;
     if (*at) *at = op->next;
 
-    // It takes back what it has announced.
+    // Replace the WAITING that was announced by one without flags.
     if (receives && t->late.announced && t->call.root >= 0)
         idist__mpi_wait_send(t, t->call.root, 0);
     if (op->phase == IDIST__PHASE_WAITING) return receives;
@@ -217,7 +218,8 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     return false;
 }
 
-// The data of a large message goes to the buffer once the receive has matched.
+// Cancels a receive that has not matched. After the match, the data of a large message goes to the
+// buffer.
 static bool idist__mpi_engine_retract(idist__task *t) {
     return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_engine_cancel_p2p(t);
 }
@@ -266,7 +268,7 @@ static void idist__mpi_engine_tell(idist_group *g) {
             idist__control_send(mpi, g->ranks[i], &failed, g->cause, strlen(g->cause) + 1);
 
 #ifdef IDIST__ULFM
-    // After the messages: it brings back ranks that are blocked in MPI.
+    // Revoke after the messages were queued. This releases ranks that are blocked in MPI.
     if (mpi->fault_tolerant && mg->comm != MPI_COMM_NULL) MPIX_Comm_revoke(mg->comm);
 #endif
 }

@@ -17,8 +17,8 @@ static idist_status idist__mpi_error_fail(const char *what, int error) {
                        "%s: %.*s", what, length, text);
 }
 
-// Whether an error means that a process is lost. Another rank reports that by revoking the
-// communicator.
+// Returns true if an error means that a process is lost. A revoked communicator counts: another
+// rank revokes it to report a loss.
 static bool idist__mpi_error_is_loss(int error) {
 #ifdef IDIST__ULFM
     int error_class = MPI_SUCCESS;
@@ -31,7 +31,7 @@ static bool idist__mpi_error_is_loss(int error) {
 #endif
 }
 
-// Asks MPI which ranks are lost, and fails every group that has one of them.
+// Asks MPI which ranks are lost, and fails every group that contains a lost rank.
 static void idist__mpi_error_find_lost(idist__mpi *mpi) {
 #ifdef IDIST__ULFM
     MPI_Group all, failed;
@@ -57,8 +57,9 @@ static void idist__mpi_error_find_lost(idist__mpi *mpi) {
 #endif
 }
 
-// A call of MPI failed in this group, which fails with it. After a loss MPI may take a moment to
-// find out whose it was. Receiving may itself fail and come back here; finding_lost ends that.
+// Fails a group in which a call of MPI failed. After a loss MPI may take a moment to find out which
+// rank is lost. Receiving may itself fail and call this function again; finding_lost ends the
+// recursion.
 static void idist__mpi_error_fail_group(idist__mpi *mpi, idist_group *g, const char *what,
                                         int error) {
     char cause[400];
@@ -78,7 +79,8 @@ static void idist__mpi_error_fail_group(idist__mpi *mpi, idist_group *g, const c
     idist__group_fail(g, idist__mpi_error_is_loss(error) ? IDIST_ERR_PEER_LOST : status, cause);
 }
 
-// Waits for a request of MPI. timeout_ms < 0: for ever. On IDIST_ERR_TIMEOUT MPI still has it.
+// Waits for a request of MPI, forever if timeout_ms < 0. After IDIST_ERR_TIMEOUT MPI still owns the
+// request.
 static idist_status idist__mpi_error_await(MPI_Request *request, int timeout_ms, const char *what) {
     int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_deadline(timeout_ms);
     int done = 0, error;

@@ -1,4 +1,4 @@
-// mpi/mpi_group.h: the communicators of groups; shrink and agree
+// mpi/mpi_group.h: opens and closes groups; shrink and agree
 #pragma once
 
 #include "base/fail.h"
@@ -13,11 +13,11 @@
 #include "mpi/control.h"
 #include "mpi/comms.h"
 
-// Finds or makes the communicator of a group. The world's and that of a shrunk group exist already;
-// any other is made by the members alone. ULFM makes none from a communicator that has a lost rank,
-// so there it is made from the parent's: that has no lost rank, or else the parent has failed.
-// Everywhere else it is made from one with all ranks; MPICH 4.0 may crash in
-// MPI_Comm_create_group on any other.
+// Finds or makes the communicator of a group. The world's communicator and a shrunk group's
+// communicator exist already; any other is made by the members alone. ULFM makes none from a
+// communicator with a lost rank, so under ULFM the new one is made from the parent's, which has no
+// lost rank unless the parent has failed. Without ULFM it is made from a communicator with all
+// ranks; MPICH 4.0 may crash in MPI_Comm_create_group on any other.
 static int idist__mpi_group_comm(idist__mpi *mpi, const idist_group *g, MPI_Comm *comm) {
     MPI_Comm from;
     MPI_Group all, members;
@@ -52,8 +52,8 @@ static void idist__mpi_group_free(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, mg->headers);
 }
 
-// MPI could not make the communicator of a group. If a rank was lost, the parent fails first, with
-// a cause that names the rank.
+// Reports that MPI could not make the communicator of a group. If a rank was lost, first fails the
+// parent with a cause that names the rank.
 static idist_status idist__mpi_group_comm_fail(idist__mpi *mpi, const idist_group *g, int error) {
     idist_group *parent = idist__world_find_group(mpi->w, g->parent->ctx);
 
@@ -76,9 +76,9 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     mg->comm = MPI_COMM_NULL;
     mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
     if (mpi->comms)
-        idist__control_progress(mpi); // FREED may free communicators, which MPI has few of
+        idist__control_progress(mpi); // FREED may free communicators; MPI has few of them
 
-    // First of all, because the other members are in it whatever happens here.
+    // Do this first: the other members are in this collective call whatever happens here.
     error = idist__mpi_group_comm(mpi, g, &mg->comm);
     if (error != MPI_SUCCESS) return idist__mpi_group_comm_fail(mpi, g, error);
     mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * world_size);
@@ -104,7 +104,7 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     memset(mg->rank_of, -1, sizeof(int) * world_size);
     for (i = 0; i < g->size; i++) mg->rank_of[g->ranks[i]] = i;
 
-    // What happened before the group existed here.
+    // Handle the messages that arrived before the group existed here.
     for (u = mpi->unexpected; u; u = u->next) {
         if (u->control.ctx != g->ctx) continue;
         if (u->control.type == IDIST__CONTROL_FREED) idist__comms_leave(mpi, g->ctx);
@@ -143,7 +143,7 @@ static void idist__mpi_group_close(idist_group *g) {
         idist__mem_free(&g->w->cfg.mem, u);
     }
 
-    // Without fault tolerance a failed world ends soon, and its communicators with it.
+    // Without fault tolerance, a failed world and its communicators end soon.
     if (g->status == IDIST_OK && g != &mpi->w->group &&
         (mpi->w->group.status == IDIST_OK || mpi->fault_tolerant)) {
         idist__comms_tell_freed(mpi, g);

@@ -1,7 +1,7 @@
-// mpi/mpi_life.h: whether MPI started us, and who initialises it
+// mpi/mpi_life.h: finds out whether MPI started us, and initializes MPI
 //
-// MPI is initialised and finalized at most once in a process, so this state
-// belongs to the process and not to a world.
+// MPI is initialized and finalized at most once in a process, so this state belongs to the process
+// and not to a world.
 #pragma once
 
 #include "os/process.h"
@@ -15,7 +15,7 @@ static idist__os_mutex idist__mpi_lock = IDIST__OS_MUTEX_INIT;
 static int idist__mpi_world_count;     // open worlds
 static bool idist__mpi_initialised;    // by us
 static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
-static bool idist__mpi_never_finalize; // a failed world did not end on all ranks: it would block
+static bool idist__mpi_never_finalize; // MPI_Finalize would block, or was called
 
 static MPI_Comm idist__mpi_life_base_comm(const idist__config *cfg) {
     return cfg->mpi_comm ? *(const MPI_Comm *)cfg->mpi_comm : MPI_COMM_WORLD;
@@ -29,7 +29,7 @@ static bool idist__mpi_life_is_one_of(const char *name, const char *const *names
     return false;
 }
 
-// Whether the user asked for this backend by name.
+// Returns true if the user asked for this backend by name.
 static bool idist__mpi_life_is_asked(const idist__config *cfg) {
     const char *at = cfg->backends;
 
@@ -38,8 +38,8 @@ static bool idist__mpi_life_is_asked(const idist__config *cfg) {
     return false;
 }
 
-// Whether the user asked for MPI, a launcher of MPI started us, or the program uses MPI itself. A
-// rank and size from the user or from torchrun belong to another world.
+// Returns true if the user asked for MPI, a launcher of MPI started us, or the program uses MPI
+// itself. A rank and size from the user or from torchrun belong to another world.
 static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialised) {
     static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
     static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
@@ -83,7 +83,7 @@ static idist_status idist__mpi_life_initialise(void) {
     return IDIST_OK;
 }
 
-// MPI itself would end the job for these two, or fail later without a reason.
+// Rejects two communicators for which MPI itself would end the job, or fail later without a reason.
 static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
     int inter = 0;
 

@@ -1,9 +1,9 @@
-// mpi/mpi_model.h: worlds, groups, tasks, and what ranks send each other
+// mpi/mpi_model.h: worlds, groups, tasks, and the messages between ranks
 //
-// A world has two communicators of its own: one for everything between two ranks, one for the
+// A world has two communicators of its own: one for all traffic between two ranks, one for the
 // collectives of its world group. Every other group has one communicator, which is freed when all
 // members have freed the group. A group keeps its collectives in a queue; only the first of them
-// exchanges headers. A task carries the phase it is in and, once MPI has it, the MPI requests.
+// exchanges headers. A task records its phase and, once MPI has the operation, its MPI requests.
 #pragma once
 
 #include "os/thread.h"
@@ -17,17 +17,17 @@
 enum {
     IDIST__HEADER_DATA_NBYTES = 24,   // makes a header 56 bytes: one cache line with MPI's envelope
     IDIST__HEADER_MAX_RANKS = 64,     // larger groups send no contributions in headers
-    IDIST__CONTROL_MAX_NBYTES = 3584, // MPIs send messages below 4 KiB without the receiver
-    IDIST__PIECE_MAX_NBYTES = 1 << 30,     // of a large message in one call of MPI
-    IDIST__QUICK_POLLS = 64,               // of a call without a task
-    IDIST__QUICK_POLLS_OVERSUBSCRIBED = 4, // the same with more ranks than cores
+    IDIST__CONTROL_MAX_NBYTES = 3584, // MPIs send messages below 4 KiB eagerly
+    IDIST__PIECE_MAX_NBYTES = 1 << 30,     // of a large message, in one call of MPI
+    IDIST__QUICK_POLLS = 64,               // in a call without a task
+    IDIST__QUICK_POLLS_OVERSUBSCRIBED = 4, // in a call without a task, with more ranks than cores
     IDIST__QUICK_CONTROL_POLLS = 8, // after a pause: MPI may need several polls for one message
     IDIST__CONTROL_BATCH = 64,      // control messages handled in one step
-    IDIST__CLOSE_MS = 1000,         // how long a failed world waits for others to close
+    IDIST__CLOSE_MS = 1000,         // how long a failed world waits for other ranks to close
     IDIST__FIND_LOST_MS = 2000      // how long MPI may take to find out which rank is lost
 };
 
-// The pause between two polls: it doubles up to RAMP, then grows by 1/64 up to MAX. It is at most
+// The pause between two polls doubles up to RAMP, then grows by 1/64 up to MAX. It is at most
 // TRANSFER while data is in flight, because most MPIs move data only inside their own calls.
 enum {
     IDIST__POLL_FIRST_NS = 20000,
@@ -36,16 +36,16 @@ enum {
     IDIST__POLL_MAX_NS = 4000000
 };
 
-// Tags on our communicators, which nobody else uses. MPI guarantees 15 bits.
+// Tags on our communicators, which only idist uses. MPI guarantees tags of 15 bits.
 enum {
     IDIST__TAG_CONTROL = 1,
     IDIST__TAG_PAIRS = 2,
-    IDIST__TAG_HEADER = 16, // and up: one per step of the exchange
-    IDIST__TAG_DATA = 64,   // and up: one per large message
+    IDIST__TAG_HEADER = 16, // first of one tag per step of the exchange
+    IDIST__TAG_DATA = 64,   // first of one tag per large message
     IDIST__TAG_RANGE = 16384
 };
 
-// What a rank shows the others of its group when it enters a collective.
+// The header that a rank sends to the other members when it enters a collective.
 typedef struct idist__mpi_header {
     idist__fingerprint fingerprint;
     uint32_t flags;
@@ -53,11 +53,11 @@ typedef struct idist__mpi_header {
     unsigned char data[IDIST__HEADER_DATA_NBYTES];
 } idist__mpi_header;
 
-// Flags of a header. The ranks act on the union of everybody's.
+// Flags of a header. Every rank acts on the union of all ranks' flags.
 enum {
-    IDIST__HEADER_BUSY = 1,    // this rank has other calls or threads: nobody may block in MPI
+    IDIST__HEADER_BUSY = 1,    // this rank has other calls or threads: no rank may block in MPI
     IDIST__HEADER_LARGE = 2,   // its counts are too large for MPI
-    IDIST__HEADER_IN_PLACE = 4 // its two buffers are one; MPI requires that of all ranks or none
+    IDIST__HEADER_IN_PLACE = 4 // its two buffers are one; MPI wants all ranks in place or none
 };
 
 // The header of a message between two ranks. A payload of nbytes follows in the same MPI message.
@@ -65,10 +65,10 @@ enum {
 //   type            payload             fields used besides ctx and fingerprint
 //   EAGER           the message         tag
 //   READY_TO_SEND   -                   tag, id (chosen by the sender)
-//   CLEAR_TO_SEND   -                   id (as above), tag (of MPI, for the data)
+//   CLEAR_TO_SEND   -                   id (of READY_TO_SEND), tag (of MPI, for the data)
 //   WAITING         -                   flags, id (of a large send), sent, received
 //   ENTERED         -                   - (answers WAITING: we have entered the call too)
-//   ABSENT          -                   - (answers WAITING: we have not)
+//   ABSENT          -                   - (answers WAITING: we have not entered the call)
 //   FAILED          text: the cause     tag (the status), sent (the last call committed to)
 //   FREED           -                   - (the sender has freed the group)
 typedef struct idist__mpi_control {
@@ -76,7 +76,7 @@ typedef struct idist__mpi_control {
     uint16_t padding;
     int32_t tag;
     uint64_t ctx;
-    idist__fingerprint fingerprint; // its check is the count of a message
+    idist__fingerprint fingerprint; // of a message: `check` is its count
     uint64_t id;
     uint32_t sent, received; // messages to and from the addressee so far
     uint64_t nbytes;
@@ -95,11 +95,11 @@ enum {
 
 // Flags of WAITING.
 enum {
-    IDIST__WAITING_FOR_YOU = 1, // the addressee has to begin something
+    IDIST__WAITING_FOR_YOU = 1, // the addressee must begin what the sender waits for
     IDIST__WAITING_ONLY = 2     // this is the sender's only call, and it blocks
 };
 
-// A control message on its way out. The payload follows the struct.
+// A control message that is being sent. The payload follows the struct.
 typedef struct idist__mpi_outgoing {
     struct idist__mpi_outgoing *next;
     MPI_Request request;
@@ -119,35 +119,36 @@ typedef struct idist__mpi_comm {
     uint64_t ctx;
     MPI_Comm comm;
     int user_count; // members that have not freed the group
-    bool failed;    // on some member: MPI keeps the communicator, and we the entry
+    bool failed;    // on some member; the communicator and this entry then stay
 } idist__mpi_comm;
 
-// What we know of another rank of the world.
+// State that we keep about another rank of the world.
 typedef struct idist__mpi_peer {
-    uint32_t sent, received;    // messages of send and recv
+    uint32_t sent, received;    // messages of send and recv, to and from this rank
     idist__mpi_control waiting; // its latest WAITING
-    uint64_t absent_ctx;        // it said that it has not entered call absent_seq of this group
+    uint64_t absent_ctx;        // group in which it has not entered call absent_seq
     uint32_t absent_seq;
     bool lost;
 } idist__mpi_peer;
 
-// What a user-defined op needs when MPI calls it; an attribute of the datatype points here.
+// Data that a user-defined op needs when MPI calls the op. An attribute of the datatype points to
+// this struct.
 typedef struct idist__mpi_hook {
     idist__user_op user;
     idist_dtype dtype;
 } idist__mpi_hook;
 
-// A call in MPI's terms: the arguments MPI gets, some of which may be scratch memory, its requests,
-// and what is freed at the end.
+// A call in MPI's terms: the arguments, some of which may be scratch memory, the requests, and the
+// objects that are freed at the end.
 typedef struct idist__native {
-    const idist_group *group; // NULL: nothing to run or to free
+    const idist_group *group; // NULL if there is nothing to run or free
     const idist__call *call;
     MPI_Comm comm;
     bool blocking;        // uses MPI's blocking functions
     bool large_counts;    // some rank has counts too large for MPI
     bool no_data;         // all counts are 0
-    int error;            // the first one, or MPI_SUCCESS
-    const char *function; // of MPI, the latest one called
+    int error;            // first error, or MPI_SUCCESS
+    const char *function; // name of the latest MPI function called
     MPI_Request *requests, first_requests[4];
     int request_count, request_capacity;
     MPI_Datatype type;
@@ -156,7 +157,7 @@ typedef struct idist__native {
     const char *in;
     char *out;
     bool in_place;
-    size_t element_size;   // of in and out
+    size_t element_size;   // of `in` and `out`
     char *scratch;         // replaces in, out or both
     int *counts;           // of a v-form: counts and displacements to send, then to receive
     idist__mpi_hook *hook; // of a user-defined op
@@ -166,9 +167,9 @@ typedef enum idist__mpi_phase {
     IDIST__PHASE_QUEUED,      // behind other collectives of its group
     IDIST__PHASE_ENTERING,    // first header exchange
     IDIST__PHASE_COMMITTING,  // second header exchange
-    IDIST__PHASE_RUNNING,     // a collective that MPI has
-    IDIST__PHASE_WAITING,     // MPI has nothing: a send or receive that waits for the other side
-    IDIST__PHASE_TRANSFERRING // a send or receive whose data is in flight
+    IDIST__PHASE_RUNNING,     // MPI runs the collective
+    IDIST__PHASE_WAITING,     // a send or receive waits for its peer; MPI has no request
+    IDIST__PHASE_TRANSFERRING // the data of a send or receive is in flight
 } idist__mpi_phase;
 
 // The backend's part of a task.
@@ -179,26 +180,26 @@ typedef struct idist__mpi_op {
     idist__user_op user;        // a copy, because the user may free the op meanwhile
     uint64_t send_id;           // of a send
     int data_tag;               // of a large receive, counted from IDIST__TAG_DATA
-    int source;                 // of a matched large receive: world rank
-    idist__mpi_control control; // and the READY_TO_SEND that it matched
+    int source;                 // of a matched large receive: world rank of the sender
+    idist__mpi_control control; // of a matched large receive: its READY_TO_SEND
 } idist__mpi_op;
 
 typedef struct idist__mpi_group {
     MPI_Comm comm;
     int *rank_of;                         // by world rank: rank in the group, or -1
-    idist__fingerprint *last_seen;        // by rank: the latest call it is known to have entered
+    idist__fingerprint *last_seen;        // by rank: latest call it is known to have entered
     idist__task *queue_head, *queue_tail; // collectives that MPI does not have yet, in order
     idist__task *receives;                // unmatched, oldest first
 
-    idist__mpi_header *headers; // [i]: of rank (own + i) % size
+    idist__mpi_header *headers; // headers[i] is from rank (own + i) % size
     int header_count;           // received so far, our own included
     MPI_Request requests[2];    // receive and send of the current step
-    int exchange_error;         // of posting that step
-    uint32_t exchange_seq;      // the call whose headers these are
+    int exchange_error;         // from posting the current step
+    uint32_t exchange_seq;      // number of the call that the headers belong to
     idist__fingerprint entered; // our latest call whose fingerprint was sent
 
-    uint32_t committed_seq; // the last call in which we allowed others to block inside MPI
-    bool failure_known;     // all members find out by themselves that the group failed
+    uint32_t committed_seq; // last call in which we allowed other ranks to block inside MPI
+    bool failure_known;     // all members find out about the failure by themselves
     bool commit_refused;    // a member failed before it committed to our last call
 } idist__mpi_group;
 
@@ -208,20 +209,20 @@ typedef struct idist__mpi {
     MPI_Comm p2p_comm;   // control messages and data; same ranks as the world
     MPI_Comm world_comm; // collectives of the world group
     bool fault_tolerant; // ULFM is on
-    bool finding_lost;   // idist__mpi_error_fail_group is asking who is lost
+    bool finding_lost;   // idist__mpi_error_fail_group is asking which rank is lost
     bool closing;        // nothing more is sent
-    bool abandoned;      // MPI may use memory of ours for ever
-    bool finalized;      // the program has called MPI_Finalize: nothing of MPI may be called
-    int self_keyval;     // of MPI_COMM_SELF, which loses its attributes in MPI_Finalize
-    bool called;         // by a thread, last_caller
-    bool multithreaded;  // by several threads
+    bool abandoned;      // MPI may use some of our memory forever
+    bool finalized;      // the program has called MPI_Finalize: no function of MPI may be called
+    int self_keyval;     // of an attribute of MPI_COMM_SELF, which MPI_Finalize deletes
+    bool called;         // a thread has called; the latest one is last_caller
+    bool multithreaded;  // several threads have called
     idist__os_thread last_caller;
-    uint32_t wake_count; // a futex: sleepers wait for it to change
-    int64_t poll_ns;     // the latest pause between polls; 0: start over
+    uint32_t wake_count; // a futex; sleepers wait until it changes
+    int64_t poll_ns;     // latest pause between polls, or 0 to start over
 
-    // idist__control_progress and idist__mpi_engine_deliver. Pointers, because errors need the
-    // transport, which stands further down, and the transport its handlers, which stand further
-    // down still.
+    // idist__control_progress and idist__mpi_engine_deliver. These are pointers because errors need
+    // the transport, which is defined in a later file, and the transport needs its handlers, which
+    // are defined later still.
     void (*receive)(struct idist__mpi *m);
     void (*deliver)(struct idist__mpi *m, int source, idist__mpi_control *control,
                     const void *payload);
@@ -230,7 +231,7 @@ typedef struct idist__mpi {
     idist__mpi_outgoing *outgoing, *free_outgoing;
     idist__mpi_outgoing *reserve; // one per rank, to announce a failure when memory is exhausted
     idist__mpi_unexpected *unexpected; // oldest first
-    idist__mpi_comm *comms;            // of the groups
+    idist__mpi_comm *comms;            // of all groups
     uint32_t *sent_counts;             // by rank: control messages sent, modulo 2^32
     uint32_t received_count;           // control messages received, modulo 2^32
     int64_t polled_ns;                 // when a quick call last looked for control messages
@@ -238,10 +239,10 @@ typedef struct idist__mpi {
     idist__mpi_peer *peers;
     uint64_t next_send_id;
     int next_tag;
-    unsigned char retired_tags[IDIST__TAG_RANGE / 8]; // of cancelled receives: data may yet come
+    unsigned char retired_tags[IDIST__TAG_RANGE / 8]; // of canceled receives: data may still arrive
 
     MPI_Op ops[4];        // our own SUM, PROD, MIN, MAX
-    MPI_Comm shrunk_comm; // made by shrink for the group that is opened next, shrunk_ctx
+    MPI_Comm shrunk_comm; // made by shrink for group shrunk_ctx, which is opened next
     uint64_t shrunk_ctx;
     MPI_Win win; // memory of idist_alloc
     idist__window *window;

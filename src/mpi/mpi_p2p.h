@@ -1,7 +1,7 @@
-// mpi/mpi_p2p.h: send and receive
+// mpi/mpi_p2p.h: sends and receives
 //
-// A message of up to 3.5 KiB is the payload of an EAGER control message. A
-// larger one goes from buffer to buffer (rendezvous protocol):
+// A message of up to 3.5 KiB is the payload of an EAGER control message. A larger message goes from
+// buffer to buffer (rendezvous protocol):
 //
 //     sender                                receiver
 //     READY_TO_SEND (fingerprint, id) --->  matches a receive, posts MPI_Irecv
@@ -10,16 +10,16 @@
 //
 // The path of a send:
 //
-//     idist__mpi_p2p_send         sends EAGER, which completes it, or READY_TO_SEND
-//     idist__mpi_p2p_cleared      WAITING done: posts the data
-//     idist__mpi_p2p_done         TRANSFERRING done: completes it
+//     idist__mpi_p2p_send         sends EAGER, which completes the send, or READY_TO_SEND
+//     idist__mpi_p2p_cleared      WAITING is done: posts the data
+//     idist__mpi_p2p_done         TRANSFERRING is done: completes the send
 //
 // The path of a receive:
 //
-//     idist__mpi_p2p_receive      looks for an unexpected message, or waits for one
-//     idist__mpi_p2p_match        EAGER: copies the payload, which completes it
+//     idist__mpi_p2p_receive      looks for an unexpected message, or waits for a message
+//     idist__mpi_p2p_match        EAGER: copies the payload, which completes the receive
 //     idist__mpi_p2p_clear        READY_TO_SEND: posts MPI_Irecv, sends CLEAR_TO_SEND
-//     idist__mpi_p2p_done         TRANSFERRING done: completes it
+//     idist__mpi_p2p_done         TRANSFERRING is done: completes the receive
 #pragma once
 
 #include "base/mem.h"
@@ -34,7 +34,7 @@
 #include "mpi/native.h"
 #include "mpi/control.h"
 
-// Posts the data of a large message, in pieces that MPI can count.
+// Posts the data of a large message, in pieces whose sizes fit into MPI's int.
 static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes) {
     idist__mpi *mpi = idist__mpi_of(t->group->w);
     idist__native *nat = &idist__mpi_op_of(t)->native;
@@ -56,7 +56,8 @@ static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nb
     }
 }
 
-// The next MPI tag for data. It skips the tags of cancelled receives, whose data may yet arrive.
+// Returns the next MPI tag for data. Skips the tags of canceled receives, whose data may still
+// arrive.
 static int idist__mpi_p2p_next_tag(idist__mpi *mpi) {
     int i;
 
@@ -89,8 +90,8 @@ static void idist__mpi_p2p_clear(idist__mpi *mpi, idist__task *t, int source,
     idist__control_send(mpi, source, &clear, NULL, 0);
 }
 
-// Gives a message to the oldest receive that wants it; false: there is none. Receives that it does
-// not fit fail.
+// Gives a message to the oldest receive that matches it. Returns false if there is none. A receive
+// that matches fails if the message does not fit.
 static bool idist__mpi_p2p_match(idist__mpi *mpi, idist_group *g, int source,
                                  idist__mpi_control *control, const void *payload) {
     idist__task **at = &idist__mpi_model_group(g)->receives;
@@ -175,7 +176,7 @@ static void idist__mpi_p2p_receive(idist__mpi *mpi, idist__task *t) {
     }
 }
 
-// CLEAR_TO_SEND has come: sends the data of the send that it names.
+// Handles CLEAR_TO_SEND: sends the data of the send that the message names.
 static void idist__mpi_p2p_cleared(idist__mpi *mpi, int source, const idist__mpi_control *clear) {
     idist__task *t;
 
@@ -190,7 +191,7 @@ static void idist__mpi_p2p_cleared(idist__mpi *mpi, int source, const idist__mpi
     }
 }
 
-// MPI has sent or received all data of a large message.
+// Completes a send or receive after MPI has moved all data of a large message.
 static void idist__mpi_p2p_done(idist__mpi *mpi, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     bool sends = t->call.kind == IDIST__SEND;

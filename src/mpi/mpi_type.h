@@ -8,12 +8,14 @@
 #include "core/model.h"
 #include "mpi/mpi_model.h"
 
-// Pairs, and the dtypes that the program creates, have no datatype of MPI.
+// Returns true if MPI has a datatype for dtype. Pairs, and dtypes that the program creates, have
+// none.
 static bool idist__mpi_type_exists(idist_dtype dtype) {
     return idist__dtype_is_builtin(dtype) && !idist__dtype_is_pair(dtype);
 }
 
-// Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
+// Returns the MPI datatype of dtype. Floats of 16 and 8 bits travel as unsigned integers;
+// reductions convert them to F32 first.
 static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
     switch ((int)dtype) {
     case IDIST_I8: return MPI_INT8_T;
@@ -31,9 +33,9 @@ static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
     }
 }
 
-// Our own SUM, PROD, MIN and MAX replace MPI's where those may differ from ours: MPI does not
-// define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers as signed ones, and Open MPI 4
-// saturates sums of 8 and 16 bits.
+// Returns the MPI op of a built-in op. Our own SUM, PROD, MIN and MAX replace MPI's where the
+// results may differ: MPI does not define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers
+// as signed ones, and Open MPI 4 saturates sums of 8 and 16 bits.
 static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *mpi, idist_op op, idist_dtype dtype) {
     bool own = idist_dtype_size(dtype) < 4;
 
@@ -67,7 +69,7 @@ IDIST__MPI_OP(prod, IDIST_PROD)
 IDIST__MPI_OP(min, IDIST_MIN)
 IDIST__MPI_OP(max, IDIST_MAX)
 
-// MINLOC and MAXLOC, as ops that a program might define: MPI's pairs have an index of type int.
+// MINLOC and MAXLOC in the form of user-defined ops, because MPI's pairs have an index of type int.
 static void idist__mpi_type_minloc(const void *in, void *inout, size_t count, idist_dtype dtype,
                                    void *arg) {
     (void)arg;
@@ -90,12 +92,12 @@ static idist__user_op idist__mpi_type_pair_op(idist_op op) {
     return user;
 }
 
-// MPI passes a user-defined op neither our dtype nor the user's arg. Both are attached to the
-// datatype of the call, which MPI does pass.
+// Key of the attribute that attaches an idist__mpi_hook to the datatype of a call. MPI passes our
+// dtype and the user's arg to no user-defined op, but it does pass the datatype.
 static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
 
-// Calls the op of a program. An exception ends the process here, because MPI would go on with a
-// wrong operand and could not be told.
+// Calls a user-defined op. An exception ends the process here: MPI cannot be told, and would
+// continue with a wrong operand.
 IDIST__NOINLINE static void idist__mpi_type_call_user(const idist__mpi_hook *hook, void *in,
                                                       void *inout, size_t count) {
     IDIST__CALLBACK(hook->user.fn(in, inout, count, hook->dtype, hook->user.arg));

@@ -1,22 +1,22 @@
-// mpi/mpi_wait.h: who waits, who is missing, who waits for whom
+// mpi/mpi_wait.h: waiting ranks, missing ranks, and deadlocks of two ranks
 //
-// A rank that has waited for a while sends WAITING to the other members of the
-// group. A member that has entered the same call answers ENTERED, one that has
-// not answers ABSENT. At the deadline those that never entered are missing.
+// A rank that has waited for a while sends WAITING to the other members of the group. A member that
+// has entered the same call answers ENTERED; a member that has not answers ABSENT. At the deadline,
+// the members that never entered are missing.
 //
-// Ranks in calls of different groups, or one in a receive and one in a
-// collective, compare no fingerprints. Their deadlock is detected from what they
-// wait for. Two ranks are deadlocked when, on both sides,
+// Ranks in calls of different groups compare no fingerprints, nor do a rank in a receive and a rank
+// in a collective. Their deadlock is detected from what they wait for. Two ranks are deadlocked
+// when, on both sides,
 //   - the rank has one thread and one call, which blocks without a timeout,
-//   - that call needs something that only the other rank can begin to send,
-//   - the other rank has not begun it.
+//   - the call needs something that only the other rank can begin to send,
+//   - the other rank has not begun to send it.
 //
 // The path of a wait:
 //
-//     idist__mpi_wait_announce            sends WAITING
-//     idist__mpi_wait_received           on the other rank: answers it
-//     idist__mpi_wait_find_deadlock      on both: after WAITING and after ABSENT
-//     idist__mpi_wait_missing             at the deadline
+//     idist__mpi_wait_announce           sends WAITING
+//     idist__mpi_wait_received           answers WAITING on the other rank
+//     idist__mpi_wait_find_deadlock      runs on both ranks after WAITING and after ABSENT
+//     idist__mpi_wait_missing            names the missing ranks at the deadline
 #pragma once
 
 #include "base/text.h"
@@ -31,7 +31,7 @@
 #include "mpi/mpi_model.h"
 #include "mpi/control.h"
 
-// Whether t needs something that this rank of its group has to begin.
+// Returns true if t needs something that this rank of its group has to begin.
 static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
     const idist__mpi_group *mg = idist__mpi_model_group(t->group);
     const idist__mpi_op *op = idist__mpi_op_of(t);
@@ -45,7 +45,7 @@ static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
            (rank - t->group->rank + size) % size >= mg->header_count;
 }
 
-// Whether what the peer waits for may still come from us.
+// Returns true if the peer may still get from us what it waits for.
 static bool idist__mpi_wait_is_served(const idist__mpi *mpi, int peer) {
     const idist__mpi_control *waiting = &mpi->peers[peer].waiting;
     const idist_group *g = idist__world_find_group(mpi->w, waiting->ctx);
@@ -55,7 +55,7 @@ static bool idist__mpi_wait_is_served(const idist__mpi *mpi, int peer) {
     if (waiting->fingerprint.kind != IDIST__SEND)
         return !g || g->status != IDIST_OK || (int32_t)(waiting->fingerprint.seq - g->seq) <= 0;
 
-    // A send is not served while its READY_TO_SEND lies here unmatched.
+    // A send is not served while its READY_TO_SEND is unmatched here.
     for (u = mpi->unexpected; u; u = u->next)
         if (u->source == peer && u->control.type == IDIST__CONTROL_READY_TO_SEND &&
             u->control.id == waiting->id)
@@ -64,7 +64,7 @@ static bool idist__mpi_wait_is_served(const idist__mpi *mpi, int peer) {
     return true;
 }
 
-// Whether the peer has not begun what our call waits for.
+// Returns true if the peer has not begun what our call waits for.
 static bool idist__mpi_wait_is_unbegun(const idist__mpi *mpi, const idist__task *own, int peer) {
     const idist__mpi_peer *p = &mpi->peers[peer];
 
@@ -96,7 +96,7 @@ static void idist__mpi_wait_find_deadlock(idist__mpi *mpi, int peer) {
     if (peer_group) idist__group_fail(peer_group, IDIST_ERR_MISMATCH, cause);
 }
 
-// Notes the latest call that a rank is known to have entered.
+// Records the latest call that a rank is known to have entered.
 static void idist__mpi_wait_seen(idist_group *g, int source,
                                  const idist__fingerprint *fingerprint) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
@@ -105,14 +105,14 @@ static void idist__mpi_wait_seen(idist_group *g, int source,
     if ((int32_t)(fingerprint->seq - last_seen->seq) >= 0) *last_seen = *fingerprint;
 }
 
-// WAITING has come. In a collective the peer learns whether we have entered it too.
+// Handles WAITING. If the peer waits in a collective, answers whether we have entered the call too.
 static void idist__mpi_wait_received(idist__mpi *mpi, int source,
                                      const idist__mpi_control *waiting) {
     idist_group *g = idist__world_find_group(mpi->w, waiting->ctx);
     idist__mpi_control answer = *waiting;
 
     mpi->peers[source].waiting = *waiting;
-    mpi->peers[source].absent_ctx = UINT64_MAX; // what it said before may have come true meanwhile
+    mpi->peers[source].absent_ctx = UINT64_MAX; // an earlier ABSENT may be out of date
 
     if (!idist__kind_is_p2p((idist__kind)waiting->fingerprint.kind)) {
         answer.type = IDIST__CONTROL_ABSENT;
@@ -129,7 +129,7 @@ static void idist__mpi_wait_received(idist__mpi *mpi, int source,
     idist__mpi_wait_find_deadlock(mpi, source);
 }
 
-// Sends WAITING for t to a rank of its group.
+// Sends WAITING for t to one rank of its group.
 static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
     idist__mpi *mpi = idist__mpi_of(t->group->w);
     int peer = t->group->ranks[rank];

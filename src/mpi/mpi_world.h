@@ -1,11 +1,11 @@
 // mpi/mpi_world.h: opening and closing a world
 //
-// Opening duplicates the communicator twice, exchanges what the ranks know of
-// each other, and finds out which of them share a host. Only the first step has
-// a deadline: after it, all ranks are known to be here.
+// Opening duplicates the communicator twice, exchanges what the ranks know of each other, and finds
+// out which ranks share a host. Only the first step has a deadline: after it, all ranks are known
+// to be here.
 //
-// Closing waits for control messages in flight, frees what MPI still lets us
-// free, and finalizes MPI after the last world if idist initialised it.
+// Closing waits for control messages in flight and frees what MPI still lets us free. After the
+// last world it finalizes MPI if idist initialized MPI.
 #pragma once
 
 #include "os/clock.h"
@@ -28,7 +28,7 @@
 #include "mpi/mpi_engine.h"
 #include "mpi/mpi_life.h"
 
-// Exchanges the table of ranks, and compares the settings that must be equal everywhere.
+// Exchanges the table of ranks, and checks that settings are equal where they must be.
 static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
     const idist__config *cfg = &mpi->w->cfg;
     idist__rank_info *nodes = mpi->w->nodes, *own = &nodes[cfg->rank];
@@ -52,7 +52,7 @@ static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
                        same_nbytes ? "IDIST_CHECK" : "IDIST_SHM_MIB (desc.shm_nbytes)");
 }
 
-// Among the ranks of this host: counts the cores they may use together, and makes the window for
+// Counts the cores that the ranks of this host may use together, and makes the window for
 // idist_alloc.
 static idist_status idist__mpi_world_share_host(idist__mpi *mpi) {
     idist__world *w = mpi->w;
@@ -101,8 +101,8 @@ static idist_status idist__mpi_world_allocate(idist__mpi *mpi) {
     return IDIST_OK;
 }
 
-// Makes both communicators. Once the first one exists all ranks are here, and nothing keeps this
-// rank from continuing with them.
+// Makes both communicators. Once the first one exists, all ranks are here, so the second one needs
+// no deadline.
 static idist_status idist__mpi_world_duplicate(idist__mpi *mpi) {
     const idist__config *cfg = &mpi->w->cfg;
     MPI_Request request;
@@ -119,7 +119,7 @@ static idist_status idist__mpi_world_duplicate(idist__mpi *mpi) {
 
 #ifdef IDIST__ULFM
     mpi->fault_tolerant =
-        idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
+        idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // mpirun --with-ft ulfm sets it
 #endif
 
     return IDIST_OK;
@@ -188,9 +188,9 @@ static void idist__mpi_world_close_window(idist__mpi *mpi) {
     mpi->window = NULL;
 }
 
-// The program calls MPI_Finalize, which begins by deleting this attribute of MPI_COMM_SELF, while
-// the world is open: it fails, here and on the other ranks, and never uses MPI again. Also called
-// when the world closes.
+// Fails the world because the program calls MPI_Finalize while the world is open. MPI_Finalize
+// begins by deleting our attribute of MPI_COMM_SELF, and that calls this function. The world fails
+// here and on the other ranks, and never uses MPI again. Also called when the world closes.
 static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
     idist__mpi *mpi = (idist__mpi *)value;
     idist__world *w = mpi->w;
@@ -199,7 +199,7 @@ static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, vo
     (void)comm;
     (void)keyval;
     (void)unused;
-    if (w->group.rank < 0) return MPI_SUCCESS; // see idist__mpi_world_close
+    if (w->group.rank < 0) return MPI_SUCCESS; // the world is closing: see idist__mpi_world_close
 
     idist__os_mutex_lock(&w->lock);
     idist__group_fail_self(&w->group, IDIST_ERR_STATE,
@@ -216,7 +216,8 @@ static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, vo
     return MPI_SUCCESS;
 }
 
-// Without memory for the attribute the program goes without it.
+// Adds the attribute that detects MPI_Finalize. Without memory for the attribute the call goes
+// undetected.
 static void idist__mpi_world_watch_finalize(idist__mpi *mpi) {
     int keyval;
 
@@ -242,8 +243,8 @@ static idist_status idist__mpi_world_open(idist__world *w) {
     mpi->incoming = MPI_REQUEST_NULL;
     status = idist__mpi_world_make(mpi);
 
-    // IDIST_ERR_ENV means that settings differ, so all ranks are here to free the communicators.
-    // After IDIST_ERR_TIMEOUT MPI still has the address of mpi->p2p_comm.
+    // IDIST_ERR_ENV means that settings differ: all ranks are here, so the communicators can be
+    // freed. After IDIST_ERR_TIMEOUT MPI still has the address of mpi->p2p_comm, so mpi stays.
     if (status != IDIST_OK) {
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->world_comm);
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->p2p_comm);
@@ -259,8 +260,9 @@ static idist_status idist__mpi_world_open(idist__world *w) {
     return IDIST_OK;
 }
 
-// After a failure: whether the other ranks close the world too, within a second. Without them
-// MPI_Finalize blocks for ever, and after a loss that of Open MPI 5 may block even with them.
+// Returns true if, after a failure, the other ranks close the world too within a second. Without
+// them MPI_Finalize blocks forever. After a loss, MPI_Finalize of Open MPI 5 may block even with
+// them.
 static bool idist__mpi_world_all_close(idist__mpi *mpi) {
     MPI_Request request;
 
@@ -269,7 +271,8 @@ static bool idist__mpi_world_all_close(idist__mpi *mpi) {
     return idist__mpi_error_await(&request, IDIST__CLOSE_MS, "finalize") == IDIST_OK;
 }
 
-// One world less; after the last one MPI is finalized, if idist initialised it and can.
+// Counts a world as closed. After the last one, finalizes MPI if idist initialized MPI and can
+// finalize it.
 static void idist__mpi_world_release(idist__world *w, bool all_closed) {
     idist__os_mutex_lock(&idist__mpi_lock);
 
@@ -281,14 +284,14 @@ static void idist__mpi_world_release(idist__world *w, bool all_closed) {
                          "launcher ends the job when this process exits");
     }
 
-    if (idist__mpi_of(w)->finalized) idist__mpi_never_finalize = true; // it is done
+    if (idist__mpi_of(w)->finalized) idist__mpi_never_finalize = true; // the program has done it
     idist__mpi_world_count--;
     if (idist__mpi_world_count == 0 && idist__mpi_initialised && !idist__mpi_never_finalize)
         MPI_Finalize();
     idist__os_mutex_unlock(&idist__mpi_lock);
 }
 
-// Frees what MPI still lets us free.
+// Frees the MPI objects that MPI still lets us free.
 static void idist__mpi_world_free_handles(idist__mpi *mpi, bool clean) {
     int i;
 

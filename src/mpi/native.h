@@ -1,21 +1,21 @@
-// mpi/native.h: one call as calls of MPI
+// mpi/native.h: runs one call as calls of MPI
 //
-// Translates an idist__call into MPI's arguments and calls MPI, blocking or with
+// Translates an idist__call into MPI's arguments and calls MPI, with blocking functions or with
 // requests. Most calls become one call of MPI. The exceptions:
 //
-//     counts above INT_MAX       reductions and broadcast go in pieces; everything
-//                                else as messages between each pair of ranks
+//     counts above INT_MAX       reductions and broadcast go in pieces; everything else as
+//                                messages between each pair of ranks
 //     floats of 16 and 8 bits    reduced as F32, in scratch memory
 //     premultiplied sums         scaled in scratch memory, then summed
 //     user-defined ops           an op and a datatype of MPI for this one call
-//     IN_PLACE on some ranks     made to hold on all ranks, by copies
+//     in place on some ranks     made in place on all ranks, by copies
 //
 // The path of a call:
 //
 //     idist__native_init    allocates and prepares everything that can fail
 //     idist__native_begin   calls MPI
 //     idist__native_done    tests the requests
-//     idist__native_end     waits for the rest, writes the result, frees
+//     idist__native_end     waits for the remaining requests, writes the result, frees
 //                           everything; after an error it abandons the requests
 #pragma once
 
@@ -33,7 +33,7 @@
 #include "mpi/mpi_model.h"
 #include "mpi/mpi_type.h"
 
-// Room for one more request, or NULL.
+// Adds a request to the call. Returns its address, or NULL if memory is exhausted.
 static MPI_Request *idist__native_request(idist__native *nat) {
     const idist_allocator *mem = &nat->group->w->cfg.mem;
 
@@ -52,7 +52,8 @@ static MPI_Request *idist__native_request(idist__native *nat) {
     return &nat->requests[nat->request_count++];
 }
 
-// Calls `function` of MPI, or i_function with a new request. Does nothing after an error.
+// Calls function_ of MPI or, if the call does not block, i_function with a new request. Does
+// nothing after an error.
 #define IDIST__NATIVE(nat, function_, i_function, ...)              \
     do {                                                            \
         if ((nat)->blocking && (nat)->error == MPI_SUCCESS) {       \
@@ -68,8 +69,8 @@ static MPI_Request *idist__native_request(idist__native *nat) {
         (nat)->error = request_ ? i_function(__VA_ARGS__, request_) : MPI_ERR_NO_MEM; \
     } while (0)
 
-// Runs any collective that only moves data as messages between each pair of ranks, because its
-// counts exceed MPI's.
+// Runs a collective that only moves data as messages between each pair of ranks, because its counts
+// are too large for MPI.
 static void idist__native_pairs(idist__native *nat) {
     int i, own = nat->group->rank, size = nat->group->size;
 
@@ -97,14 +98,15 @@ static void idist__native_pairs(idist__native *nat) {
     }
 }
 
-// The elements that this rank contributes to a reduction.
+// Returns the number of elements that this rank contributes to a reduction.
 static size_t idist__native_input_count(const idist__native *nat) {
     const idist__call *call = nat->call;
     return idist__kind_scatters_sum(call->kind) ? idist__extent_block_at(call, nat->group->size)
                                                 : call->count;
 }
 
-// Runs a reduction or a broadcast in pieces that MPI can count. Most calls are one piece.
+// Runs a reduction or a broadcast in pieces whose counts fit into MPI's int. Most calls are one
+// piece.
 static void idist__native_pieces(idist__native *nat) {
     const idist__call *call = nat->call;
     size_t at, n, max = IDIST__MPI_COUNT, count;
@@ -123,7 +125,7 @@ static void idist__native_pieces(idist__native *nat) {
 
         switch (call->kind) {
         case IDIST__ALL_REDUCE:
-        case IDIST__REDUCE_SCATTER: // only one with counts too large for MPI's own
+        case IDIST__REDUCE_SCATTER: // only if its counts are too large for MPI's function
         case IDIST__REDUCE_SCATTERV:
             IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, k, type, nat->op, comm);
             break;
@@ -142,13 +144,13 @@ static void idist__native_pieces(idist__native *nat) {
     }
 }
 
-// Whether the counts of this rank, and their sum, fit into MPI's int. All ranks get the same
-// answer, except in v-forms.
+// Returns true if the counts of this rank, and their sum, fit into MPI's int. All ranks get the
+// same answer, except in v-forms.
 static bool idist__native_fits(const idist_group *g, const idist__call *call) {
     idist__extent e;
     int i;
 
-    // Intel MPI 2021: MPI_Iallgatherv hangs when one rank sends much and another one nothing.
+    // MPI_Iallgatherv of Intel MPI 2021 hangs when one rank sends much and another sends nothing.
     for (i = 0; call->kind == IDIST__ALL_GATHERV && i < g->size; i++)
         if (!call->recvcounts[i]) return false;
     if (!idist__kind_is_v(call->kind)) return call->count <= IDIST__MPI_COUNT / (size_t)g->size;
@@ -157,7 +159,7 @@ static bool idist__native_fits(const idist_group *g, const idist__call *call) {
            e.recv <= IDIST__MPI_COUNT;
 }
 
-// ints becomes n counts, followed by n displacements.
+// Writes n counts, followed by n displacements, to `ints`.
 static void idist__native_ints(const size_t *counts, const size_t *displs, int n, int *ints) {
     size_t at = 0;
     int i;
@@ -247,7 +249,7 @@ static void idist__native_own_type(idist__native *nat) {
     if (nat->error != MPI_SUCCESS) nat->function = "MPI_Type_contiguous";
 }
 
-// Makes the user's op an op of MPI, with a datatype that leads MPI's callback to the hook.
+// Creates an MPI op for the user's op. The datatype of the call leads MPI's callback to the hook.
 static void idist__native_user_op(idist__native *nat, const idist__user_op *user) {
     nat->hook = (idist__mpi_hook *)idist__mem_alloc(&nat->group->w->cfg.mem, sizeof *nat->hook);
 
@@ -272,7 +274,7 @@ static void idist__native_allocate_scratch(idist__native *nat, size_t nbytes) {
     if (!nat->scratch) nat->error = MPI_ERR_NO_MEM;
 }
 
-// Copies `count` elements of the contribution into scratch memory, widened and scaled as the call
+// Copies `count` elements of the contribution to scratch memory, widens and scales them as the call
 // requires, and lets MPI work there.
 static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dtype,
                                 const idist__user_op *user) {
@@ -283,7 +285,7 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
     size_t nbytes = count * nat->element_size;
     size_t result_nbytes = call->count * nat->element_size;
 
-    // MPICH 4 crashes in an in-place MPI_Reduce and MPI_Reduce_scatter, so these get a second
+    // MPICH 4 crashes in an in-place MPI_Reduce and MPI_Reduce_scatter, so these calls get a second
     // buffer.
     idist__native_allocate_scratch(nat, in_place ? nbytes : nbytes + result_nbytes + 1);
     if (!nat->scratch) return;
@@ -298,7 +300,7 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
     nat->in_place = in_place;
 }
 
-// Sets op and datatype of a reduction, and stages its contribution where MPI cannot take the user's
+// Sets the op and the datatype of a reduction. Stages the contribution if MPI cannot use the user's
 // buffers.
 static void idist__native_reduction(idist__native *nat) {
     const idist__call *call = nat->call;
@@ -310,8 +312,8 @@ static void idist__native_reduction(idist__native *nat) {
 
     if (idist__reduce_op_is_user(call->op)) user = idist__world_user_op(nat->group, call);
     else if (idist__dtype_is_pair(dtype)) user = &pair;
-    custom = user && user->fn;  // takes the dtype as it is
-    scaled = user && !user->fn; // premultiplied sum
+    custom = user && user->fn;  // uses the dtype unconverted
+    scaled = user && !user->fn; // a premultiplied sum
 
     if (custom) {
         idist__native_user_op(nat, user);
@@ -328,16 +330,16 @@ static void idist__native_reduction(idist__native *nat) {
         (call->kind == IDIST__REDUCE && nat->in_place)) {
         idist__native_stage(nat, idist__native_input_count(nat), dtype, user);
     } else if (scatters && (nat->in_place || nat->in == nat->out)) {
-        // Our result lies in the middle of what we send, MPI's in-place result at the start. An
-        // empty result may have the same address without being in place.
+        // Our result lies in the middle of the data that we send; MPI's in-place result lies at the
+        // start. An empty result may have the same address without being in place.
         idist__native_allocate_scratch(nat, call->count * nat->element_size + 1);
         nat->out = nat->scratch;
         nat->in_place = false;
     }
 }
 
-// Some rank is in place, and MPI wants that of all ranks or none. So every rank becomes in place;
-// in all_to_all, where MPI is slower in place, none is.
+// Makes the call in place on all ranks, because some rank is in place and MPI requires in place on
+// all ranks or none. In all_to_all, where MPI is slower in place, makes no rank in place.
 static void idist__native_same_place(idist__native *nat) {
     const idist__call *call = nat->call;
     bool is_all_to_all = call->kind == IDIST__ALL_TO_ALL,
@@ -351,7 +353,7 @@ static void idist__native_same_place(idist__native *nat) {
         at = idist__extent_displ(call->recvcounts, call->recvdispls, nat->group->rank) *
              nat->element_size;
 
-    // The receive buffer of exscan's first rank must not be written to.
+    // exscan must not write to the receive buffer of its first rank.
     if (nat->in_place ? is_all_to_all : first_of_exscan) {
         idist__native_allocate_scratch(nat, nbytes);
         if (nat->scratch) memcpy(nat->scratch, call->send, nbytes);
@@ -364,7 +366,8 @@ static void idist__native_same_place(idist__native *nat) {
     nat->in_place = !is_all_to_all;
 }
 
-// Does everything that can fail before MPI gets the call. flags: the union of all headers' flags.
+// Does everything that can fail before MPI gets the call. `flags` is the union of the flags of all
+// headers.
 static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *call,
                                uint32_t flags) {
     memset(nat, 0, sizeof *nat);
@@ -398,7 +401,7 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
         idist__native_same_place(nat);
 }
 
-// Hands the call to MPI. A blocking one returns when MPI is done; idist__native_end follows.
+// Hands the call to MPI. If `blocking`, returns when MPI is done. idist__native_end follows.
 static void idist__native_begin(idist__native *nat, bool blocking) {
     const idist__call *call = nat->call;
     bool reduces = idist__kind_reduces(call->kind), scatters = idist__kind_scatters_sum(call->kind);
@@ -428,7 +431,7 @@ static bool idist__native_done(idist__native *nat) {
     return true;
 }
 
-// Converts the result of a reduction into the user's buffer.
+// Finishes the result of a reduction and writes it to the user's buffer.
 static void idist__native_finish(idist__native *nat) {
     const idist__call *call = nat->call;
     const idist_group *g = nat->group;
@@ -460,8 +463,8 @@ static void idist__native_free(idist__native *nat) {
     nat->group = NULL;
 }
 
-// An operation cannot be taken back from MPI. It usually ends soon, because all ranks have entered
-// or one is lost. If it does not, MPI keeps our memory and the user's buffers.
+// Abandons a call. An operation cannot be taken back from MPI. It usually ends soon, because all
+// ranks have entered or one is lost. If it does not, MPI keeps our memory and the user's buffers.
 static void idist__native_abandon(idist__native *nat) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FLUSH_MS);
     int i;
@@ -480,7 +483,8 @@ static void idist__native_abandon(idist__native *nat) {
     idist__native_free(nat);
 }
 
-// Waits for the requests that are left. A blocking call has some too, if it went pair by pair.
+// Waits for the remaining requests and ends the call. A blocking call has requests too if it went
+// pair by pair.
 static int idist__native_end(idist__native *nat) {
     while (!idist__native_done(nat)) continue;
 
