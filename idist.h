@@ -7374,10 +7374,10 @@ static void idist__pending_take_polls(idist__pending *pending, const idist__os_p
 
 // ---- store/table.h -------------------------------------------------------------------------------
 
-// store/table.h: bytes that grow; requests, and the table that carries them out
+// store/table.h: growing buffers; requests, and the table that carries them out
 
 //------------------------------------------------------------------------------
-// bytes that grow
+// growing buffers
 //------------------------------------------------------------------------------
 
 typedef struct idist__buffer {
@@ -7386,8 +7386,9 @@ typedef struct idist__buffer {
     size_t capacity;
 } idist__buffer;
 
-// Makes room for `wanted` bytes, of which the first `used` are kept; at least doubles, so that
-// appending is cheap. False: out of memory, and nothing has changed.
+// Grows a buffer to at least `wanted` bytes and keeps its first `used` bytes. Growth at least
+// doubles the capacity, so that appending is cheap. Returns false, and changes nothing, if memory
+// is exhausted.
 static bool idist__buffer_reserve(const idist_allocator *mem, char **data, size_t *capacity,
                                   size_t used, size_t wanted) {
     size_t larger = *capacity ? *capacity : 512;
@@ -7416,7 +7417,7 @@ static bool idist__buffer_append(const idist_allocator *mem, idist__buffer *buff
     return true;
 }
 
-// Removes bytes from the front.
+// Removes bytes from the front of a buffer.
 static void idist__buffer_consume(idist__buffer *buffer, size_t nbytes) {
     if (nbytes) memmove(buffer->data, buffer->data + nbytes, buffer->nbytes - nbytes);
     buffer->nbytes -= nbytes;
@@ -7425,16 +7426,16 @@ static void idist__buffer_consume(idist__buffer *buffer, size_t nbytes) {
 //------------------------------------------------------------------------------
 // requests, and the table that carries them out
 //
-// Each public function fills one request and passes it to the store's `run`. What a request does to
-// the table is written once, in idist__table_apply, and serves all kinds of stores:
+// Each public function fills in one request and passes it to the store's `run`. All kinds of stores
+// carry out a request on a table with idist__table_apply:
 //
 //     idist_store_get -> idist__store_fetch -> store->run -> (file, socket) -> idist__table_apply
 //
-// The table is a hash table of 256 chains; keys and values are bytes with a length. ADD keeps
-// numbers as decimal text, as torch does.
+// The table is a hash table of 256 chains. Keys and values are byte strings with a length. ADD
+// stores numbers as decimal text, as torch does.
 //------------------------------------------------------------------------------
 
-// The operations, with the numbers of torch's TCPStore, which travel over the wire.
+// Operations, with the numbers of torch's TCPStore. The numbers are sent over the wire.
 enum {
     IDIST__STORE_VALIDATE = 0,
     IDIST__STORE_SET = 1,
@@ -7446,48 +7447,50 @@ enum {
     IDIST__STORE_NUM_KEYS = 7,
     IDIST__STORE_DELETE = 8,
     IDIST__STORE_CANCEL_WAIT = 12,
-    // Ours, not torch's:
-    IDIST__STORE_CLAIM = 100,       // ADD, and leave a will: see idist__store_request
-    IDIST__STORE_AWAIT_VALUE = 101, // WAIT and GET in one
-    IDIST__STORE_DROP_WILL = 102    // take the will back
+    // Our own operations, which torch does not have:
+    IDIST__STORE_CLAIM = 100,       // ADD 1 and leave a will, see idist__store_request
+    IDIST__STORE_AWAIT_VALUE = 101, // WAIT and GET in one request
+    IDIST__STORE_DROP_WILL = 102    // withdraw the will
 };
 
 #define IDIST__KEY_MAX 1024u
 #define IDIST__VALUE_MAX (8u << 20)
 #define IDIST__KEYS_MAX 65536u
-#define IDIST__WILL_KEY_MAX (IDIST__KEY_MAX + 32) // with the digits of the sum
+#define IDIST__WILL_KEY_MAX (IDIST__KEY_MAX + 32) // includes the digits of the sum
 
-// In place of a value's length, the answer to a GET whose key has just been deleted; torch's
-// protocol has no word for it.
+// Replaces the length of the value in the answer to a GET whose key has just been deleted. Torch's
+// protocol does not provide for this case.
 static const uint64_t IDIST__NO_VALUE = UINT64_MAX;
-// The answer to an ADD whose key holds text.
+// Answer to an ADD or CLAIM that fails, for example because the key holds text.
 static const int64_t IDIST__NOT_A_NUMBER = INT64_MIN;
 
-// Bytes with a length, owned by somebody else.
+// A byte string that somebody else owns.
 typedef struct idist__blob {
     const char *data;
     size_t nbytes;
 } idist__blob;
 
-// A will is a key and a value, which the store sets when the process that left the will has ended.
-// A process has at most one will in a store; the next one replaces it. CLAIM adds 1 to a number and
+// A request to a store.
+//
+// A will is a key and a value that the store sets when the process that left the will ends. A
+// process has at most one will in a store; a new will replaces it. CLAIM adds 1 to a number and
 // leaves a will in one step, so that no process can die between the two. The last '%' in the will's
 // key stands for the sum.
 typedef struct idist__store_request {
-    int op;                  // see IDIST__STORE_SET
-    idist__blob key;         // of operations on one key
-    idist__blob a;           // SET: the value; COMPARE_SET: the expected one; CLAIM: the will's key
-    idist__blob b;           // COMPARE_SET: the desired value; CLAIM: the will's value
-    int64_t number;          // ADD: the delta; ADD, CLAIM: then the sum; NUM_KEYS: the result
-    const idist__blob *keys; // CHECK, WAIT
+    int op;          // see IDIST__STORE_SET
+    idist__blob key; // for operations on one key
+    idist__blob a;   // SET: the value; COMPARE_SET: the expected value; CLAIM: the will's key
+    idist__blob b;   // COMPARE_SET: the desired value; CLAIM: the will's value
+    int64_t number;  // ADD: the delta, then the sum; CLAIM: the sum; NUM_KEYS: the result
+    const idist__blob *keys; // for CHECK and WAIT
     size_t nkeys;
     void *value; // GET, COMPARE_SET: the caller's buffer
     size_t capacity;
-    size_t nbytes;        // the size of the value, also when it does not fit
+    size_t nbytes;        // size of the value, even if it does not fit
     bool flag;            // CHECK: all keys exist; DELETE: the key existed
     bool posted;          // SET, ADD, CLAIM: do not wait for an answer
-    int64_t deadline_ns;  // of GET and WAIT
-    int64_t answer_by_ns; // when the server has to have answered, at the latest; 0: no such limit
+    int64_t deadline_ns;  // for GET and WAIT
+    int64_t answer_by_ns; // latest time for the server's answer, 0 if unlimited
 } idist__store_request;
 
 typedef struct idist__entry {
@@ -7500,24 +7503,25 @@ typedef struct idist__entry {
 
 typedef struct idist__table {
     idist_allocator mem;
-    idist__entry *chains[256]; // by hash of the key
+    idist__entry *chains[256]; // indexed by the hash of the key
     size_t key_count;
 } idist__table;
 
-// What idist_store points to; each kind has its own functions and its own data behind `impl`.
+// A store. Each kind of store has its own functions, and its own data behind `impl`.
 struct idist_store {
     idist_status (*run)(idist_store *store,
                         idist__store_request *req); // blocks until the request's deadline
     void (*close)(idist_store *store);              // frees impl
     idist_allocator mem;
-    int timeout_ms;       // of calls that give none
-    int port;             // of the server's socket; 0: none
-    int64_t answer_by_ns; // of every request; 0: none
-    bool is_lost;         // a request has failed because the server was gone
+    int timeout_ms;       // default for calls that give none
+    int port;             // port of the server's socket, 0 if none
+    int64_t answer_by_ns; // answer_by_ns of every request, 0 if none
+    bool is_lost;         // a request failed because the server was lost
     void *impl;
 };
 
-// The link that points to the entry of a key, or to NULL at the end of its chain.
+// Returns the link that points to the entry of a key. If there is no such entry, returns the NULL
+// link at the end of the chain.
 static idist__entry **idist__table_find(idist__table *table, idist__blob key) {
     idist__entry **link = &table->chains[idist__hash(key.data, key.nbytes) & 255];
 
@@ -7583,7 +7587,7 @@ static void idist__table_clear(idist__table *table) {
     }
 }
 
-// The first key of a CHECK or WAIT that does not exist; NULL: all do.
+// Returns the first key of a CHECK or WAIT that does not exist, or NULL if all of them exist.
 static const idist__blob *idist__table_missing(idist__table *table,
                                                const idist__store_request *request) {
     size_t i;
@@ -7609,14 +7613,14 @@ static idist_status idist__table_add(idist__table *table, idist__store_request *
         if (is_number) {
             memcpy(text, entry->value, entry->value_nbytes);
             text[entry->value_nbytes] = 0;
-            is_number = strlen(text) == entry->value_nbytes && // no zero byte within
+            is_number = strlen(text) == entry->value_nbytes && // no zero byte inside
                         idist__parse_int(text, INT64_MIN, INT64_MAX, &old);
         }
 
         if (!is_number) return idist__table_not_a_number();
     }
 
-    // The sum must not be IDIST__NOT_A_NUMBER either.
+    // The sum must also differ from IDIST__NOT_A_NUMBER.
     fits = delta > 0 ? old <= INT64_MAX - delta : old > INT64_MIN - delta;
     if (!fits) return idist__table_not_a_number();
     request->number = old + delta;
@@ -7631,7 +7635,7 @@ static idist_status idist__table_truncated(size_t nbytes, size_t capacity) {
                        capacity);
 }
 
-// Copies a value into the caller's buffer.
+// Copies a value into the caller's buffer. Fails if the buffer is too small.
 static idist_status idist__table_copy_out(idist__store_request *request, const void *value,
                                           size_t nbytes) {
     request->nbytes = nbytes;
@@ -7640,7 +7644,8 @@ static idist_status idist__table_copy_out(idist__store_request *request, const v
     return IDIST_OK;
 }
 
-// A missing key counts as an empty value. The caller gets the value that the key has afterwards.
+// Sets a value if the current value is the expected one. A missing key counts as an empty value.
+// The caller gets the value that the key has afterwards.
 static idist_status idist__table_compare_set(idist__table *table, idist__store_request *request,
                                              bool *changed) {
     idist__entry *entry = *idist__table_find(table, request->key);
@@ -7658,8 +7663,8 @@ static idist_status idist__table_compare_set(idist__table *table, idist__store_r
     return idist__table_copy_out(request, request->b.data, request->b.nbytes);
 }
 
-// The key of the will that a CLAIM leaves, whose sum is known. `name` has room for
-// IDIST__WILL_KEY_MAX bytes.
+// Returns the key of the will that a CLAIM leaves. The sum of the CLAIM must be known. The key is
+// stored in `name`, which has room for IDIST__WILL_KEY_MAX bytes.
 static idist__blob idist__table_will_key(const idist__store_request *claim, char *name) {
     const char *pattern = claim->a.data;
     size_t before = claim->a.nbytes, after;
@@ -7678,8 +7683,8 @@ static idist__blob idist__table_will_key(const idist__store_request *claim, char
     return key;
 }
 
-// Carries out a request, except for the will of a CLAIM. *wait: it must be tried again after the
-// table has changed. *changed: the entry of request->key is now another one, or gone.
+// Carries out a request, except for the will of a CLAIM. Sets *wait if the caller must try again
+// after the table has changed. Sets *changed if the entry of request->key was set or removed.
 static idist_status idist__table_apply(idist__table *table, idist__store_request *request,
                                        bool *wait, bool *changed) {
     idist__entry *entry;
@@ -7717,8 +7722,9 @@ static idist_status idist__table_apply(idist__table *table, idist__store_request
     }
 }
 
-// The deadline of a GET or WAIT has passed. The text names the first missing key; without a table
-// (it is the server's) the first key: see idist__store_name_missing.
+// Reports that the deadline of a GET or WAIT has passed. The text names the first missing key. A
+// client of a server has no table; then the text names the first key of the request, see
+// idist__store_name_missing.
 static idist_status idist__table_timed_out(const idist__store_request *request,
                                            idist__table *table) {
     const idist__blob *missing = table ? idist__table_missing(table, request) : NULL;
@@ -7732,28 +7738,29 @@ static idist_status idist__table_timed_out(const idist__store_request *request,
 
 // store/file_store.h: a store in a file that all ranks open
 //
-// The file is a log of changes, which every process replays into a table of its own:
+// The file is a log of changes. Every process replays the log into a table of its own:
 //
 //     offset  bytes
 //     0       8      "IDSTORE1"
 //     8       8      u64: bytes of committed records
 //     16             records: u32 key_nbytes, u32 value_nbytes (0xffffffff: deleted), key, value
 //
-// A request locks the records, replays what others have appended, changes its table, appends the
-// change, and releases the lock. A process that dies while it writes leaves bytes beyond the
-// committed ones, which the next writer overwrites.
+// A request locks the records, replays the records of other processes, changes its table, appends
+// the change, and releases the lock. A process that dies while it writes leaves bytes after the
+// committed ones. The next writer overwrites them.
 //
-// Locks on single bytes say who is there. Byte 0 is locked by the server (rank 0) for as long as it
-// lives: a file without that lock is the leftover of a dead job. The next server removes it and
-// makes a new one, so that a process of the dead job that still has the old file open finds no
-// server there. Byte 1 is locked by whoever reads or appends records. Byte 2 is locked by who finds
-// byte 1 taken, until it has that: a client that makes one request after the other looks there
-// every few milliseconds, and lets the other one go first.
+// Locks on single bytes show which processes are active:
+//   - The server (rank 0) keeps byte 0 locked as long as it lives. A file without this lock is left
+//     over from a dead job. The next server removes the file and creates a new one. A process of
+//     the dead job that still has the old file open then finds no server there.
+//   - A process locks byte 1 to read or append records.
+//   - A process that finds byte 1 locked holds byte 2 until it gets byte 1. A client in a busy loop
+//     checks byte 2 every few milliseconds and lets the waiter go first.
 //
-// The record of a will has a key of a zero byte and a u64: the offset of a byte that its maker
-// keeps locked. Its value is what to set: u32 key_nbytes, key, value. When the lock on that byte is
-// gone, any process that waits carries the will out. All records of one request are committed at
-// once.
+// The record of a will has a key of 9 bytes: a zero byte and a u64. The u64 is the offset of a byte
+// that the owner of the will keeps locked. The value is what to set: u32 key_nbytes, key, value.
+// When the lock on that byte is gone, the next process that makes or repeats a request executes the
+// will. All records of one request are committed together.
 
 enum {
     IDIST__FILE_SERVER_BYTE = 0,  // locked by the server
@@ -7763,20 +7770,20 @@ enum {
     IDIST__FILE_RECORDS_AT = 16,  // offset of the first record
     IDIST__FILE_WILL_KEY_NBYTES = 9
 };
-// Who a process that opens the file becomes.
+// Role of a process that opens the file.
 typedef enum idist__file_role {
     IDIST__FILE_CLIENT, // waits for a server
-    IDIST__FILE_SERVER, // fails where there is one
-    IDIST__FILE_EITHER  // the server, unless there is one
+    IDIST__FILE_SERVER, // fails if there is a server
+    IDIST__FILE_EITHER  // becomes the server unless there is one
 } idist__file_role;
 
 enum {
-    IDIST__FILE_WILLS_MS = 50,  // between two looks at the locks of the wills' makers
-    IDIST__FILE_OPEN_MS = 5,    // between two attempts to find a live server's file
-    IDIST__FILE_WAIT_MS = 16,   // the longest pause between two tries of a request that waits
-    IDIST__FILE_TURN_MS = 2,    // between two looks at whether another process waits
-    IDIST__FILE_YIELD_MS = 100, // the longest pause for that process: it may be stopped
-    IDIST__FILE_PASS_MS = 1000  // for how long it is not looked at after such a pause
+    IDIST__FILE_WILLS_MS = 50,  // between two checks of the locks of wills
+    IDIST__FILE_OPEN_MS = 5,    // between two attempts to find the file of a live server
+    IDIST__FILE_WAIT_MS = 16,   // longest pause between two tries of a waiting request
+    IDIST__FILE_TURN_MS = 2,    // between two checks for a waiting process
+    IDIST__FILE_YIELD_MS = 100, // longest pause for a waiting process, which may be stopped
+    IDIST__FILE_PASS_MS = 1000  // time without such checks after the longest pause
 };
 static const uint32_t IDIST__FILE_DELETED = 0xffffffffu;
 static const char idist__file_magic[9] = "IDSTORE1";
@@ -7786,16 +7793,16 @@ typedef struct idist__file_store {
     idist__os_file file;
     bool server;
     char *path;
-    idist__table table;    // what the records replayed so far amount to
-    idist__table wills;    // the same for the records of wills
-    uint64_t replayed;     // bytes of records in both
-    uint64_t own_will;     // the byte that we keep locked for our own will; 0: none
-    int64_t wills_seen_ns; // when the locks of the wills' makers were last looked at
-    int64_t turn_ends_ns;  // when to look again whether another process waits
+    idist__table table;    // keys and values, from the records replayed so far
+    idist__table wills;    // wills, from the records replayed so far
+    uint64_t replayed;     // bytes of records in both tables
+    uint64_t own_will;     // offset of the byte that we lock for our own will, 0 if none
+    int64_t wills_seen_ns; // when the locks of wills were last checked
+    int64_t turn_ends_ns;  // when to check again for a waiting process
 } idist__file_store;
 
-// Without this, who makes requests in a loop would have the lock nearly always when another process
-// tries it.
+// Lets a waiting process go first. Without this, a process that makes requests in a loop would
+// almost always hold the lock when another process tries to get it.
 static void idist__file_store_give_way(idist__file_store *file, int64_t deadline_ns) {
     int64_t now = idist__os_clock_now_ns(), until_ns = now + IDIST__FILE_YIELD_MS * IDIST__MS;
     bool waits;
@@ -7813,7 +7820,7 @@ static void idist__file_store_give_way(idist__file_store *file, int64_t deadline
         idist__os_clock_now_ns() + (waits ? IDIST__FILE_PASS_MS : IDIST__FILE_TURN_MS) * IDIST__MS;
 }
 
-// Locks the records. Holders keep that lock for microseconds, unless they are stopped.
+// Locks the records. Processes hold this lock for microseconds, unless they are stopped.
 static idist_status idist__file_store_lock_records(idist__file_store *file, int64_t deadline_ns) {
     bool queued = false, locked, over = false;
 
@@ -7840,7 +7847,7 @@ static void idist__file_store_unlock_records(const idist__file_store *file) {
     idist__os_file_unlock(file->file, IDIST__FILE_RECORDS_BYTE);
 }
 
-// What the system does not let us do with the file.
+// Reports that the system does not allow an operation on the file. `verb` names the operation.
 static idist_status idist__file_store_fail_access(const idist__file_store *file, const char *verb,
                                                   int err) {
     char what[sizeof idist__me.text];
@@ -7859,7 +7866,7 @@ static bool idist__file_store_has_magic(const idist__file_store *file) {
            memcmp(magic, idist__file_magic, sizeof magic) == 0;
 }
 
-// The table to which a record belongs.
+// Returns the table to which a record belongs.
 static idist__table *idist__file_store_table_of(idist__file_store *file, idist__blob key) {
     bool is_will = key.nbytes == IDIST__FILE_WILL_KEY_NBYTES && !key.data[0];
     return is_will ? &file->wills : &file->table;
@@ -7902,7 +7909,7 @@ static idist_status idist__file_store_replay_record(idist__file_store *file) {
     return status;
 }
 
-// Brings the tables up to date. The records are locked.
+// Brings the tables up to date. Called with the records locked.
 static idist_status idist__file_store_replay(idist__file_store *file) {
     uint64_t committed;
     idist_status status = IDIST_OK;
@@ -7917,8 +7924,8 @@ static idist_status idist__file_store_replay(idist__file_store *file) {
     return status;
 }
 
-// Appends the entry that a key has in our table now, or that it has none. The records are locked.
-// Nobody sees the new record before idist__file_store_commit.
+// Appends the current entry of a key in our table, or a deletion if the key has none. Called with
+// the records locked. Other processes do not see the new record before idist__file_store_commit.
 static idist_status idist__file_store_append(idist__file_store *file, idist__blob key) {
     idist__entry *entry = *idist__table_find(idist__file_store_table_of(file, key), key);
     uint64_t at = IDIST__FILE_RECORDS_AT + file->replayed;
@@ -7936,7 +7943,7 @@ static idist_status idist__file_store_append(idist__file_store *file, idist__blo
     return IDIST_OK;
 }
 
-// Makes the records that were appended since `committed` part of the file.
+// Commits the records that were appended after the first `committed` bytes.
 static idist_status idist__file_store_commit(const idist__file_store *file, uint64_t committed) {
     if (file->replayed == committed ||
         idist__os_file_write_at(file->file, &file->replayed, sizeof file->replayed,
@@ -7945,7 +7952,7 @@ static idist_status idist__file_store_commit(const idist__file_store *file, uint
     return idist__file_store_fail_access(file, "written", errno);
 }
 
-// The key of the will whose maker has locked the byte `at`.
+// Returns the key of the will whose owner has locked the byte `at`. The key is stored in `buf`.
 static idist__blob idist__file_store_will_key(uint64_t at, char *buf) {
     idist__blob key;
 
@@ -7956,7 +7963,7 @@ static idist__blob idist__file_store_will_key(uint64_t at, char *buf) {
     return key;
 }
 
-// Takes our own will back, if there is one.
+// Withdraws our own will, if there is one.
 static idist_status idist__file_store_drop_will(idist__file_store *file) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
     idist__blob key = idist__file_store_will_key(file->own_will, buf);
@@ -7970,8 +7977,8 @@ static idist_status idist__file_store_drop_will(idist__file_store *file) {
     return status;
 }
 
-// Replaces our will by that of a CLAIM. The offset of its record, which no other will can have,
-// names the byte to lock.
+// Replaces our will with the will of a CLAIM. The offset of the will's record is unique, so it is
+// also the offset of the byte to lock.
 static idist_status idist__file_store_set_will(idist__file_store *file,
                                                const idist__store_request *claim) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES], name[IDIST__WILL_KEY_MAX];
@@ -7999,8 +8006,7 @@ static idist_status idist__file_store_set_will(idist__file_store *file,
     return status;
 }
 
-// Sets what the maker of a will asked for, and deletes the will. A value that the key has already
-// stays.
+// Executes a will and deletes it. Does not change a key that already has a value.
 static idist_status idist__file_store_execute_will(idist__file_store *file,
                                                    const idist__entry *will) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
@@ -8027,7 +8033,7 @@ static idist_status idist__file_store_execute_will(idist__file_store *file,
     return status;
 }
 
-// Whether the maker of a will has ended without taking it back.
+// Returns true if the owner of a will has ended without withdrawing it.
 static bool idist__file_store_will_is_due(const idist__file_store *file, const idist__entry *will) {
     uint32_t key_nbytes = 0;
     uint64_t at;
@@ -8039,7 +8045,8 @@ static bool idist__file_store_will_is_due(const idist__file_store *file, const i
     return at != file->own_will && idist__os_file_locked(file->file, at) == IDIST__OS_FILE_FREE;
 }
 
-// Carries out the wills of processes that have ended. The records are locked.
+// Executes the wills of processes that have ended, at most every IDIST__FILE_WILLS_MS. Called with
+// the records locked.
 static idist_status idist__file_store_execute_wills(idist__file_store *file) {
     int64_t now = idist__os_clock_now_ns();
     idist_status status = IDIST_OK;
@@ -8062,7 +8069,7 @@ static idist_status idist__file_store_execute_wills(idist__file_store *file) {
     return status;
 }
 
-// Carries out a request. The records are locked.
+// Carries out a request. Called with the records locked.
 static idist_status idist__file_store_apply(idist__file_store *file, idist__store_request *request,
                                             bool *wait, bool *changed) {
     idist_status status = idist__file_store_replay(file), appended;
@@ -8078,11 +8085,11 @@ static idist_status idist__file_store_apply(idist__file_store *file, idist__stor
         appended = idist__file_store_set_will(file, request);
     if (appended == IDIST_OK) appended = idist__file_store_commit(file, committed);
 
-    // A value that was changed may still be too long for the caller.
+    // The change may have succeeded even if the new value is too long for the caller.
     return appended == IDIST_OK ? status : appended;
 }
 
-// Tries a request once. *wait: try it again later.
+// Tries a request once. Sets *wait if the caller must try again later.
 static idist_status idist__file_store_try(idist__file_store *file, idist__store_request *request,
                                           bool *wait) {
     bool changed = false, needs_server;
@@ -8092,12 +8099,13 @@ static idist_status idist__file_store_try(idist__file_store *file, idist__store_
     status = idist__file_store_apply(file, request, wait, &changed);
     if (status != IDIST_OK)
         idist__file_store_forget(
-            file); // the tables may be ahead of the file: replay all of it next time
+            // The tables may be ahead of the file, so replay the whole file next time.
+            file);
     idist__file_store_unlock_records(file);
     if (status != IDIST_OK) return status;
 
-    // Who does not wait for an answer does not learn here that the server has left: it may be the
-    // one that this change allowed to leave.
+    // Do not check for the server after a posted change: this very change may have allowed the
+    // server to end.
     needs_server = *wait || (changed && !request->posted) || request->op == IDIST__STORE_CHECK;
     if (needs_server && !file->server && !idist__file_store_has_server(file))
         return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
@@ -8126,7 +8134,7 @@ static idist_status idist__file_store_run(idist_store *store, idist__store_reque
     }
 }
 
-// The server removes the file. Closing it releases all our locks.
+// Closes the store. The server also removes the file. Closing the file releases all our locks.
 static void idist__file_store_close(idist_store *store) {
     idist__file_store *file = (idist__file_store *)store->impl;
 
@@ -8139,7 +8147,7 @@ static void idist__file_store_close(idist_store *store) {
     idist__mem_free(&store->mem, file);
 }
 
-// A file that is neither empty nor a store's belongs to somebody else.
+// Fails if the file is neither empty nor a store file, because then it belongs to somebody else.
 static idist_status idist__file_store_check_ours(const idist__file_store *file) {
     int64_t nbytes = idist__os_file_size(file->file);
 
@@ -8154,7 +8162,8 @@ static idist_status idist__file_store_fail_open(const idist__file_store *file) {
 }
 
 // Opens the file and locks its records. A server that ends removes its file, perhaps between our
-// open and our lock, so the path must still lead to the file that we have locked.
+// open and our lock. So this function tries again until the path leads to the file that we have
+// locked.
 static idist_status idist__file_store_create(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status;
@@ -8163,14 +8172,16 @@ static idist_status idist__file_store_create(idist__file_store *file, int64_t de
         if (file->file < 0) return idist__file_store_fail_open(file);
         status = idist__file_store_lock_records(file, deadline_ns);
         if (status == IDIST_OK && idist__os_file_is_at(file->file, file->path)) return IDIST_OK;
-        idist__os_file_close(&file->file); // also on failure: closing the store must not remove it
+        // Also on failure, so that closing the store does not remove the file.
+        idist__os_file_close(&file->file);
         if (status != IDIST_OK) return status;
     }
 }
 
-// Tries to become the server of the file, whose records we have locked. *taken: another process is.
-// *again: the file was the leftover of a dead server and has been removed; open the path anew. In a
-// folder where we may not remove it, it is emptied instead.
+// Tries to become the server of the file. Called with the records locked. Sets *taken if another
+// process is the server. Sets *again if the file was left over from a dead server and has been
+// removed; then the caller opens the path anew. If the folder does not let us remove the file,
+// empties it instead.
 static idist_status idist__file_store_claim(idist__file_store *file, bool *taken, bool *again) {
     uint64_t committed = 0;
     idist_status status;
@@ -8192,14 +8203,15 @@ static idist_status idist__file_store_claim(idist__file_store *file, bool *taken
         !idist__os_file_write_at(file->file, &committed, sizeof committed,
                                  IDIST__FILE_COMMITTED_AT)) {
         status = idist__file_store_fail_access(file, "written", errno);
-        idist__os_file_remove(file->path); // nobody could use it
+        idist__os_file_remove(file->path); // nobody could use the file
     }
 
     return status;
 }
 
-// The server takes the file: it keeps the first byte locked, and the table is empty. Where there is
-// a server, `either` makes us a client.
+// Makes this process the server of the file: keeps byte 0 locked and starts with an empty table. If
+// the file already has a server, makes this process a client if `either` is true and fails
+// otherwise.
 static idist_status idist__file_store_serve(idist__file_store *file, bool either,
                                             int64_t deadline_ns) {
     bool taken = false, again = true;
@@ -8215,13 +8227,13 @@ static idist_status idist__file_store_serve(idist__file_store *file, bool either
                                  file->path);
         idist__file_store_unlock_records(file);
         if (again || status != IDIST_OK)
-            idist__os_file_close(&file->file); // before anybody takes us for the server
+            idist__os_file_close(&file->file); // before anybody takes this process for the server
     }
 
     return status;
 }
 
-// No server came. A folder that is missing here may be one that this host has not mounted.
+// Reports that no server came. If the folder is missing here, this host may not have mounted it.
 static idist_status idist__file_store_fail_unserved(const idist__file_store *file) {
     bool has_folder = idist__os_file_has_folder(file->path);
 
@@ -8230,7 +8242,7 @@ static idist_status idist__file_store_fail_unserved(const idist__file_store *fil
                                   : "its folder does not exist here: is it mounted on this host?");
 }
 
-// Whether the file that we have open is a store whose server lives.
+// Sets *is_served if the open file is a store whose server lives.
 static idist_status idist__file_store_find_server(idist__file_store *file, int64_t deadline_ns,
                                                   bool *is_served) {
     idist_status status;
@@ -8245,7 +8257,7 @@ static idist_status idist__file_store_find_server(idist__file_store *file, int64
     return status;
 }
 
-// Waits until the server has ended, at most until the deadline.
+// Waits until the server has ended, but not past the deadline.
 static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns) {
     const idist__file_store *file = (const idist__file_store *)store->impl;
 
@@ -8253,8 +8265,8 @@ static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns)
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
 }
 
-// A client waits for a file whose server lives. It opens the path anew each time, because the file
-// may have been replaced.
+// Waits, as a client, for a file whose server lives. Opens the path anew each time, because the
+// file may have been replaced.
 static idist_status idist__file_store_join(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status = IDIST_OK;
@@ -8272,7 +8284,7 @@ static idist_status idist__file_store_join(idist__file_store *file, int64_t dead
     }
 }
 
-// When this fails, the caller closes the store.
+// Opens a store in a file. When this function fails, the caller closes the store.
 static idist_status idist__file_store_open(idist_store *store, const char *path,
                                            idist__file_role role, int64_t deadline_ns) {
     idist__file_store *file = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *file);
@@ -8295,11 +8307,12 @@ static idist_status idist__file_store_open(idist_store *store, const char *path,
 
 // ---- store/wire.h --------------------------------------------------------------------------------
 
-// store/wire.h: the protocol between client and server: that of torch's TCPStore
+// store/wire.h: the protocol between client and server, the same as torch's TCPStore
 //
-// A request is one byte, the operation (see IDIST__STORE_SET), and its fields. Numbers are
-// in the client's byte order, strings are a u64 length and their bytes, and every key begins with
-// '/'. A connection begins with VALIDATE and a magic number. A client sends WAIT before each GET.
+// A request is one byte for the operation (see IDIST__STORE_SET), followed by the fields of the
+// operation. Numbers are in the client's byte order. A string is a u64 length followed by its
+// bytes. Every key begins with '/'. A connection begins with VALIDATE and a magic number. A client
+// sends WAIT before each GET.
 //
 //     operation            fields                     answer
 //     VALIDATE             u32 magic                  -
@@ -8311,22 +8324,22 @@ static idist_status idist__file_store_open(idist_store *store, const char *path,
 //     WAIT                 u64 count, keys            u8: 0 all exist, 1 canceled
 //     NUM_KEYS             -                          i64
 //     DELETE               key                        i64: 1 deleted, 0 there was none
-//     CANCEL_WAIT          -                          that of the WAIT, or none if it crosses it
+//     CANCEL_WAIT          -                          u8 1, or none if the WAIT is answered already
 //
-// A client of our own server also knows these:
+// Our own server also accepts these requests:
 //
 //     CLAIM                key, key, value            i64 sum
-//     AWAIT_VALUE          key                        u8 of WAIT, then value if that is 0
+//     AWAIT_VALUE          key                        u8 as for WAIT, then value if u8 is 0
 //     DROP_WILL            -                          -
 
 #define IDIST__STORE_MAGIC 0x3C85F7CEu
 #define IDIST__STORE_REQUEST_MAX ((size_t)IDIST__VALUE_MAX + 64 * 1024)
 
-// What is left of the bytes of a request.
+// The unread bytes of a request.
 typedef struct idist__wire_reader {
     const char *next;
     size_t remaining;
-    bool truncated; // it needs more bytes than there are
+    bool truncated; // the request needs more bytes than there are
     bool invalid;   // a length exceeds its limit
 } idist__wire_reader;
 
@@ -8364,8 +8377,9 @@ static idist__blob idist__wire_read_blob(idist__wire_reader *reader, uint64_t li
     return blob;
 }
 
-// The fields of an operation, in order: m magic, k key, w key of a will, v value, h value of half
-// the limit, n number, l list of keys. NULL: there is no such operation.
+// Returns the fields of an operation in order, one letter each, or NULL if there is no such
+// operation. The letter m is the magic number, k a key, w the key of a will, v a value, h a value
+// of at most half the limit, n a number, and l a list of keys.
 static const char *idist__wire_fields(int op) {
     switch (op) {
     case IDIST__STORE_VALIDATE: return "m";
@@ -8397,13 +8411,13 @@ static void idist__wire_read_keys(idist__wire_reader *reader, idist__store_reque
     request->nkeys = (size_t)count;
 }
 
-// Reads one request from the front of a buffer. > 0: its size; 0: more bytes are needed; -1: it is
-// invalid. The request points into the buffer and into `keys`.
+// Reads one request from the front of a buffer. Returns the size of the request, 0 if more bytes
+// are needed, or -1 if the request is invalid. The request points into the buffer and into `keys`.
 static ptrdiff_t idist__wire_parse(const char *buf, size_t nbytes, idist__store_request *request,
                                    idist__blob *keys, size_t keys_capacity) {
     const char *field;
     idist__wire_reader reader;
-    idist__blob *value = &request->a; // what follows goes into request->b
+    idist__blob *value = &request->a; // the next value goes into request->b
     uint32_t magic;
     uint64_t limit;
 
@@ -8446,24 +8460,26 @@ static ptrdiff_t idist__wire_parse(const char *buf, size_t nbytes, idist__store_
 
 // store/multicast.h: how clients find the server when nobody knows its address
 //
-// A client asks an IPv4 multicast group where the server of its job is, and the server answers that
-// client alone. Both are datagrams of 18 bytes:
+// A client asks an IPv4 multicast group where the server of its job is. The server answers only
+// that client. Both messages are datagrams of 18 bytes:
 //
 //     question   | tag 16 | 0 2    |        tag: the first half of HMAC(key, "multicast", "/" JOB)
 //     answer     | tag 16 | port 2 |        port: big endian
 //
-// Anybody can answer; the handshake of the connection decides whether the answer was right.
+// Anybody can answer. The handshake of the connection shows whether the answer came from the right
+// server.
 
 enum { IDIST__MULTICAST_TAG_NBYTES = 16, IDIST__MULTICAST_NBYTES = 18, IDIST__MULTICAST_MS = 100 };
 
 typedef struct idist__multicast {
-    int fd; // -1: the store does not use multicast
+    int fd; // -1 if the store does not use multicast
     idist__os_address group;
     uint8_t tag[32];
-    char ip[64]; // ours, on the interface through which packets to the group leave
+    char ip[64]; // our address on the interface that sends packets to the group
 } idist__multicast;
 
-// The address of our interface: IDIST_ADDR, or else what the routing table says.
+// Finds the address of our interface: IDIST_ADDR if it is set, otherwise the address that the
+// routing table gives.
 static idist_status idist__multicast_own_address(const idist__multicast *cast, const char *group,
                                                  idist__os_address *own) {
     const char *host = idist__os_env("IDIST_ADDR");
@@ -8485,7 +8501,8 @@ static idist_status idist__multicast_own_address(const idist__multicast *cast, c
     return status;
 }
 
-// Opens the socket for a MULTICAST. When this fails, the caller closes cast->fd.
+// Opens the socket for a meeting place of kind MULTICAST. When this function fails, the caller
+// closes cast->fd.
 static idist_status idist__multicast_open(idist__multicast *cast, const idist__meet *meet,
                                           bool server, const uint8_t key[32]) {
     char group[300], job[300];
@@ -8512,7 +8529,7 @@ static idist_status idist__multicast_open(idist__multicast *cast, const idist__m
     return IDIST_OK;
 }
 
-// The server answers all pending questions.
+// Answers all pending questions. Only the server calls it.
 static void idist__multicast_answer(const idist__multicast *cast, int port) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     idist__os_address from;
@@ -8529,11 +8546,12 @@ static void idist__multicast_answer(const idist__multicast *cast, int port) {
         message[16] = (uint8_t)(port >> 8);
         message[17] = (uint8_t)port;
         idist__os_socket_send_datagram(cast->fd, message, sizeof message,
-                                       &from); // lost: asked again
+                                       &from); // if it is lost, the client asks again
     }
 }
 
-// Asks until somebody answers, and sets the TCP of the server.
+// Asks until somebody answers or the deadline passes. Sets *server to the TCP address of the
+// server.
 static idist_status idist__multicast_ask(const idist__multicast *cast, idist__meet *server,
                                          int64_t deadline_ns) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
@@ -8570,17 +8588,17 @@ static idist_status idist__multicast_ask(const idist__multicast *cast, idist__me
 
 // store/server.h: the server: one thread, one table, many connections
 //
-// The thread polls its listener, the pending connections, whose handshakes are under way, and its
-// clients. The bytes of one client pass through here:
+// The thread polls its listener, its clients, and the pending connections, whose handshakes are not
+// complete yet. The bytes of one client take this path:
 //
 //     idist__server_main -> read -> serve (parse, request, reply) -> write
 //
-// A request that waits stays at the front of its client's input and is tried again whenever the
-// table has changed; meanwhile the client is silent, or sends CANCEL_WAIT.
+// A request that waits stays at the front of its client's input. The server tries it again whenever
+// the table has changed. Meanwhile the client sends nothing except CANCEL_WAIT.
 
 enum { IDIST__SERVER_CLIENTS = 4096 };
 
-// What the server polls, before its clients and the pending connections.
+// Indices of the server's own poll entries. The clients and the pending connections follow.
 enum {
     IDIST__SERVER_POLL_WAKE,
     IDIST__SERVER_POLL_LISTENER,
@@ -8588,14 +8606,14 @@ enum {
     IDIST__SERVER_POLL_CLIENTS
 };
 
-// One connection whose handshake is done.
+// A connection whose handshake is complete.
 typedef struct idist__server_client {
     int fd;
-    bool valid;   // it has sent the magic number
+    bool valid;   // the client has sent the magic number
     bool waiting; // the first request in `in` waits for keys
     idist__buffer in;
     idist__buffer out;
-    char *will; // key and value, one after the other; see idist__store_request
+    char *will; // the key, then the value; see idist__store_request
     size_t will_key_nbytes;
     size_t will_nbytes;
 } idist__server_client;
@@ -8603,9 +8621,10 @@ typedef struct idist__server_client {
 typedef struct idist__server {
     idist_allocator mem;
     uint8_t key[32];
-    uint64_t id; // random, so that clients can tell it from the next one at its address
+    // Random, so that clients can tell this server from the next server at its address.
+    uint64_t id;
     int listener;
-    int wake; // a wake-up; signalled to end the thread
+    int wake; // wake-up descriptor, signaled to end the thread
     int port;
     idist__multicast multicast;
     idist__os_thread thread;
@@ -8618,15 +8637,17 @@ typedef struct idist__server {
     idist__pending pending;
     idist__server_client *clients[IDIST__SERVER_CLIENTS];
     int client_count;
-    bool will_executed;   // and so the table has changed
+    bool will_executed;   // a will has changed the table
     int refused_count;    // failed handshakes; rank 0 reports them when it times out
-    int other_byte_order; // a machine of another byte order has tried to connect
-    int out_of_fds;       // a connection was not accepted for lack of descriptors
-    char unlike[300];     // the first client that has another secret; fixed once is_unlike is set
+    int other_byte_order; // a machine with another byte order tried to connect
+    int out_of_fds;       // a connection was not accepted, because descriptors ran out
+    // Error text about the first client with another secret. Constant once is_unlike is set.
+    char unlike[300];
     int is_unlike;
 } idist__server;
 
-// A client has gone without taking its will back. A value that the key has already stays.
+// Executes the will of a client that has ended without withdrawing it. Does nothing if the key
+// already has a value.
 static void idist__server_execute_will(idist__server *server, const idist__server_client *client) {
     idist__blob key;
 
@@ -8638,7 +8659,8 @@ static void idist__server_execute_will(idist__server *server, const idist__serve
                          client->will_nbytes - client->will_key_nbytes) == IDIST_OK;
 }
 
-// The last client takes the index of the dropped one.
+// Drops a client and executes its will, if there is one. The last client takes the index of the
+// dropped client.
 static void idist__server_drop(idist__server *server, int index) {
     idist__server_client *client = server->clients[index];
 
@@ -8668,7 +8690,8 @@ static bool idist__server_reply_number(idist__server *server, idist__server_clie
     return idist__server_reply(server, client, &number, sizeof number);
 }
 
-// True means 0 on the wire, as in torch's protocol.
+// Replies with one byte. The byte is 0 if the flag is true, as in torch's protocol, and 1
+// otherwise.
 static bool idist__server_reply_flag(idist__server *server, idist__server_client *client,
                                      bool flag) {
     uint8_t byte = flag ? 0 : 1;
@@ -8697,7 +8720,7 @@ static void idist__server_drop_will(idist__server *server, idist__server_client 
     client->will_key_nbytes = client->will_nbytes = 0;
 }
 
-// Replaces a client's will by that of a CLAIM. False: out of memory.
+// Replaces a client's will with the will of a CLAIM. Returns false if memory is exhausted.
 static bool idist__server_set_will(idist__server *server, idist__server_client *client,
                                    const idist__store_request *claim) {
     char name[IDIST__WILL_KEY_MAX];
@@ -8715,8 +8738,9 @@ static bool idist__server_set_will(idist__server *server, idist__server_client *
     return true;
 }
 
-// Carries out one request of a client. *wait: it must be tried again after the table has changed.
-// False: drop the client.
+// Carries out one request of a client. Sets *wait if the request must be tried again after the
+// table has changed. Sets *changed if it changed the table. Returns false if the client must be
+// dropped.
 static bool idist__server_request(idist__server *server, idist__server_client *client,
                                   idist__store_request *request, bool *wait, bool *changed) {
     bool changed_here = false, awaits = request->op == IDIST__STORE_AWAIT_VALUE;
@@ -8731,7 +8755,7 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
 
     if (!client->valid) return false;
     if (request->op == IDIST__STORE_CANCEL_WAIT)
-        return true; // it crossed our answer, and nothing waits any more
+        return true; // it crossed our answer, so nothing waits any more
     if (request->op == IDIST__STORE_DROP_WILL) idist__server_drop_will(server, client);
 
     request->value = server->value;
@@ -8747,7 +8771,8 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
 
     if (changed_here) *changed = true;
 
-    // The key was deleted between the client's WAIT and its GET: the answer makes it wait again.
+    // The key was deleted between the client's WAIT and its GET. This answer makes the client wait
+    // again.
     if (*wait && request->op == IDIST__STORE_GET && !awaits) {
         *wait = false;
         return idist__server_reply_number(server, client, (int64_t)IDIST__NO_VALUE);
@@ -8759,8 +8784,8 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
     return idist__server_reply_to(server, client, request);
 }
 
-// Serves what has arrived from a client, up to a request that has to wait. *changed is set when the
-// table changed. False: drop the client.
+// Serves the requests that have arrived from a client, up to the first request that must wait. Sets
+// *changed if the table changed. Returns false if the client must be dropped.
 static bool idist__server_serve(idist__server *server, idist__server_client *client,
                                 bool *changed) {
     size_t used = 0;
@@ -8792,11 +8817,11 @@ static bool idist__server_serve(idist__server *server, idist__server_client *cli
 
     idist__buffer_consume(&client->in, used);
 
-    // A client that keeps asking and never reads is dropped.
+    // Drop a client that keeps asking and never reads.
     return client->out.nbytes < 8 * IDIST__STORE_REQUEST_MAX;
 }
 
-// Reads what has arrived. False: drop the client.
+// Reads the bytes that have arrived. Returns false if the client must be dropped.
 static bool idist__server_read(idist__server *server, idist__server_client *client) {
     idist__buffer *in = &client->in;
 
@@ -8804,7 +8829,7 @@ static bool idist__server_read(idist__server *server, idist__server_client *clie
         ptrdiff_t nbytes;
 
         if (in->nbytes >= IDIST__STORE_REQUEST_MAX)
-            return true; // a whole request is there: serve it first
+            return true; // a whole request has arrived, so serve it first
         if (!idist__buffer_reserve(&server->mem, &in->data, &in->capacity, in->nbytes,
                                    in->nbytes + 4096))
             return false;
@@ -8815,7 +8840,7 @@ static bool idist__server_read(idist__server *server, idist__server_client *clie
     }
 }
 
-// Sends what the socket takes now. False: drop the client.
+// Sends the bytes that the socket accepts now. Returns false if the client must be dropped.
 static bool idist__server_write(idist__server_client *client) {
     size_t sent = 0;
 
@@ -8836,7 +8861,7 @@ static bool idist__server_write(idist__server_client *client) {
     return true;
 }
 
-// Accepts connections while they may begin a handshake.
+// Accepts connections as long as there is a free slot for a handshake.
 static void idist__server_accept(idist__server *server) {
     idist__handshake *handshake;
 
@@ -8846,7 +8871,7 @@ static void idist__server_accept(idist__server *server) {
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
             if (!idist__pending_evict(&server->pending))
                 __atomic_store_n(&server->out_of_fds, 1, __ATOMIC_RELAXED);
-            idist__os_clock_pause_ms(1); // no busy loop while descriptors are short
+            idist__os_clock_pause_ms(1); // avoids a busy loop while descriptors are short
         }
 
         if (fd < 0) return;
@@ -8859,7 +8884,8 @@ static void idist__server_accept(idist__server *server) {
     }
 }
 
-// Turns a connection whose handshake is done into a client.
+// Turns a connection whose handshake is complete into a client. Closes the connection if the server
+// is full.
 static void idist__server_admit(idist__server *server, idist__handshake *handshake) {
     idist__server_client *client = NULL;
 
@@ -8876,7 +8902,8 @@ static void idist__server_admit(idist__server *server, idist__handshake *handsha
     server->clients[server->client_count++] = client;
 }
 
-// A handshake failed. Anybody may have sent it, so it must not end the job; rank 0 reports it.
+// Records a failed handshake. Anybody may have caused it, so it must not end the job; rank 0
+// reports it.
 static void idist__server_refuse(idist__server *server, const idist__handshake *handshake,
                                  idist_status status) {
     bool is_first = !__atomic_load_n(&server->is_unlike, __ATOMIC_RELAXED);
@@ -8891,13 +8918,14 @@ static void idist__server_refuse(idist__server *server, const idist__handshake *
 
     if (idist__os_socket_peer_address(handshake->fd, &peer) && !idist__os_socket_is_local(&peer))
         idist__os_socket_host_text(&peer, host, sizeof host);
-    if (strncmp(ip, "::ffff:", 7) == 0) ip += 7; // IPv4, at a listener for both
+    if (strncmp(ip, "::ffff:", 7) == 0) ip += 7; // an IPv4 peer of a dual-stack listener
     snprintf(server->unlike, sizeof server->unlike, "a process on %s was refused: %.200s", ip,
              idist__me.text);
     __atomic_store_n(&server->is_unlike, 1, __ATOMIC_RELEASE);
 }
 
-// Continues the handshakes for which something has arrived.
+// Continues the handshakes for which data has arrived. Closes connections whose handshake takes too
+// long.
 static void idist__server_handshakes(idist__server *server) {
     int i;
 
@@ -8921,14 +8949,16 @@ static void idist__server_handshakes(idist__server *server) {
     }
 }
 
-// Reads, serves and writes. What a client sent before it left still counts.
+// Reads from a client, serves its requests, and writes the answers. Requests that a client sent
+// before it disconnected still count. Returns false if the client must be dropped.
 static bool idist__server_client_ready(idist__server *server, idist__server_client *client,
                                        bool *changed) {
     bool alive = idist__server_read(server, client);
     return idist__server_serve(server, client, changed) && alive && idist__server_write(client);
 }
 
-// After a change of the table, tries the requests that wait, whose answers may change it again.
+// Tries the waiting requests again if the table has changed. Serving them may change the table, so
+// this function repeats until nothing changes.
 static void idist__server_serve_waiting(idist__server *server, bool changed) {
     int i;
 
@@ -8945,7 +8975,7 @@ static void idist__server_serve_waiting(idist__server *server, bool changed) {
     }
 }
 
-// Waits until something is to be done. Returns false when the thread has to end.
+// Waits until there is work. Returns false if the thread must end.
 static bool idist__server_poll(idist__server *server, bool may_accept) {
     idist__os_poll_entry *polls = server->polls, *clients = polls + IDIST__SERVER_POLL_CLIENTS;
     int i, pending_count, poll_count, timeout_ms = -1;
@@ -8982,7 +9012,8 @@ static void *idist__server_main(void *arg) {
 
         if (!idist__server_poll(server, may_accept)) return NULL;
 
-        // Downwards: a dropped client is replaced by the last one, which has been served.
+        // Count down: the last client takes the index of a dropped client, and has already been
+        // served.
         for (i = server->client_count - 1; i >= 0; i--)
             if (idist__os_poll_ready(&polls[IDIST__SERVER_POLL_CLIENTS + i]) &&
                 !idist__server_client_ready(server, server->clients[i], &changed))
@@ -8997,8 +9028,8 @@ static void *idist__server_main(void *arg) {
     }
 }
 
-// Ends the thread and frees everything. Clients that are connected see the end of their stream, and
-// from then on nobody gets a connection to this server.
+// Ends the thread and frees everything. Connected clients see the end of their stream. The listener
+// is closed before that, so a client that sees the end cannot connect again.
 static void idist__server_stop(idist__server *server) {
     if (server->running) {
         idist__os_poll_wakeup_signal(server->wake);
@@ -9017,7 +9048,8 @@ static void idist__server_stop(idist__server *server) {
     idist__mem_free(&server->mem, server);
 }
 
-// The memory that the thread uses, so that no client can make it run out of that.
+// Allocates in advance the poll entries and the scratch memory of the thread, so that no client can
+// make the thread run out of them.
 static idist_status idist__server_prepare(idist__server *server) {
     size_t poll_count = (size_t)IDIST__SERVER_POLL_CLIENTS + (size_t)IDIST__SERVER_CLIENTS +
                         (size_t)IDIST__PENDING_SLOTS;
@@ -9034,8 +9066,8 @@ static idist_status idist__server_prepare(idist__server *server) {
                             : IDIST_OK;
 }
 
-// Starts a server with a thread of its own. It owns the listener and the socket of `multicast` from
-// here on, also when this fails.
+// Starts a server with its own thread. The server owns the listener and the socket of `multicast`
+// from here on, even if this function fails.
 static idist_status idist__server_start(const idist_allocator *mem, int listener, int port,
                                         idist__multicast *multicast, const uint8_t key[32],
                                         int secrecy, idist__server **out) {
@@ -9084,42 +9116,45 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 // store/client.h: a store behind a socket
 //
-// Every process has one connection, which its threads share; the process that owns the table
-// connects to its own server. A call goes through
+// Every process has one connection, which its threads share. The process that owns the table
+// connects to its own server. A call takes this path:
 //
 //     idist__client_run -> exchange (encode, send, receive the answer)
 //
-// A thread that waits for keys would keep the connection from the others, so it waits in slices:
-// when others want the connection, it cancels its WAIT on the server and asks again later.
+// A thread that waits for keys would block the connection for other threads, so it waits in slices.
+// If another thread wants the connection at the end of a slice, the waiting thread cancels its WAIT
+// on the server and asks again later.
 
 enum {
-    IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys, or
-    IDIST__CLIENT_LEAST_MS = 1000,   // the store's time-out if that is shorter, but at least this
-    IDIST__CLIENT_SLICE_MS = 50,     // for which a waiting thread keeps the connection
-    IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
-    IDIST__CLIENT_ATTEMPT_MS = 2000, // for one address of a host that has several
-    IDIST__CLIENT_LACKING_MS = 500,  // for which a process that lacks a secret tries to tell rank 0
-    IDIST__CLIENT_RETRY_MS = 10000   // for which it tries again after the server closed on it
+    // Limit for the answer to a request that does not wait for keys. A shorter time-out of the
+    // store replaces this limit.
+    IDIST__CLIENT_ANSWER_MS = 30000,
+    IDIST__CLIENT_LEAST_MS = 1000,   // lower bound of that limit
+    IDIST__CLIENT_SLICE_MS = 50,     // time for which a waiting thread keeps the connection
+    IDIST__CLIENT_PROBE_MS = 5000,   // time after which it sends WAIT again, to probe the server
+    IDIST__CLIENT_ATTEMPT_MS = 2000, // limit for one address of a host that has several
+    IDIST__CLIENT_LACKING_MS = 500,  // for how long a process without a secret tries to tell rank 0
+    IDIST__CLIENT_RETRY_MS = 10000   // for how long a client retries after the server closed on it
 };
 
 typedef struct idist__client_store {
     idist__os_mutex lock;
-    int threads_waiting; // for the lock
+    int threads_waiting; // number of threads that wait for the lock
     int fd;
-    idist__server *server; // in the process that owns the table
+    idist__server *server; // NULL except in the process that owns the table
     char *out;             // the encoded request
     size_t nout;
     size_t out_capacity;
-    idist_status broken; // why the connection is unusable; IDIST_OK: it is not
-    bool is_own;         // the server is one of ours, not torch's
+    idist_status broken; // why the connection is unusable, or IDIST_OK
+    bool is_own;         // the server is ours, not torch's
     int secrecy;         // IDIST__SECRECY_*
-    int64_t lacking_ns;  // when a process without a secret gives up an address beyond its host
-    bool greeted;        // it has been told which protocol follows
-    uint64_t server_id;  // of one of ours
-    int answer_ms;       // how long it may take to answer
-    bool owes_number;    // the answer to a posted CLAIM comes before the next one
-    int64_t number;      // that answer, once the next one has come
-    char server_at[320]; // its address, for error texts
+    int64_t lacking_ns;  // when a process without a secret stops trying an address on another host
+    bool greeted;        // the greeting was sent
+    uint64_t server_id;  // random number of a server of ours
+    int answer_ms;       // time that the server may take to answer
+    bool owes_number;    // the answer to a posted CLAIM precedes the next answer
+    int64_t number;      // the sum of the posted CLAIM, once the next answer has arrived
+    char server_at[320]; // address of the server, for error texts
 } idist__client_store;
 
 static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
@@ -9150,7 +9185,7 @@ static bool idist__client_put_keys(idist_store *store, const idist__store_reques
     return ok;
 }
 
-// Tells the server which protocol follows.
+// Encodes the greeting, which tells the server which protocol follows.
 static bool idist__client_put_greeting(idist_store *store) {
     const uint8_t op = IDIST__STORE_VALIDATE;
     const uint32_t magic = IDIST__STORE_MAGIC;
@@ -9158,7 +9193,8 @@ static bool idist__client_put_greeting(idist_store *store) {
     return idist__client_put(store, &op, 1) && idist__client_put(store, &magic, sizeof magic);
 }
 
-// Encodes one request for the wire, behind the greeting if it is the first. False: out of memory.
+// Encodes one request for the wire, with the greeting before the first request. Returns false if
+// memory is exhausted.
 static bool idist__client_encode(idist_store *store, const idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
     const char *field = idist__wire_fields(request->op);
@@ -9188,7 +9224,8 @@ static bool idist__client_encode(idist_store *store, const idist__store_request 
     return ok;
 }
 
-// Marks the connection as unusable: nobody can tell how much of an answer is still to come.
+// Marks the connection as unusable, because nobody can tell how much of an answer is still to come.
+// The cause is in errno, which is 0 if the server closed the connection.
 static idist_status idist__client_break(idist__client_store *client) {
     int error = errno;
 
@@ -9209,8 +9246,8 @@ static bool idist__client_receive(idist__client_store *client, void *data, size_
     return idist__connection_read_all(client->fd, data, nbytes, deadline_ns);
 }
 
-// The answer to GET and COMPARE_SET goes into the caller's buffer, or is discarded when it does not
-// fit. request->flag: the key has been deleted since the WAIT.
+// Receives the answer to GET or COMPARE_SET into the caller's buffer. Discards a value that does
+// not fit. Sets request->flag if the key was deleted after the WAIT.
 static idist_status idist__client_receive_value(idist__client_store *client,
                                                 idist__store_request *request,
                                                 int64_t deadline_ns) {
@@ -9246,8 +9283,9 @@ static idist_status idist__client_receive_value(idist__client_store *client,
     return idist__table_truncated(request->nbytes, request->capacity);
 }
 
-// Returns when the server has to have answered a request that is made now. The limit of the request
-// may be sooner than that of the client, but a server always gets a moment.
+// Returns the time by which the server must answer a request that is sent now. The limit of the
+// request may be earlier than the limit of the client, but a server always gets at least
+// IDIST__CLIENT_LEAST_MS.
 static int64_t idist__client_answer_by(const idist__client_store *client,
                                        const idist__store_request *request) {
     int64_t by_ns = idist__os_clock_deadline(client->answer_ms);
@@ -9258,7 +9296,8 @@ static int64_t idist__client_answer_by(const idist__client_store *client,
     return limit_ns > least_ns ? limit_ns : least_ns;
 }
 
-// Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
+// Cancels the WAIT. Exactly one byte arrives in any case, because the answer to the WAIT may
+// already be under way.
 static idist_status idist__client_cancel_wait(idist__client_store *client,
                                               const idist__store_request *request,
                                               uint8_t *answer) {
@@ -9271,7 +9310,7 @@ static idist_status idist__client_cancel_wait(idist__client_store *client,
     return IDIST_OK;
 }
 
-// Takes the answer to a posted CLAIM. Returns the status of the connection.
+// Receives the answer to a posted CLAIM, if one is due. Returns the status of the connection.
 static idist_status idist__client_receive_owed(idist__client_store *client, int64_t deadline_ns) {
     if (!client->owes_number) return IDIST_OK;
     client->owes_number = false;
@@ -9280,8 +9319,8 @@ static idist_status idist__client_receive_owed(idist__client_store *client, int6
     return idist__client_break(client);
 }
 
-// Waits for keys until the deadline, or at the end of a slice until another thread wants the
-// connection. request->flag: the keys exist.
+// Waits for keys until the deadline. Returns earlier, at the end of a slice, if another thread
+// wants the connection or IDIST__CLIENT_PROBE_MS have passed. Sets request->flag if the keys exist.
 static idist_status idist__client_wait(idist__client_store *client, idist__store_request *request) {
     int64_t slice_ns = idist__os_clock_deadline(IDIST__CLIENT_SLICE_MS);
     int64_t probe_ns = idist__os_clock_deadline(IDIST__CLIENT_PROBE_MS);
@@ -9311,7 +9350,8 @@ static idist_status idist__client_wait(idist__client_store *client, idist__store
     return IDIST_OK;
 }
 
-// One request and its answer. A WAIT may end without the keys (request->flag false).
+// Sends one request and receives its answer. A WAIT may end before the keys exist; then
+// request->flag is false.
 static idist_status idist__client_exchange(idist_store *store, idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
     int64_t deadline_ns = idist__client_answer_by(client, request);
@@ -9363,7 +9403,8 @@ static idist_status idist__client_exchange(idist_store *store, idist__store_requ
     }
 }
 
-// SET has no answer. A CHECK behind it has one: after that, every other client sees the value.
+// Waits until every other client can see the value of a SET. SET has no answer, so this function
+// sends a CHECK after it and waits for the answer to the CHECK.
 static idist_status idist__client_confirm(idist_store *store, const idist__store_request *request) {
     idist__store_request check = *request;
     check.op = IDIST__STORE_CHECK;
@@ -9372,7 +9413,8 @@ static idist_status idist__client_confirm(idist_store *store, const idist__store
     return idist__client_exchange(store, &check);
 }
 
-// Tries a request once, with the connection locked. *wait: try it again, its keys do not exist yet.
+// Tries a request once. Called with the connection locked. Sets *wait if the keys do not exist yet,
+// so that the caller must try again.
 static idist_status idist__client_try(idist_store *store, idist__store_request *request,
                                       bool *wait) {
     const idist__client_store *client = (const idist__client_store *)store->impl;
@@ -9444,7 +9486,8 @@ static void idist__client_close(idist_store *store) {
     idist__mem_free(&store->mem, client);
 }
 
-// Nobody answers at an address. The client tries again until its deadline; then it says this.
+// Sets the error text for an address where nobody answers. The client keeps trying until its
+// deadline and then reports this text.
 static idist_status idist__client_unreached(const char *address_text,
                                             const idist__os_address *address, int error) {
     char host[64];
@@ -9464,7 +9507,8 @@ static idist_status idist__client_unreached(const char *address_text,
             address_text, strerror(error));
 
     idist__os_socket_host_text(address, host, sizeof host);
-    if (idist__os_socket_is_loopback(address)) // many systems have their own name so in /etc/hosts
+    // Many systems map their own name to a loopback address in /etc/hosts.
+    if (idist__os_socket_is_loopback(address))
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "nobody listens at %s (%s): rank 0 has not started, or is on another "
                            "host: here that address is %s, this host itself",
@@ -9475,18 +9519,21 @@ static idist_status idist__client_unreached(const char *address_text,
                            "%s%%eth0, for example",
                            address_text, host);
     if (error == ETIMEDOUT)
-        return idist__fail(IDIST_ERR_TIMEOUT,
-                           "nobody answers at %s (%s): its host is down, MASTER_ADDR is another "
-                           "host's, or a firewall drops what is sent there",
-                           address_text, strerror(error));
+        return idist__fail(
+            IDIST_ERR_TIMEOUT,
+            "nobody answers at %s (%s): its host is down, MASTER_ADDR names another host, or a "
+            "firewall drops the packets",
+            address_text, strerror(error));
 
-    return idist__fail(IDIST_ERR_TIMEOUT,
-                       "nobody listens at %s (%s): rank 0 has not started, or has failed and says "
-                       "why, or MASTER_ADDR / MASTER_PORT differ",
-                       address_text, strerror(error));
+    return idist__fail(
+        IDIST_ERR_TIMEOUT,
+        "nobody listens at %s (%s): rank 0 has not started, or has failed (see its own message), "
+        "or MASTER_ADDR / MASTER_PORT differ",
+        address_text, strerror(error));
 }
 
-// Whether this process may connect only within its host, and the address is beyond it.
+// Returns true if the address is beyond this host and this process may connect only within its
+// host.
 static bool idist__client_lacks_secret(const idist__client_store *client,
                                        const idist__os_address *address) {
     return client->is_own && client->secrecy == IDIST__SECRECY_NONE &&
@@ -9501,15 +9548,16 @@ static idist_status idist__client_no_secret(const char *address_text) {
                        address_text);
 }
 
-// The handshake of a new connection. *retry: the server closed it, because it had no room or has
-// just ended. *give_up_ns: when to stop trying after that; 0: not closed yet.
+// Performs the handshake of a new connection. Sets *retry if the server closed the connection,
+// because it was full or has just ended. *give_up_ns is the time when such retries end, or 0 as
+// long as no server has closed a connection.
 static idist_status idist__client_handshake(idist__client_store *client, const uint8_t key[32],
                                             int64_t deadline_ns, int64_t *give_up_ns, bool *retry) {
     int64_t own_deadline_ns = idist__os_clock_deadline(IDIST__PENDING_MS);
     idist__handshake handshake;
     idist_status status;
 
-    // Our own server answers at once, if it can at all.
+    // Our own server answers at once or never.
     if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
     idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
     idist__auth_set_secrecy(&handshake, client->secrecy);
@@ -9527,7 +9575,7 @@ static idist_status idist__client_handshake(idist__client_store *client, const u
     return status;
 }
 
-// The handshake failed: adds with whom.
+// Adds the address of the server to the error text of a failed handshake.
 static idist_status idist__client_name_server(idist_status status, const char *address_text) {
     if (status == IDIST_OK || status == IDIST_ERR_NO_FDS) return status;
     if (status == IDIST_ERR_TIMEOUT)
@@ -9538,9 +9586,10 @@ static idist_status idist__client_name_server(idist_status status, const char *a
     return idist__fail(status, "the server at %s (rank 0): %s", address_text, idist__me.text);
 }
 
-// One attempt to connect. A host may have several addresses, of which some lead nowhere: the number
-// of the attempt chooses. *retry: the failure is one that may pass. A process that lacks a secret
-// tries for a moment: if rank 0 trusts the network, the ranks meet and all learn what is missing.
+// Makes one attempt to connect. A host may have several addresses, some of which lead nowhere, so
+// the number of the attempt selects an address. Sets *retry if the failure may be temporary. A
+// process that lacks a secret tries only for a moment. If rank 0 trusts the network, the ranks
+// meet, and all of them learn what is missing.
 static idist_status idist__client_attempt(idist__client_store *client, const idist__meet *server,
                                           int number, const uint8_t key[32], int64_t by_ns,
                                           int64_t *give_up_ns, bool *retry) {
@@ -9558,7 +9607,7 @@ static idist_status idist__client_attempt(idist__client_store *client, const idi
         status = idist__fail(IDIST_ERR_ARG, "store: a client needs the port of the server, not 0");
 
     if (status != IDIST_OK) {
-        *retry = status != IDIST_ERR_ARG; // a name may become known
+        *retry = status != IDIST_ERR_ARG; // the name may resolve later
         return status;
     }
 
@@ -9588,7 +9637,8 @@ static idist_status idist__client_attempt(idist__client_store *client, const idi
     return idist__client_unreached(address_text, &address, error);
 }
 
-// Tries until the server is there. The first refusals are normal: it may start later than we do.
+// Tries to connect until the server accepts. The first refusals are normal, because the server may
+// start later than this process.
 static idist_status idist__client_connect(idist__client_store *client, const idist__meet *server,
                                           const uint8_t key[32], int64_t deadline_ns) {
     int64_t give_up_ns = 0;
@@ -9606,12 +9656,12 @@ static idist_status idist__client_connect(idist__client_store *client, const idi
             return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
         idist__os_clock_pause_ms(pause_ms);
         if (pause_ms < 50) pause_ms *= 2;
-        if (!give_up_ns) number++; // else the server is there, and had no room
+        if (!give_up_ns) number++; // otherwise the server is there, but was full
     }
 }
 
-// Asks the multicast group for the server, and asks again when the answer was of no use: anybody
-// may answer, and a server may have ended since.
+// Asks the multicast group for the server, and connects. Asks again if the connection fails,
+// because anybody may answer, and a server may have ended since its answer.
 static idist_status idist__client_find(idist__client_store *client,
                                        const idist__multicast *multicast, const uint8_t key[32],
                                        int64_t deadline_ns) {
@@ -9634,17 +9684,20 @@ static idist_status idist__client_find(idist__client_store *client,
     return status;
 }
 
-// Where the server is to listen, and whom it lets in.
+// Where the server listens, and which clients it admits.
 typedef struct idist__client_serving {
     const idist__meet *at;
-    int listener; // a socket that listens already, as spawn hands down; -1: none
+    int listener; // socket from spawn that already listens, or -1
     const uint8_t *key;
     int secrecy; // IDIST__SECRECY_*
 } idist__client_serving;
 
-// Listens at the address. Beyond this host, where a secret keeps strangers out, at its port of all
-// addresses of this host; without a secret, if other hosts cannot use the address or it is not
-// known yet, at the one that this host advertises.
+// Opens the listener of the server, or takes the one in `serving`. The server listens at:
+//   - the port of `at` on all addresses of this host, if `at` is beyond this host and there is a
+//     secret, which keeps strangers out
+//   - the address that this host advertises, if `at` is beyond this host, there is no secret, and
+//     `at` is a loopback address here or cannot be resolved yet
+//   - the address itself in all other cases
 static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
     const idist__meet *at = serving->at;
     char text[320];
@@ -9678,8 +9731,8 @@ static idist_status idist__client_listen(const idist__client_serving *serving, i
     return idist__connection_listen(&address, text, listener);
 }
 
-// Starts the server, and sets *own to the address of its socket. The server owns the listener and
-// the socket of `multicast` from here on.
+// Starts the server and sets *own to the address of its socket. From here on the server owns the
+// listener and the socket of `multicast`.
 static idist_status idist__client_serve(idist_store *store, const idist__client_serving *serving,
                                         idist__multicast *multicast, idist__meet *own) {
     idist__client_store *client = (idist__client_store *)store->impl;
@@ -9702,7 +9755,7 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
                                serving->secrecy, &client->server);
 }
 
-// Starts the server where this process has it, and connects to it.
+// Starts the server if `server` is true. Then connects to the server.
 static idist_status idist__client_begin(idist_store *store, idist__client_serving *serving,
                                         bool server, int64_t deadline_ns) {
     idist__client_store *client = (idist__client_store *)store->impl;
@@ -9735,14 +9788,15 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
         status = idist__client_find(client, &multicast, serving->key, deadline_ns);
     else if (status == IDIST_OK)
         status = idist__client_connect(client, &own, serving->key, deadline_ns);
-    idist__os_descriptor_close(&multicast.fd); // -1 where the server has taken it
+    idist__os_descriptor_close(&multicast.fd); // -1 if the server owns the socket now
     serving->at = NULL;
 
     return status;
 }
 
-// Opens a store at a LOCAL, TCP or MULTICAST. Owns serving->listener from here on. Without a key
-// there is no handshake: the server is one of torch. When this fails, the caller closes the store.
+// Opens a store at a meeting place of kind LOCAL, TCP or MULTICAST. Owns serving->listener from
+// here on. If serving->key is NULL, the server is torch's and there is no handshake. When this
+// function fails, the caller closes the store.
 static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
                                        bool server, int64_t deadline_ns) {
     idist__client_store *client =
@@ -9769,18 +9823,18 @@ static idist_status idist__client_open(idist_store *store, idist__client_serving
 
 // ---- store/store.h -------------------------------------------------------------------------------
 
-// store/store.h: the public functions; stores in memory and with a prefix
+// store/store.h: the public functions; stores in memory and stores with a prefix
 //
-// Ranks that do not know each other yet exchange keys and values here: in the memory of one
-// process, in a file that all of them can open, or through a server inside rank 0 that speaks the
-// protocol of torch's TCPStore. The functions idist_store_* of idist.h end here; the join of the
-// ring (ring/join/) is the main user.
+// Lets ranks that do not know each other yet exchange keys and values. A store lives in one of
+// three places: the memory of one process, a file that all ranks can open, or a server inside rank
+// 0. The server speaks the protocol of torch's TCPStore. The functions idist_store_* of idist.h are
+// implemented here. Their main user is the code that joins the ring (ring/join/).
 
 //------------------------------------------------------------------------------
 // a store inside one process
 //
-// A table, a mutex and a condition that waiting requests sleep on. Nobody owns it more than the
-// others, so there is neither a server nor a client.
+// A table, a mutex, and a condition variable that waiting requests sleep on. All threads are equal,
+// so there is neither a server nor a client.
 //------------------------------------------------------------------------------
 
 typedef struct idist__memory_store {
@@ -9845,8 +9899,8 @@ typedef struct idist__prefix_store {
     char prefix[IDIST__KEY_MAX + 1];
 } idist__prefix_store;
 
-// The keys of a request, with the prefix before each, in one block that the caller frees. The
-// second one of a CLAIM is that of its will.
+// Builds the keys of a request, with the prefix before each key, in one block that the caller
+// frees. The second key of a CLAIM is the key of its will.
 static idist_status idist__prefix_store_keys(idist_store *store,
                                              const idist__store_request *request,
                                              idist__blob **result) {
@@ -9935,7 +9989,7 @@ idist_status idist_store_close(idist_store **store) {
     return IDIST_OK;
 }
 
-// Opens the store of a torchrun agent, which needs no handshake.
+// Opens the store of a torchrun agent. This store needs no handshake.
 static idist_status idist__store_open_torch(idist_store *store, const idist__meet *meet,
                                             idist__client_serving *serving, int64_t deadline_ns) {
     idist__meet agent = *meet;
@@ -9963,8 +10017,9 @@ static idist_status idist__store_open_kind(idist_store *store, const idist__meet
     }
 }
 
-// Opens a store of any kind but NONE and PMI. In DRAW, see idist__store_is_file_server. A server
-// may bring a socket that listens already (else -1), which the store owns from here on.
+// Opens a store of any kind except NONE and PMI. For DRAW, idist__store_is_file_server tells
+// whether this process became the server. `listener` is a socket of a server that already listens,
+// or -1. The store owns the socket from here on.
 static idist_status idist__store_open(const idist__meet *meet, const idist_store_desc *desc,
                                       int listener, idist_store **out) {
     idist_store *store = idist__store_new(&desc->allocator, desc->timeout_ms);
@@ -9996,7 +10051,7 @@ static idist_status idist__store_open(const idist__meet *meet, const idist_store
     return status;
 }
 
-// Whether this process is the server of a store in a file.
+// Returns true if this process is the server of the store, which must be in a file.
 IDIST__UNUSED static bool idist__store_is_file_server(const idist_store *store) {
     return ((const idist__file_store *)store->impl)->server;
 }
@@ -10081,7 +10136,7 @@ static idist_status idist__store_check_key(const char *key) {
     return idist__fail(IDIST_ERR_ARG, "store: a key must have 1 to %u bytes", IDIST__KEY_MAX);
 }
 
-// Fills a request of an operation without a key.
+// Fills in a request for an operation without a key.
 static idist_status idist__store_begin(idist_store *store, idist__store_request *request, int op,
                                        int timeout_ms) {
     memset(request, 0, sizeof *request);
@@ -10130,8 +10185,8 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
     return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
-// Sets a value without waiting until other clients can see it: they do before this one has the
-// answer to its next request.
+// Sets a value without waiting until other clients can see it. They can see it by the time this
+// client gets the answer to its next request.
 IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const char *key,
                                                     const void *value, size_t nbytes) {
     idist__store_request request;
@@ -10143,9 +10198,9 @@ IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const ch
     return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
-// Adds 1 to the number of a key and leaves a will, see idist__store_request. sum NULL: does not
-// wait for the sum, which idist__store_posted_sum knows when the answer to the next request has
-// come; for stores with a server of ours.
+// Adds 1 to the number of a key and leaves a will, see idist__store_request. If `sum` is NULL, does
+// not wait for the sum. Then the store must have a server of ours, and idist__store_posted_sum
+// returns the sum after the next request has been answered.
 IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const char *key,
                                                      const char *will_key, const void *will,
                                                      size_t nbytes, int64_t *sum) {
@@ -10165,7 +10220,7 @@ IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const c
     return status;
 }
 
-// Takes our will back. If the connection is gone, the next request says so.
+// Withdraws our will. If the connection is lost, the next request reports it.
 IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
     idist__store_request request;
 
@@ -10173,13 +10228,14 @@ IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
         idist__store_run(store, &request);
 }
 
-// Waits until the server of a store in a file has ended, at most until the deadline. Then the next
-// store that is opened there is another one.
+// Waits until the server of a store in a file has ended, but not past the deadline. After that,
+// opening the path gives a new store. Returns at once for other kinds of stores.
 IDIST__UNUSED static void idist__store_await_end(idist_store *store, int64_t deadline_ns) {
     if (store->run == idist__file_store_run) idist__file_store_await_end(store, deadline_ns);
 }
 
-// Tells the servers of stores behind sockets apart; 0: it is not one of ours.
+// Returns the random id of the server if the server is ours and behind a socket, or else 0. The id
+// tells the server from later servers at the same address.
 IDIST__UNUSED static uint64_t idist__store_server_id(const idist_store *store) {
     if (store->run != idist__client_run) return 0;
     return ((const idist__client_store *)store->impl)->server_id;
@@ -10189,7 +10245,7 @@ IDIST__UNUSED static int64_t idist__store_posted_sum(const idist_store *store) {
     return ((const idist__client_store *)store->impl)->number;
 }
 
-// Runs a request that returns a value. `name` is the public function.
+// Runs a request that returns a value. `name` is the public function to name in error texts.
 static idist_status idist__store_fetch(const char *name, idist_store *store,
                                        idist__store_request *request, void *value, size_t capacity,
                                        size_t *nbytes) {
@@ -10249,7 +10305,7 @@ static idist_status idist__store_check_keys(const char *const *keys, size_t coun
         idist_status status = idist__store_check_key(keys[i]);
 
         if (status != IDIST_OK) return status;
-        total += strlen(keys[i]) + 9; // with its length and '/', on the wire
+        total += strlen(keys[i]) + 9; // on the wire: u64 length, '/', key
         if (total > IDIST__VALUE_MAX)
             return idist__fail(IDIST_ERR_ARG, "store: the keys of one call exceed %u bytes",
                                IDIST__VALUE_MAX);
@@ -10258,7 +10314,7 @@ static idist_status idist__store_check_keys(const char *const *keys, size_t coun
     return IDIST_OK;
 }
 
-// WAIT and CHECK. *flag, unless it is NULL: all keys exist.
+// Runs a WAIT or a CHECK. Sets *flag to true if all keys exist, unless `flag` is NULL.
 static idist_status idist__store_run_keys(idist_store *store, int op, const char *const *keys,
                                           size_t count, int timeout_ms, bool *flag) {
     idist__store_request request;
@@ -10287,19 +10343,20 @@ static idist_status idist__store_run_keys(idist_store *store, int op, const char
     return status;
 }
 
-// Like idist_store_wait, but the text of a time-out may name a key that exists.
+// Waits until all keys exist. After a time-out, the error text may name a key that exists.
+// idist_store_wait corrects the text.
 static idist_status idist__store_await_keys(idist_store *store, const char *const *keys, size_t n,
                                             int timeout_ms) {
     return idist__store_run_keys(store, IDIST__STORE_WAIT, keys, n, timeout_ms, NULL);
 }
 
-// Some of these keys did not appear in time. Only the server knows which: each question halves
-// their number.
+// Finds a key that did not appear in time and names it in the error text. Only the server knows
+// which keys are missing, so each CHECK halves the list of candidates.
 static idist_status idist__store_name_missing(idist_store *store, const char *const *keys,
                                               size_t n) {
     char text[sizeof idist__me.text];
 
-    memcpy(text, idist__me.text, sizeof text); // a question that fails overwrites it
+    memcpy(text, idist__me.text, sizeof text); // a CHECK that fails overwrites the text
 
     while (n > 1) {
         size_t half = n / 2;
@@ -10355,29 +10412,31 @@ idist_status idist_store_num_keys(idist_store *store, size_t *n) {
 
 // launch/env.h: the configuration, and numbers in environment variables
 
-#define IDIST__SHM_MIB 5 // shared memory per rank, unless the user says otherwise
+#define IDIST__SHM_MIB 5 // default size of the shared memory per rank
 
-enum { IDIST__RANK_DRAWN = -1 }; // in place of a rank: see launch/draw.h
+enum { IDIST__RANK_DRAWN = -1 }; // stands for a rank to be assigned, see launch/draw.h
 
-// The numbers are those of the names in idist__config_choices.
+// Values of IDIST_TRANSPORT, in the order of the names in idist__config_choices.
 enum { IDIST__TRANSPORT_AUTO, IDIST__TRANSPORT_SOCKET, IDIST__TRANSPORT_TCP };
 
-// How a collective runs. The setting IDIST_ALGO, the fingerprints of calls and the table in
-// ring/algo/ (ring/algo/choose.h) all use these numbers. Only those up to REMOTE can be set.
+// The algorithm of a collective. The setting IDIST_ALGO, the fingerprints of calls and the table in
+// ring/algo/ (ring/algo/choose.h) all use these numbers. Only the algorithms up to REMOTE can be
+// set.
 typedef enum idist__algorithm {
-    IDIST__ALGO_AUTO,      // chosen by operation and size; of a call: none of those below
+    // The default setting: choose by operation and size. In a call: none of the algorithms below.
+    IDIST__ALGO_AUTO,
     IDIST__ALGO_LATENCY,   // messages, few steps
     IDIST__ALGO_BANDWIDTH, // messages, few bytes
     IDIST__ALGO_CHUNKED,   // shared memory, one chunk at a time
-    IDIST__ALGO_REMOTE,    // a setting only: as AUTO, with cross-memory reads even if they are slow
+    IDIST__ALGO_REMOTE,    // only a setting: AUTO, with cross-memory reads even where they are slow
     IDIST__ALGO_FLAT,      // shared memory, small contributions
-    IDIST__ALGO_BY_HOST    // calls inside each host, and between hosts
+    IDIST__ALGO_BY_HOST    // calls inside each host and between hosts
 } idist__algorithm;
 
 typedef enum idist__launcher_kind {
     IDIST__LAUNCHER_NONE,
     IDIST__LAUNCHER_IDIST, // idistrun
-    IDIST__LAUNCHER_ENV,   // torchrun, and whoever else sets RANK and WORLD_SIZE
+    IDIST__LAUNCHER_ENV,   // torchrun and other launchers that set RANK and WORLD_SIZE
     IDIST__LAUNCHER_INDEXED,
     IDIST__LAUNCHER_HOROVODRUN,
     IDIST__LAUNCHER_OPENMPI,
@@ -10393,47 +10452,48 @@ typedef enum idist__launcher_kind {
 
 typedef struct idist__config {
     int rank, world_size; // rank may be IDIST__RANK_DRAWN until a backend has claimed the world
-    int local_rank, local_size; // -1: the launcher does not say
+    int local_rank, local_size; // -1 if the launcher does not say
     idist__launcher_kind launcher_kind;
     const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
     const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
-    const char *job_var;     // the variable that tells apart the jobs of one launcher, or NULL
-    idist__meet meet;        // where the ranks meet, see launch/where.h; NONE: not given
-    const char *lone_method; // an init method, but nothing says which rank we are; or NULL
-    idist_store *store;      // the caller's, instead of `meet`
-    idist_store *drawn;      // the rank was drawn from this store at `meet`, which the world owns
-    int listener;            // a socket that rank 0 of a spawn inherits and that listens; else -1
+    const char *job_var;             // the variable that identifies a job of the launcher, or NULL
+    idist__meet meet;                // where the ranks meet, see launch/where.h; NONE if not given
+    const char *lone_method; // init method of a process that does not know its rank, or NULL
+    idist_store *store;      // the caller's store, used instead of `meet`
+    idist_store *drawn;      // the store at `meet` that assigned our rank; owned by the world
+    int listener;            // listening socket that rank 0 of a spawn inherits, or -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
     int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
     int algorithm;      // an idist__algorithm, up to REMOTE
-    int sockets;        // of a link over TCP; 0: automatic
-    int bind;           // 1: bind each rank to a processor of its own, if there are enough
-    bool may_draw;      // the ranks meet in a file, from which they may be drawn
-    bool rank_drawn;    // ours was
+    int sockets;        // number of sockets of a TCP link, 0 for automatic
+    int bind;           // 1 to bind each rank to a processor of its own, if there are enough
+    bool may_draw;      // the ranks meet in a file, so ranks can be assigned
+    bool rank_drawn;    // our rank was assigned
     bool shm_asked;     // the user gave shm_nbytes
-    bool unchecked;     // a backend with collectives of its own need not compare the ranks' calls
-    bool high_priority; // of the device's streams
-    bool device_backend_in_desc; // asked for by desc, not by the environment
-    bool lone_method_in_desc;    // the same
+    bool unchecked;     // backends with their own collectives need not compare the ranks' calls
+    bool high_priority; // give the streams of the device high priority
+    bool device_backend_in_desc; // `device_backend` is from desc, not from the environment
+    bool lone_method_in_desc;    // `lone_method` is from desc, not from the environment
     size_t shm_nbytes;           // shared memory per rank
     const void *mpi_comm;
     char host_id[128];
-    char group_name[64];     // of the worlds that meet in one file, or ""
-    char device[32];         // the device the user asked for, or ""
+    char group_name[64];     // name of the group whose ranks meet in one file, or ""
+    char device[32];         // the device that the user asked for, or ""
     char device_backend[32]; // the device backend that the user asked for, or ""
     const void *nccl_comm, *nccl_config;
-    char backends[128]; // the backends the user asked for, or ""
-    // Where a rank says that another one was lost, so that what follows may be only a consequence:
-    int *lost;            // in memory, a worker to its parent; or NULL
-    char lost_file[1024]; // or else a file that the rank makes, for its launcher; or ""
+    char backends[128]; // the backends that the user asked for, or ""
+    // Where a rank reports that it has lost another rank. Later failures may be only consequences.
+    int *lost;            // memory that a worker shares with its parent, or NULL
+    char lost_file[1024]; // or else a file that the rank creates for its launcher, or ""
     idist_allocator mem;
     idist_logger logger;
 } idist__config;
 
 enum { IDIST__ENV_RANKS_MAX = 1000000 };
 
-// Leaves *value alone when the variable is not set, or has no name.
+// Reads a whole number from a variable. Leaves *value unchanged if the variable is not set or
+// `name` is NULL.
 static idist_status idist__env_int(const char *name, int64_t lowest, int64_t highest, int *value) {
     const char *text = name ? idist__os_env(name) : NULL;
     int64_t number;
@@ -10447,25 +10507,26 @@ static idist_status idist__env_int(const char *name, int64_t lowest, int64_t hig
     return IDIST_OK;
 }
 
-// A number of ranks or nodes, and the index of one.
+// Reads a number of ranks or nodes.
 static idist_status idist__env_count(const char *name, int *value) {
     return idist__env_int(name, 1, IDIST__ENV_RANKS_MAX, value);
 }
 
+// Reads the index of a rank or a node.
 static idist_status idist__env_index(const char *name, int *value) {
     return idist__env_int(name, 0, IDIST__ENV_RANKS_MAX, value);
 }
 
-// The first of two variables if it is set, otherwise the second.
+// Returns `first` if the variable of this name is set, or else `second`.
 static const char *idist__env_either(const char *first, const char *second) {
     return idist__os_env(first) ? first : second;
 }
 
 // ---- launch/slurm.h ------------------------------------------------------------------------------
 
-// launch/slurm.h: what Slurm says: host lists, tasks per node, whether srun started us
+// launch/slurm.h: what Slurm tells us: host lists, tasks per node, whether srun started us
 
-// Called for each host of a list; false ends the walk.
+// A function that is called for each host of a list. Returns false to end the walk.
 typedef bool (*idist__slurm_host_fn)(void *arg, const char *host);
 
 // One item between the brackets of a host list.
@@ -10476,7 +10537,8 @@ typedef struct idist__slurm_range {
 
 enum { IDIST__SLURM_HOST_NBYTES = 256, IDIST__SLURM_RANGE_MAX = 65535 };
 
-// Parses "7" or "03-11" up to a comma or the closing bracket. Returns where it ends, or NULL.
+// Parses "7" or "03-11" up to a comma or the closing bracket. Returns a pointer to this comma or
+// bracket, or NULL if the text is invalid.
 static const char *idist__slurm_parse_range(const char *text, const char *close,
                                             idist__slurm_range *range) {
     size_t digits = strspn(text, "0123456789");
@@ -10499,8 +10561,8 @@ static const char *idist__slurm_parse_range(const char *text, const char *close,
     return end <= close && (*end == ',' || end == close) ? end : NULL;
 }
 
-// Expands one element of a host list from `at` to `end`; `host` holds the `used` bytes before it.
-// It recurses for what follows a bracket.
+// Expands one element of a host list, from `at` to `end`. The first `used` bytes of `host` hold the
+// text before `at`. Recurses for the text after a bracket.
 static bool idist__slurm_expand(const char *at, const char *end, char *host, size_t used,
                                 idist__slurm_host_fn fn, void *arg) {
     const char *close;
@@ -10530,8 +10592,8 @@ static bool idist__slurm_expand(const char *at, const char *end, char *host, siz
     return true;
 }
 
-// Calls fn for each host of Slurm's compressed lists, in their order:
-// "a,b[1-3,07],rack[0-1]n[1-2]". False: it is no such list, or fn has ended the walk.
+// Calls fn for each host of a compressed list of Slurm, in order: "a,b[1-3,07],rack[0-1]n[1-2]".
+// Returns false if the text is not such a list, or if fn has ended the walk.
 static bool idist__slurm_each_host(const char *list, idist__slurm_host_fn fn, void *arg) {
     char host[IDIST__SLURM_HOST_NBYTES];
     const char *at = list;
@@ -10550,14 +10612,15 @@ static bool idist__slurm_each_host(const char *list, idist__slurm_host_fn fn, vo
     return true;
 }
 
-// Keeps the first host, but lets the walk go on, so that the whole list is checked.
+// Keeps the first host. Continues the walk, so that the whole list is checked.
 static bool idist__slurm_first_host(void *arg, const char *host) {
     char *first = (char *)arg;
     if (!first[0]) idist__text_copy(first, IDIST__SLURM_HOST_NBYTES, host);
     return true;
 }
 
-// The tasks of a node: "2(x3),1" says 2, 2, 2, 1. -1: the text does not say.
+// Returns the number of tasks of a node, or -1 if the text does not say. "2(x3),1" means 2, 2, 2,
+// 1.
 static int idist__slurm_tasks(const char *text, int node) {
     while (text && *text >= '0' && *text <= '9') {
         char *rest;
@@ -10589,15 +10652,15 @@ static const char *idist__slurm_size_var(void) {
     return idist__env_either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
 }
 
-// Whether srun started this process. The body of a batch script and a shell of salloc have its
-// variables too, but a step number above the limit.
+// Returns true if srun started this process. The body of a batch script and a shell of salloc also
+// have Slurm's variables, but their step number is above the limit.
 static bool idist__slurm_in_step(void) {
     int64_t step;
     return idist__parse_int(idist__os_env(idist__slurm_step_var()), 0, 0xffffffefll, &step) &&
            idist__os_env("SLURM_PROCID");
 }
 
-// The number of ranks on our node: Slurm has one number per node.
+// Sets config->local_size to the number of ranks on our node. Slurm gives one number per node.
 static void idist__slurm_local_size(idist__config *config) {
     const char *tasks =
         idist__os_env(idist__env_either("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"));
@@ -10609,10 +10672,10 @@ static void idist__slurm_local_size(idist__config *config) {
     if (nodes == 1) config->local_size = config->world_size;
 }
 
-// RANK and WORLD_SIZE inside a step of Slurm may come from an inner launcher such as torchrun, may
-// repeat Slurm's own numbers, or may be left over from elsewhere. *used: they are to be used. Where
-// they repeat Slurm's without the rest of torch's variables, Slurm is the launcher: it also knows
-// the local rank and where to meet.
+// Decides whether to use RANK and WORLD_SIZE inside a step of Slurm, and sets *used. The variables
+// may come from an inner launcher such as torchrun, repeat Slurm's own numbers, or be left over
+// from elsewhere. If they repeat Slurm's numbers without the rest of torch's variables, Slurm is
+// the launcher. Slurm also knows the local rank and the meeting place.
 static idist_status idist__slurm_check_env(bool *used) {
     int rank = 0, size = 1, slurm_rank = 0, slurm_size = 1, nodes = 1;
     const char *size_var = idist__slurm_size_var();
@@ -10629,7 +10692,7 @@ static idist_status idist__slurm_check_env(bool *used) {
     idist__env_count(size_var, &slurm_size);
     idist__env_count(idist__slurm_nodes_var(), &nodes);
 
-    // On one node an inner launcher can have started more ranks than there are tasks.
+    // On one node, an inner launcher can have started more ranks than Slurm has tasks.
     same = rank == slurm_rank && size == slurm_size;
     inner = nodes == 1 && rank >= slurm_rank && size >= slurm_size;
 
@@ -10650,15 +10713,16 @@ static idist_status idist__slurm_check_env(bool *used) {
 
 // launch/pmi.h: PMI-1, the text protocol of MPICH's launchers
 //
-// Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
-// or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
-// key-value space in which rank 0 publishes its address, and one barrier:
+// The protocol sends lines of "cmd=NAME key=value ..." over a socket. The launcher (hydra) passes
+// the socket down as PMI_FD, or we connect to PMI_PORT (mpiexec -pmi-port). We need three things
+// from PMI: our rank and size, a key-value space in which rank 0 publishes its address, and one
+// barrier:
 //
 //     idist__pmi_introduce   initack -> set size, set rank             (with PMI_PORT only)
 //     idist__pmi_share_address        init, get_my_kvsname, put (rank 0), barrier_in, get, finalize
 //
 // The launcher accepts one client per process. If an MPI library is linked into the program, that
-// is the client, whether or not idist uses MPI, and we leave PMI alone.
+// library is the client, whether or not idist uses MPI. In this case idist does not use PMI.
 
 #ifdef __cplusplus
 extern "C" int MPI_Pcontrol(const int level, ...) __attribute__((weak));
@@ -10666,26 +10730,27 @@ extern "C" int MPI_Pcontrol(const int level, ...) __attribute__((weak));
 int MPI_Pcontrol(const int level, ...) __attribute__((weak));
 #endif
 
-// Whether an MPI library in the program speaks PMI.
+// Returns true if an MPI library in the program speaks PMI.
 static bool idist__pmi_is_taken(void) { return MPI_Pcontrol != NULL; }
 
 typedef struct idist__pmi {
     int fd;
-    bool answers; // the launcher is there
+    bool answers; // the launcher answers
     int64_t deadline_ns;
     char line[600]; // the last answer
 } idist__pmi;
 
-// What PMI told this process. It is asked once: after `finalize` the launcher no longer listens.
+// The answers of PMI to this process. We ask only once, because the launcher no longer listens
+// after `finalize`.
 static struct {
     idist__os_mutex lock;
-    int fd;          // of PMI_PORT; -1: none
-    int size, rank;  // size 0: not asked yet
-    char where[320]; // rank 0 listens; "": not asked yet
+    int fd;          // connection to PMI_PORT, -1 if none
+    int size, rank;  // size is 0 before we have asked
+    char where[320]; // where rank 0 listens, "" before we have asked
 } idist__pmi_known = {IDIST__OS_MUTEX_INIT, -1, 0, 0, ""};
 
-// Reads one line, byte by byte, since what follows belongs to the next. The launcher's socket is a
-// blocking one, so each read waits for a byte first.
+// Reads one line byte by byte, because the bytes after it belong to the next line. The launcher's
+// socket is in blocking mode, so each read waits for a byte first.
 static bool idist__pmi_read_line(idist__pmi *pmi) {
     size_t nbytes = 0;
 
@@ -10698,8 +10763,8 @@ static bool idist__pmi_read_line(idist__pmi *pmi) {
     return nbytes > 0;
 }
 
-// Sends a line, and reads until an answer that begins with `answer`. False: the answer reports an
-// error, or none came.
+// Sends a line and reads answers until one begins with `answer`. Returns false if this answer
+// reports an error or does not arrive.
 static bool idist__pmi_request(idist__pmi *pmi, const char *line, const char *answer) {
     if (!idist__connection_write_all(pmi->fd, line, strlen(line), pmi->deadline_ns)) return false;
 
@@ -10710,7 +10775,8 @@ static bool idist__pmi_request(idist__pmi *pmi, const char *line, const char *an
     return !strstr(pmi->line, "rc=") || strstr(pmi->line, "rc=0") != NULL;
 }
 
-// The rest of the last answer behind "name=".
+// Returns the text after "name=" in the last answer, or "" if there is none. `name` includes the
+// '='.
 static const char *idist__pmi_value(const idist__pmi *pmi, const char *name) {
     const char *at = strstr(pmi->line, name);
     return at ? at + strlen(name) : "";
@@ -10733,7 +10799,7 @@ static bool idist__pmi_connect(const char *port, const char *id, int64_t deadlin
     snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
     ok = pmi.fd >= 0 && idist__pmi_request(&pmi, text, "cmd=initack");
 
-    while (ok && !strstr(pmi.line, "debug=")) { // the last of the lines that follow
+    while (ok && !strstr(pmi.line, "debug=")) { // the last line of the answer
         ok = idist__pmi_read_line(&pmi);
         if (sscanf(pmi.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
         if (sscanf(pmi.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
@@ -10745,7 +10811,7 @@ static bool idist__pmi_connect(const char *port, const char *id, int64_t deadlin
     return ok;
 }
 
-// With mpiexec -pmi-port the environment has no rank: PMI tells it.
+// Asks PMI for rank and size, which mpiexec -pmi-port does not put into the environment.
 static idist_status idist__pmi_introduce(idist__config *config, const char *port, const char *id) {
     int timeout_ms = config->init_timeout_ms > 0 ? config->init_timeout_ms : 5000;
     bool ok = true;
@@ -10770,7 +10836,8 @@ static idist_status idist__pmi_introduce(idist__config *config, const char *port
                        port);
 }
 
-// The address of rank 0 for the others: that of this host's name, if it is one of its interfaces.
+// Chooses the address at which other ranks reach rank 0. Prefers the address of this host's name,
+// if one of the host's interfaces has it.
 static idist_status idist__pmi_choose_address(idist__own_address *own) {
     char name[256];
     idist__os_address address;
@@ -10780,7 +10847,8 @@ static idist_status idist__pmi_choose_address(idist__own_address *own) {
     return idist__interface_choose(known ? &address : NULL, own);
 }
 
-// Ranks of several hosts, or of one where the user wants TCP, meet at a TCP port of rank 0.
+// Opens the TCP listener of rank 0, for ranks on several hosts, or for ranks on one host if the
+// user wants TCP.
 static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, size_t capacity) {
     bool one_host = config->local_size == config->world_size;
     bool by_loopback = one_host && !idist__os_env("IDIST_ADDR");
@@ -10802,7 +10870,7 @@ static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, si
         status = idist__connection_listen_everywhere(0, "a free port", &config->listener);
     } else if (!one_host) {
         status = idist__connection_listen_beyond(&own, NULL, 0, own.ip, &config->listener);
-    } else { // where the other ranks of this host connect to
+    } else { // the address to which the other ranks of this host connect
         status = idist__address_tcp(&address, own.ip, 0);
         if (status == IDIST_OK)
             status = idist__connection_listen(&address, own.ip, &config->listener);
@@ -10816,7 +10884,8 @@ static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, si
     return IDIST_OK;
 }
 
-// Rank 0 listens before it says where, so that nobody else can take the address.
+// Opens the listener of rank 0 and sets `where` to its address. Rank 0 listens before it publishes
+// the address, so that nobody else can take the address.
 static idist_status idist__pmi_listen(idist__config *config, char *where, size_t capacity) {
     idist__os_address address;
     uint64_t id[2];
@@ -10834,8 +10903,9 @@ static idist_status idist__pmi_listen(idist__config *config, char *where, size_t
     return idist__connection_listen(&address, where, &config->listener);
 }
 
-// Rank 0 puts `where` into the key-value space, and all ranks get it from there; "-" says that rank
-// 0 could not listen. False: the launcher does not answer.
+// Puts `where` into the key-value space on rank 0, where `puts` is true. All ranks then get the
+// value from there. The value "-" means that rank 0 could not listen. Returns false if the launcher
+// does not answer or reports an error.
 static bool idist__pmi_exchange(idist__pmi *pmi, bool puts, char *where, size_t capacity) {
     char space[256], text[900];
     const char *value;
@@ -10861,8 +10931,8 @@ static bool idist__pmi_exchange(idist__pmi *pmi, bool puts, char *where, size_t 
     return ok;
 }
 
-// A program between mpiexec and this one may have closed the descriptor, as subprocess of Python
-// does.
+// Reports that the launcher does not answer. A program between mpiexec and this one may have closed
+// the descriptor, as Python's subprocess does.
 static idist_status idist__pmi_no_answer(void) {
     const char *name = idist__os_env("PMI_FD") ? "PMI_FD" : "PMI_PORT";
     const char *value = idist__os_env(name);
@@ -10873,8 +10943,9 @@ static idist_status idist__pmi_no_answer(void) {
                        name, value ? value : "");
 }
 
-// Sets config->meet: rank 0 listens and tells the others through the launcher. Blocks until all
-// ranks have called it, or init_timeout_ms has passed.
+// Sets config->meet to the address of rank 0. Rank 0 listens and passes its address to the other
+// ranks through the launcher. Blocks until all ranks have called this function or init_timeout_ms
+// has passed.
 IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
     char where[320] = "-";
     idist__pmi pmi;
@@ -10918,16 +10989,16 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
 //     {"cluster": {"chief": ["h0:2222"], "worker": ["h1:2222", "h2:2222"], "ps": [...]},
 //      "task": {"type": "worker", "index": 1}}
 //
-// The chief ("master" in old versions), if there is one, and then the workers are the ranks; they
-// meet at the first of them. Valid JSON without a cluster is none of ours. What is in a valid text
-// is not parsed: it counts the strings of the lists it knows.
+// The ranks are the chief ("master" in old versions), if there is one, and then the workers. The
+// ranks meet at the address of the first rank. Valid JSON without a cluster is ignored. The code
+// checks the syntax of the whole text, but evaluates little of it. It counts the strings in the
+// lists that it knows.
 
 enum { IDIST__TF_DEPTH_MAX = 32 };
 
 static void idist__tf_config_skip_blanks(const char **at) { *at += strspn(*at, " \t\r\n"); }
 
-// These three move *at behind a valid piece of JSON, or return false and leave it where it is
-// wrong.
+// Moves *at past a valid JSON string, or returns false.
 static bool idist__tf_config_skip_string(const char **at) {
     const char *end = *at;
 
@@ -10940,6 +11011,7 @@ static bool idist__tf_config_skip_string(const char **at) {
     return true;
 }
 
+// Moves *at past a number, true, false or null, or returns false.
 static bool idist__tf_config_skip_word(const char **at) {
     static const char *const words[] = {"true", "false", "null"};
     size_t i, nbytes = strspn(*at, "+-.0123456789eE");
@@ -10951,6 +11023,8 @@ static bool idist__tf_config_skip_word(const char **at) {
     return nbytes > 0;
 }
 
+// Moves *at past a valid JSON value. Otherwise returns false and leaves *at where the text is
+// wrong.
 static bool idist__tf_config_skip_value(const char **at, int depth) {
     bool is_object = **at == '{';
     char end = is_object ? '}' : ']';
@@ -10984,7 +11058,8 @@ static bool idist__tf_config_skip_value(const char **at, int depth) {
     }
 }
 
-// A program whose TF_CONFIG lost a quotation mark on its way must not run alone for that.
+// Checks that TF_CONFIG is a JSON object. A program whose TF_CONFIG lost a quotation mark on its
+// way must not run alone because of that.
 static idist_status idist__tf_config_check(const char *text) {
     const char *at = text;
     bool valid;
@@ -10996,18 +11071,19 @@ static idist_status idist__tf_config_check(const char *text) {
 
     return idist__fail(
         IDIST_ERR_ENV,
-        "TF_CONFIG is not a valid JSON object: wrong from character %d on, %s%.40s%s. "
-        "Mend it, or unset it if it is not for this program",
+        "TF_CONFIG is not a valid JSON object: wrong from character %d on, %s%.40s%s. Fix it, or "
+        "unset it if it is not meant for this program",
         (int)(at - text) + 1, *at ? "\"" : "its end", at, *at ? "\"" : "");
 }
 
-// The number of strings in a list. The first of them goes to `first`, unless that is taken.
+// Returns the number of strings in a list. Copies the first string to `first`, unless `first` holds
+// a host already.
 static int idist__tf_config_count_hosts(const char *text, const char *list, char first[256]) {
     const char *at = strstr(text, list);
     int count = 0;
 
     while (at && at[strlen(list) + strspn(at + strlen(list), " \t\n")] != ':')
-        at = strstr(at + 1, list); // that one was a value, not a name
+        at = strstr(at + 1, list); // the match was a value, not a name
     at = at ? strpbrk(at, "[]{}") : NULL;
     if (!at || *at != '[') return 0;
 
@@ -11061,56 +11137,60 @@ static idist_status idist__tf_config_read(idist__config *config, const char *tex
 
 // launch/detect.h: which launcher started this process, and as which rank
 //
-// The table of launchers is in the order of precedence, inner launchers before outer ones: a
-// torchrun inside srun or mpirun wins over what it has inherited, and mpirun over the step of Slurm
-// that its daemon is. The first row that applies decides; IDIST_LAUNCHER narrows the table to the
-// rows of one name. If no row applies, the process runs alone.
+// The table of launchers is in order of precedence, with inner launchers before outer ones. A
+// torchrun inside srun or mpirun takes precedence over the variables that it has inherited. In the
+// same way, mpirun takes precedence over the step of Slurm that runs its daemon. The first row that
+// applies decides. IDIST_LAUNCHER narrows the table to the rows with one name. If no row applies,
+// the process runs alone.
 //
 //     idist__detect_launcher -> row.detect -> idist__detect_by_variables -> row.look
 
 typedef struct idist__launcher idist__launcher;
 
-// What the environment has of one row.
+// The state of one row's variables in the environment.
 typedef struct idist__detect_look {
-    const char *size_var; // the row's, or another name of the same thing
+    const char *size_var; // the row's variable, or another one with the same meaning
     bool has_rank, has_size;
-    const char *missing; // the variable to name when one of them is missing
-    bool skip;           // the variables belong to another launcher
+    const char *missing; // the variable to name in an error text
+    bool skip;           // skip the row: the variables belong to another launcher
 } idist__detect_look;
 
 struct idist__launcher {
     idist__launcher_kind kind;
-    const char *name; // for IDIST_LAUNCHER; NULL: it cannot be asked for
-    // Variables, or NULL. Where `detect` reads others, rank and size are those that say so.
+    const char *name; // value of IDIST_LAUNCHER, or NULL if the user cannot ask for it
+    // Variables, or NULL. If `detect` gets rank and size in another way, `rank` and `size` are the
+    // variables by which it recognizes the launcher.
     const char *rank, *size, *local_rank, *local_size, *job;
-    // Whether this launcher started us (*found), and if so our rank and size. `asked`: the user
-    // says that it did, so that its absence is an error.
+    // Sets *found, rank and size if this launcher started us. `asked` is true if the user named
+    // this launcher. Then it is an error if the launcher did not start us.
     idist_status (*detect)(idist__config *config, const idist__launcher *row, bool asked,
                            bool *found);
-    // Corrects what was found where other launchers set the same variables; or NULL.
+    // Corrects *look for variables that other launchers also set; or NULL.
     void (*look)(idist__detect_look *look, bool asked);
 };
 
-// Kubernetes sets JOB_COMPLETION_INDEX beside a WORLD_SIZE of the user's: the next row.
+// Skips the row if WORLD_SIZE is the user's and the rank is in Kubernetes' JOB_COMPLETION_INDEX.
+// The next row handles this case.
 static void idist__detect_look_env(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!look->has_rank && idist__os_env("JOB_COMPLETION_INDEX")) look->skip = true;
 }
 
-// Pods of an indexed job without a size are no world.
+// Ignores pods of an indexed job without a size. They do not form a world.
 static void idist__detect_look_indexed(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!(look->has_rank && look->has_size)) look->has_rank = look->has_size = false;
 }
 
-// PMI_SIZE belongs to other launchers too.
+// Ignores PMI_SIZE without PALS_RANKID, because other launchers also set PMI_SIZE.
 static void idist__detect_look_pals(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!look->has_rank) look->has_size = false;
 }
 
-// srun sets PMI_RANK and PMI_SIZE too, but not hydra's local rank. With PMI_PORT there are no
-// variables: the next row.
+// Skips the row if srun set PMI_RANK and PMI_SIZE, because srun does not set hydra's local rank.
+// Also skips the row if hydra set PMI_PORT instead of these variables. The next row handles
+// PMI_PORT.
 static void idist__detect_look_hydra(idist__detect_look *look, bool asked) {
     if (!asked && !idist__os_env("MPI_LOCALRANKID") && idist__slurm_in_step()) look->skip = true;
     if (asked && !look->has_rank && !look->has_size && idist__os_env("PMI_PORT")) look->skip = true;
@@ -11128,7 +11208,7 @@ static void idist__detect_look_slurm(idist__detect_look *look, bool asked) {
     }
 }
 
-// Reads rank, size and their local counterparts, and compares them.
+// Reads rank, size and their local counterparts, and checks that they are consistent.
 static idist_status idist__detect_numbers(idist__config *config, const idist__launcher *row,
                                           const char *size_var) {
     idist_status status = idist__env_count(size_var, &config->world_size);
@@ -11157,15 +11237,15 @@ static idist_status idist__detect_numbers(idist__config *config, const idist__la
     return IDIST_OK;
 }
 
-// A size without a rank, where ranks can be drawn.
+// Returns true if the row has a size but no rank, and the rank can be assigned.
 static bool idist__detect_draws(const idist__config *config, const idist__launcher *row,
                                 const idist__detect_look *look) {
     bool is_plain = row->kind == IDIST__LAUNCHER_IDIST || row->kind == IDIST__LAUNCHER_ENV;
     return config->may_draw && is_plain && look->has_size && !look->has_rank;
 }
 
-// Whether both variables of a row are set. One alone is an error: guessing the other would start N
-// worlds of one rank.
+// Sets *found if both variables of a row are set, or if the rank can be assigned. A single variable
+// is an error, because a guess at the missing one would start N worlds of one rank.
 static idist_status idist__detect_check(idist__config *config, const idist__launcher *row,
                                         idist__detect_look *look, bool asked, bool *found) {
     look->size_var = row->size;
@@ -11183,9 +11263,10 @@ static idist_status idist__detect_check(idist__config *config, const idist__laun
     }
 
     if (asked && !(look->has_rank && look->has_size))
-        return idist__fail(IDIST_ERR_ENV,
-                           "IDIST_LAUNCHER=%s, but %s is not set: it did not start this process",
-                           idist__os_env("IDIST_LAUNCHER"), look->missing);
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "IDIST_LAUNCHER=%s, but %s is not set: this launcher did not start this process",
+            idist__os_env("IDIST_LAUNCHER"), look->missing);
     if (look->has_rank != look->has_size)
         return idist__fail(IDIST_ERR_ENV,
                            "%s is set but %s is not: a launcher sets both; unset it to run alone",
@@ -11213,7 +11294,7 @@ static idist_status idist__detect_by_variables(idist__config *config, const idis
     return status == IDIST_OK ? idist__detect_numbers(config, row, look.size_var) : status;
 }
 
-// mpiexec -pmi-port of MPICH.
+// Detects mpiexec -pmi-port of MPICH.
 static idist_status idist__detect_pmi_port(idist__config *config, const idist__launcher *row,
                                            bool asked, bool *found) {
     const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
@@ -11238,7 +11319,7 @@ static idist_status idist__detect_tf(idist__config *config, const idist__launche
     return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=tf_config, but TF_CONFIG is not set");
 }
 
-// Only a PMIx client can learn the size.
+// Fails if a PMIx launcher started us, because only a PMIx client can learn the size.
 static idist_status idist__detect_pmix(idist__config *config, const idist__launcher *row,
                                        bool asked, bool *found) {
     (void)config;
@@ -11253,10 +11334,11 @@ static idist_status idist__detect_pmix(idist__config *config, const idist__launc
                        "alone");
 }
 
-// make lint compares names and variables with the lists in idist.h.
+// The launchers, in order of precedence. The lint checks compare their names and variables with the
+// lists in idist.h.
 //
-// hydra has two rows, because it hands down rank and size in two ways: in variables, or, with
-// mpiexec -pmi-port, over a connection to the port in PMI_PORT.
+// The launcher hydra has two rows, because it passes rank and size in two ways. It sets variables
+// or, with mpiexec -pmi-port, sends them over a connection to the port in PMI_PORT.
 //
 // clang-format off
 static const idist__launcher idist__launchers[] = {
@@ -11293,7 +11375,7 @@ static const idist__launcher idist__launchers[] = {
      NULL, NULL, idist__detect_pmix, NULL}};
 // clang-format on
 
-// Another name of a launcher, or NULL.
+// Returns another name of a launcher, or NULL.
 static const char *idist__detect_alias(const idist__launcher *row) {
     return row->kind == IDIST__LAUNCHER_ENV ? "torchrun" : NULL;
 }
@@ -11303,7 +11385,7 @@ static bool idist__detect_is_named(const idist__launcher *row, const char *name)
     return row->name && (strcmp(name, row->name) == 0 || (alias && strcmp(name, alias) == 0));
 }
 
-// "none, idist, env, torchrun, ...": what IDIST_LAUNCHER may be.
+// Stores the list of the values that IDIST_LAUNCHER may have: "none, idist, env, torchrun, ...".
 static void idist__detect_names(char *names, size_t cap) {
     size_t i;
 
@@ -11319,7 +11401,8 @@ static void idist__detect_names(char *names, size_t cap) {
     }
 }
 
-// Takes the first launcher that applies, or the one that IDIST_LAUNCHER names.
+// Sets rank and size from the first launcher that applies, or from the launcher that IDIST_LAUNCHER
+// names.
 static idist_status idist__detect_launcher(idist__config *config) {
     const char *asked = idist__os_env("IDIST_LAUNCHER");
     bool found = false, is_known = !asked || strcmp(asked, "none") == 0;
@@ -11347,28 +11430,28 @@ static idist_status idist__detect_launcher(idist__config *config) {
 // launch/where.h: where the ranks meet
 //
 // The result is config->meet, which idist__store_open takes. Ranks of one host meet at a local
-// socket, whose name is derived from what they have in common; others at a TCP port of rank 0, in a
-// file, or through a multicast group.
+// socket, whose name is derived from values that the ranks share. Other ranks meet at a TCP port of
+// rank 0, in a file, or through a multicast group.
 //
 //     init_method (or IDIST_INIT_METHOD)   ->  config->meet
 //     file:///path                             FILE, the path or path.GROUP
 //     tcp://239.x.y.z:port                     MULTICAST, named after world size, run and restart
 //     tcp://host:port                          LOCAL for a loopback host, else TCP
-//     env:// or none, MASTER_ADDR and _PORT    the same; TORCH where the agent serves
+//     env:// or none, MASTER_ADDR and _PORT    as for tcp://; TORCH where the agent serves
 //     none of these, one host                  LOCAL, named after the launcher's job
 //     none of these, hydra                     PMI
-//     none of these, Slurm                     TCP, of the first host of the step
+//     none of these, Slurm                     TCP, at the first host of the step
 
 enum { IDIST__WHERE_MASTER_PORT = 29500, IDIST__WHERE_JOB_PORT = 15000 };
 
-// Where the desc or the environment puts rank 0.
+// The address of rank 0, from the desc or the environment.
 typedef struct idist__where_master {
     const char *host; // or NULL
     int port;
-    bool has_port; // it was given, and is no default
+    bool has_port; // the port was given and is not the default
 } idist__where_master;
 
-// Sets LOCAL, with a name that begins with "idist-".
+// Sets config->meet to LOCAL with a formatted name, which begins with "idist-".
 IDIST__PRINTF(2, 3)
 static void idist__where_local(idist__config *config, const char *format, ...) {
     char name[256];
@@ -11384,9 +11467,9 @@ static bool idist__where_is_one_host(const idist__config *config) {
     return config->local_size == config->world_size;
 }
 
-// Ranks that share a loopback address share a host and need no TCP: the address becomes the name of
-// a local socket, together with the run, since two jobs may have the same port when nobody listens
-// at it.
+// Sets config->meet to a host and a port. Ranks that share a loopback address share a host and need
+// no TCP, so they meet at a local socket. Its name contains the port and the run, because two jobs
+// may have the same port if nobody listens at it.
 static void idist__where_tcp(idist__config *config, const char *host, int port) {
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
@@ -11401,8 +11484,8 @@ static void idist__where_tcp(idist__config *config, const char *host, int port) 
                        restart ? restart : "0", run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
 }
 
-// All ranks are on this host and no address is given: they meet at one derived from the job, or
-// from the launcher's process on this host.
+// Sets config->meet if all ranks are on this host and no address is given. The meeting place is
+// derived from the job, or from the launcher's process on this host.
 static void idist__where_job(idist__config *config) {
     const char *job = config->job_var ? idist__os_env(config->job_var) : NULL;
     const char *step = "";
@@ -11423,8 +11506,9 @@ static void idist__where_job(idist__config *config) {
                            (unsigned long long)name);
 }
 
-// The first host of the step, which has rank 0 unless the user has ordered the ranks differently,
-// and a port derived from job and step.
+// Sets config->meet to the first host of the step and a port that is derived from job and step. The
+// first host has rank 0, unless the user has ordered the ranks differently. In that case
+// config->meet stays unset.
 static idist_status idist__where_slurm(idist__config *config) {
     const char *var = idist__env_either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
     const char *list = idist__os_env(var), *order = idist__os_env("SLURM_DISTRIBUTION");
@@ -11443,7 +11527,8 @@ static idist_status idist__where_slurm(idist__config *config) {
     return IDIST_OK;
 }
 
-// fe80::/10 without an interface cannot be connected to.
+// Returns true if the host is a link-local address (fe80::/10) without an interface. Nobody can
+// connect to such an address.
 static bool idist__where_lacks_scope(const char *host) {
     bool is_link_local = (host[0] == 'f' || host[0] == 'F') && (host[1] == 'e' || host[1] == 'E') &&
                          host[2] && strchr("89abAB", host[2]) && host[3] && host[4] == ':';
@@ -11452,10 +11537,11 @@ static bool idist__where_lacks_scope(const char *host) {
 }
 
 static idist_status idist__where_no_scope(bool in_desc, const char *host) {
-    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
-                       "the address of rank 0, \"%s\", is link-local, so it needs the interface of "
-                       "this host: %s%%eth0, for example; or give one that all hosts reach",
-                       host, host);
+    return idist__fail(
+        in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+        "the address of rank 0, \"%s\", is link-local, so it needs the interface of this host: "
+        "%s%%eth0, for example; or give an address that all hosts can reach",
+        host, host);
 }
 
 static idist_status idist__where_read_master(const idist_desc *desc, idist__where_master *master) {
@@ -11490,8 +11576,8 @@ static idist_status idist__where_read_master(const idist_desc *desc, idist__wher
     return IDIST_OK;
 }
 
-// Whether torchrun's agent serves a TCPStore at MASTER_ADDR and MASTER_PORT: then nobody else can
-// listen there.
+// Returns true if torchrun's agent serves a TCPStore at MASTER_ADDR and MASTER_PORT. Then nobody
+// else can listen there.
 static bool idist__where_has_agent(const idist__config *config, const idist_desc *desc) {
     const char *agent = idist__os_env("TORCHELASTIC_USE_AGENT_STORE");
 
@@ -11499,13 +11585,14 @@ static bool idist__where_has_agent(const idist__config *config, const idist_desc
     return agent && strcmp(agent, "True") == 0;
 }
 
-// Whether hydra started us and can carry rank 0's address to the others.
+// Returns true if hydra started us and can pass rank 0's address to the other ranks.
 static bool idist__where_has_pmi(const idist__config *config) {
     if (config->launcher_kind != IDIST__LAUNCHER_HYDRA || idist__pmi_is_taken()) return false;
     return idist__os_env("PMI_FD") || idist__os_env("PMI_PORT");
 }
 
-// No init_method: the environment says where, or the launcher does.
+// Sets config->meet from the environment or the launcher, because there is no init_method or it is
+// env://.
 static idist_status idist__where_env(idist__config *config, const idist_desc *desc) {
     bool is_one_host = idist__where_is_one_host(config);
     bool has_job = config->job_var || config->launcher_kind == IDIST__LAUNCHER_HYDRA;
@@ -11535,7 +11622,8 @@ static idist_status idist__where_env(idist__config *config, const idist_desc *de
     return IDIST_OK;
 }
 
-// Ranks of a multicast group belong together if size, run and restart are the same.
+// Sets config->meet to a multicast group. Ranks that use the group belong together if their world
+// size, run and restart count are equal.
 static void idist__where_multicast(idist__config *config, const char *host, int port) {
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
@@ -11546,7 +11634,7 @@ static void idist__where_multicast(idist__config *config, const char *host, int 
 }
 
 static bool idist__where_is_multicast(const char *host) {
-    int first = atoi(host); // 224 to 239 begin a multicast group
+    int first = atoi(host); // multicast groups begin with 224 to 239
     return first >= 224 && first < 240 && strspn(host, "0123456789.") == strlen(host);
 }
 
@@ -11554,13 +11642,13 @@ static const char *idist__where_method(const idist_desc *desc) {
     return desc->init_method ? desc->init_method : idist__os_env("IDIST_INIT_METHOD");
 }
 
-// Whether the ranks meet in a file, if its path is right.
+// Returns true if the ranks meet in a file. Does not check the path.
 static bool idist__where_is_file(const idist_desc *desc) {
     const char *method = idist__where_method(desc);
     return !desc->store && method && strncmp(method, "file:", 5) == 0;
 }
 
-// Each group of ranks has a file of its own: PATH, or PATH.NAME.
+// Sets config->meet to a file. Each group of ranks has its own file: PATH, or PATH.NAME.
 static idist_status idist__where_file(idist__config *config, const idist_desc *desc,
                                       const char *path) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -11613,7 +11701,8 @@ static idist_status idist__where_read_method(idist__config *config, const idist_
     return idist__where_unknown(desc, method);
 }
 
-// A method is checked also where one rank needs none.
+// Sets config->meet or config->store. Checks an init method even if there is only one rank, which
+// does not need it.
 static idist_status idist__where_find(idist__config *config, const idist_desc *desc) {
     const char *method = idist__where_method(desc);
     bool is_none = strcmp(config->launcher, "none") == 0 && !idist__os_env("IDIST_LAUNCHER");
@@ -11636,8 +11725,9 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
     return idist__where_env(config, desc);
 }
 
-// For a backend that has claimed the configuration, and has perhaps found out the rank by itself:
-// a process that is to meet others must not run alone because its rank was forgotten.
+// Fails if an init method is given but nothing says which rank this process is. Such a process must
+// not run alone because its rank was forgotten. Called after a backend has claimed the
+// configuration, because the backend may have found out the rank by itself.
 static idist_status idist__where_check_lone(const idist__config *config) {
     const char *method = config->lone_method;
     bool in_desc = config->lone_method_in_desc;
@@ -11651,37 +11741,39 @@ static idist_status idist__where_check_lone(const idist__config *config) {
                        in_desc ? "init_method" : "IDIST_INIT_METHOD", method,
                        in_desc ? "give desc.rank and desc.world_size, or set RANK and WORLD_SIZE"
                                : "set RANK and WORLD_SIZE",
-                       strncmp(method, "file:", 5) == 0 ? " (alone: the rank is drawn)" : "");
+                       strncmp(method, "file:", 5) == 0 ? " (alone: the rank is assigned)" : "");
 }
 
 // ---- launch/draw.h -------------------------------------------------------------------------------
 
-// launch/draw.h: a process takes its rank, or draws one from a file
+// launch/draw.h: a process claims its rank, or is assigned one from a file
 //
 // Functions: idist__draw_*, idist__claim_*.
 
 //------------------------------------------------------------------------------
-// a process takes its rank, and the others learn if it ends
+// a process claims its rank, and the other ranks learn if the process ends
 //
-// A process that tells the store which rank it is leaves a will in the same request: if it ends
-// before it has joined, the store sets the key where the other ranks look for failures. Before that
-// request nobody can know of the process, and the others wait until their time-out. That leaves:
+// A process that tells the store its rank leaves a will in the same request. If the process ends
+// before it has joined, the store sets the key in which the other ranks look for failures. Before
+// that request nobody knows of the process, and the other ranks wait until their time-out. The will
+// does not cover:
 //
-//     a process that ends before the handshake with the store is over, or never comes
-//     rank 0, whose process has the store, for ranks that had not reached the store by then
-//     a store of torch, which knows no wills; there the agent of torchrun ends the other workers
+//     a process that ends before its handshake with the store is complete, or never starts
+//     rank 0, whose process has the store, for ranks that have not reached the store yet
+//     a store of torch, which has no wills; there torchrun's agent ends the other workers
 //------------------------------------------------------------------------------
 
-// Why a rank gave up: the value of "failed" (ring/join/join_failure.h).
+// The reason why a rank gave up. Value of the key "failed" (ring/join/join_failure.h).
 typedef struct idist__failure {
     int32_t status;
-    int32_t rank;    // -1: a process that was drawing its rank
-    int32_t by_will; // the process ended; the store says so for it
+    int32_t rank;    // -1 if the process had no rank yet
+    int32_t by_will; // 1 if the store wrote this because the process ended
     char text[400];
 } idist__failure;
 
-// Adds 1 to the number of `key`. If this process ends before it has dropped its will, the store
-// sets `failed`, in which % is the sum. sum NULL: see idist__store_claim.
+// Adds 1 to the number of `key` and leaves a will. If this process ends before it withdraws the
+// will, the store sets the key `failed`, with the sum in place of '%'. For a NULL sum, see
+// idist__store_claim.
 IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const char *key,
                                                    const char *failed, int rank, int64_t *sum) {
     idist__failure will;
@@ -11699,31 +11791,32 @@ IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const cha
 }
 
 //------------------------------------------------------------------------------
-// ranks that are drawn from a file
+// ranks that are assigned from a file
 //
-// Processes that know the file, the size of their world and perhaps a group's name, but no rank:
+// The processes know the file, the size of their world, and perhaps the name of a group. They do
+// not know their ranks:
 //
-//     the first one that opens the file is the server of its store, and rank 0
-//     it sets  idist/ranks   {drawn, a random number of this world}
-//     another  reads that, claims idist/drawn, and has the sum as its rank
+//     the first process that opens the file is the server of its store, and rank 0
+//     rank 0 sets idist/ranks to {drawn, a random number of this world}
+//     the other processes read idist/ranks and claim idist/drawn; the sum is the rank
 //
-// From then on everything is as with given ranks. The lock of the server, which ends with its
-// process, tells a world that is being made from the leftover of a dead one. Where ranks are given,
-// rank 0 sets idist/ranks as well, so that a process of the other kind is told by name.
+// From then on everything works as with given ranks. The lock of the server ends with the server's
+// process, so it tells a new world from the remains of a dead one. If ranks are given, rank 0 also
+// sets idist/ranks. Then a process without a rank gets an error that says so.
 //
-// A rank may give a world up while rank 0 still holds its file. Coming back it finds the number of
-// the world that it met there last, whether it drew its rank or was given it, and waits until the
-// file is gone. Each thread has a number of its own, since threads can be ranks.
+// A rank may leave a world while rank 0 still holds the file. When the rank comes back, it finds
+// the number of its last world in the file and waits until the file is gone. This applies to
+// assigned and to given ranks. Each thread has its own last number, because threads can be ranks.
 //------------------------------------------------------------------------------
 
 typedef struct idist__draw_mark { // the value of idist/ranks
-    uint64_t drawn;               // 0: the ranks are given
-    uint64_t world;               // random
+    uint64_t drawn;               // 0 if the ranks are given
+    uint64_t world;               // random number of the world
 } idist__draw_mark;
 
 enum { IDIST__DRAW_AGAIN_MS = 3 };
 
-// The world that this thread met last in a file.
+// Number of the world that this thread last met in a file.
 IDIST__TLS uint64_t idist__draw_last_world;
 
 static const char *idist__draw_file(const idist__config *config) { return config->meet.name; }
@@ -11758,8 +11851,9 @@ static idist_status idist__draw_still_held(const idist__config *config) {
                        idist__draw_file(config));
 }
 
-// The ranks are given, and the store in the file is open: whether they are to all. *again: it is
-// that of the last world, or was; the next one comes after it.
+// Checks that rank 0 was given its rank, as this process was. On rank 0, records in the store that
+// ranks are given. `store` is the open store in the file. Sets *again if the store belongs, or
+// belonged, to our last world; then the caller must open the next store.
 IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
                                                           idist_store *store, bool *again) {
     uint64_t last = idist__draw_last_world;
@@ -11772,7 +11866,7 @@ IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *c
 
     if (status == IDIST_ERR_PEER_LOST && last) {
         *again = true;
-        idist__draw_last_world = 0; // a second loss is that of the new rank 0
+        idist__draw_last_world = 0; // a second loss means that the new rank 0 was lost
         return IDIST_OK;
     }
 
@@ -11788,7 +11882,8 @@ IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *c
         config->rank, config->rank_var ? config->rank_var : "desc.rank", idist__draw_file(config));
 }
 
-// Tries to draw from the store. *again: this world is none for us, but the next one may be.
+// Tries to get a rank from the store. Sets *again if this world is not ours but the next one may
+// be.
 static idist_status idist__draw_try(idist__config *config, bool *again) {
     idist_store *store = config->drawn;
     idist__draw_mark mark;
@@ -11810,7 +11905,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
     if (status == IDIST_OK && !*again)
         status = idist__claim_run(store, "idist/drawn", "idist/1/failed", -1, &rank);
 
-    if (status == IDIST_ERR_PEER_LOST) { // the server left before we had a rank
+    if (status == IDIST_ERR_PEER_LOST) { // the server ended before we had a rank
         *again = true;
         return IDIST_OK;
     }
@@ -11847,16 +11942,16 @@ static idist_status idist__draw_open(idist__config *config, int64_t deadline_ns)
     return idist__store_open(&meet, &desc, -1, &config->drawn);
 }
 
-// Closes the store, if the ranks were drawn from one and nobody has taken it over.
+// Closes the store that assigned our rank, if there is one and no world has taken it over.
 static void idist__draw_close(idist__config *config) {
     char text[sizeof idist__me.text];
 
-    memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+    memcpy(text, idist__me.text, sizeof text); // closing may overwrite the text
     idist_store_close(&config->drawn);
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// Draws the rank of a configuration that has none. Leaves the store in config->drawn.
+// Has a rank assigned to a configuration that has none. Leaves the store in config->drawn.
 static idist_status idist__draw_rank(idist__config *config) {
     int64_t deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
     idist_status status = IDIST_OK;
@@ -11880,17 +11975,17 @@ static idist_status idist__draw_rank(idist__config *config) {
 
 // ---- launch/config.h -----------------------------------------------------------------------------
 
-// launch/config.h: explicit field, then environment, then built-in
+// launch/config.h: settings from explicit fields, then the environment, then built-in defaults
 //
-// Turns the caller's idist_desc and the environment into one idist__config: who we are (rank and
-// world size, from whichever launcher started us), where the ranks meet, and every other setting
-// with its default filled in. Whoever starts a world (calls/, spawn/) calls
-// idist__config_fill once and reads the environment nowhere else.
+// Turns the caller's idist_desc and the environment into one idist__config. The result says who we
+// are (rank and world size, from the launcher that started us), where the ranks meet, and every
+// other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once and reads
+// the environment nowhere else.
 //
-// idist__config_fill is the only place where defaults are filled in.
+// Defaults are filled in only by idist__config_fill.
 
-// Sets *choice to the index of the field, or else of the variable, among `names` ("a, b, c"); 0 is
-// the default.
+// Sets *choice to the index of a word among `names` ("a, b, c"). The word is `field`, or the value
+// of the variable `var` if `field` is NULL. Index 0 is the default.
 static idist_status idist__config_choice(const char *field, const char *var, const char *names,
                                          int *choice) {
     const char *text = field ? field : idist__os_env(var), *at = names;
@@ -11912,7 +12007,8 @@ static idist_status idist__config_choice(const char *field, const char *var, con
     return idist__fail(IDIST_ERR_ENV, "%s=%s: use one of %s", var, text, names);
 }
 
-// 0 in desc or environment means the default, a negative number means no time-out: -1 here.
+// Reads a time-out from the desc or the environment. Zero means the default. A negative number
+// means no time-out and is stored as -1.
 static idist_status idist__config_timeout(int field, const char *var, int fallback, int *value) {
     idist_status status = IDIST_OK;
 
@@ -11982,7 +12078,8 @@ static void idist__config_text(const char *field, const char *var, char *text, s
     if (value) idist__text_copy(text, capacity, value);
 }
 
-// An id that is too long ends with a hash of all of it, so that no other one becomes equal.
+// Sets config->host_id. Cuts an id that is too long and appends a hash of the whole id, so that
+// different ids stay different.
 static void idist__config_host_id(idist__config *config, const char *field) {
     const char *value = field ? field : idist__os_env("IDIST_HOSTID");
     size_t nbytes = value ? strlen(value) : 0, end = sizeof config->host_id - 17;
@@ -11993,20 +12090,22 @@ static void idist__config_host_id(idist__config *config, const char *field) {
                  (unsigned long long)idist__hash(value, nbytes));
 }
 
-// desc.rank is IDIST__RANK_DRAWN: no launcher is asked.
+// Sets up a rank to be assigned, because desc.rank is IDIST__RANK_DRAWN. Asks no launcher.
 static idist_status idist__config_draws(idist__config *config, const idist_desc *desc) {
     const char *var = idist__env_either("IDIST_WORLD_SIZE", "WORLD_SIZE");
 
     if (desc->world_size < 0 || (!desc->world_size && !idist__os_env(var)))
-        return idist__fail(IDIST_ERR_ARG,
-                           "rank %d is drawn, for which the world's size is needed: set "
-                           "desc.world_size, IDIST_WORLD_SIZE or WORLD_SIZE",
-                           desc->rank);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "rank %d asks for an assigned rank, which needs the world size: set desc.world_size, "
+            "IDIST_WORLD_SIZE or WORLD_SIZE",
+            desc->rank);
     if (!config->may_draw)
-        return idist__fail(IDIST_ERR_ARG,
-                           "rank %d is drawn, for which the ranks must meet in a file: set "
-                           "desc.init_method or IDIST_INIT_METHOD to file:///path",
-                           desc->rank);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "rank %d asks for an assigned rank, so the ranks must meet in a file: set "
+            "desc.init_method or IDIST_INIT_METHOD to file:///path",
+            desc->rank);
 
     config->launcher = "explicit";
     config->rank = IDIST__RANK_DRAWN;
@@ -12015,7 +12114,7 @@ static idist_status idist__config_draws(idist__config *config, const idist_desc 
     return desc->world_size ? IDIST_OK : idist__env_count(var, &config->world_size);
 }
 
-// Rank and world size: those of the desc, or else the launcher's.
+// Sets rank and world size from the desc, or from the launcher if the desc has neither.
 static idist_status idist__config_rank(idist__config *config, const idist_desc *desc) {
     config->rank = 0;
     config->world_size = 1;
@@ -12036,7 +12135,8 @@ static idist_status idist__config_rank(idist__config *config, const idist_desc *
     return IDIST_OK;
 }
 
-// A path that is too long is ignored: part of it would be that of another file.
+// Reads IDIST_LOST_FILE. Ignores a path that is too long, because part of the path would name
+// another file.
 static void idist__config_lost_file(idist__config *config) {
     const char *path = idist__os_env("IDIST_LOST_FILE");
 
@@ -12044,7 +12144,7 @@ static void idist__config_lost_file(idist__config *config) {
         idist__text_copy(config->lost_file, sizeof config->lost_file, path);
 }
 
-// This rank has lost another one. Tells the process that started it.
+// Tells the process that started this rank that this rank has lost another rank.
 static void idist__config_tell_lost(const idist__config *config) {
     idist__os_file file;
 
@@ -12056,7 +12156,7 @@ static void idist__config_tell_lost(const idist__config *config) {
     }
 }
 
-// Fills all of *config. desc may be NULL.
+// Fills in all of *config. `desc` may be NULL.
 static idist_status idist__config_fill(idist__config *config, const idist_desc *desc) {
     idist_desc d;
     idist_status status;
@@ -12094,7 +12194,8 @@ static idist_status idist__config_fill(idist__config *config, const idist_desc *
     return status;
 }
 
-// The same number on all processes that can reach each other by local sockets, and so by loopback.
+// Returns a number that is equal on all processes that can reach each other by local sockets, and
+// therefore by loopback.
 IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
     char text[256];
 
@@ -12102,15 +12203,15 @@ IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
     return idist__hash(text, strlen(text));
 }
 
-// The same number on all ranks that can share memory and local sockets, and on no others: host_id,
-// or else what the operating system says.
+// Returns a number that is equal on all ranks that can share memory and local sockets, and
+// different on other ranks. The number is derived from host_id, or else from the operating system.
 IDIST__UNUSED static uint64_t idist__config_host_key(const idist__config *config) {
     if (config->host_id[0]) return idist__hash(config->host_id, strlen(config->host_id));
     return idist__config_reach_key();
 }
 
-// The same number on all ranks that have the same processors of one machine, although it may be
-// several hosts to them.
+// Returns a number that is equal on all ranks that use the same processors of one machine, even if
+// the ranks see several hosts there.
 IDIST__UNUSED static uint64_t idist__config_processor_key(void) {
     char machine[65];
     idist__os_cpu_set cpus;
@@ -19523,39 +19624,40 @@ idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn
 //------------------------------------------------------------------------------
 // a JSON array that is valid at any moment
 //
-// The array is closed behind every event. A new event is first written behind that end, from
-// end + 2 on, together with an end of its own. Then two bytes are replaced, a newline and a bracket
-// by a comma and a newline, and the array is longer by one event:
+// The array is closed after every event. A new event is first written after the closing bracket,
+// from end + 2 on, with a closing bracket of its own. Then two bytes are replaced: the newline and
+// the old bracket become a comma and a newline. Now the array has one more event:
 //
 //     before            [ \n {...}  \n  ]  \n
-//                                 ^ end: of the last event
+//                                 ^ end of the last event
 //     new event         [ \n {...}  \n  ]  {...}  \n ] \n
 //     two bytes later   [ \n {...}  ,  \n  {...}  \n ] \n
 //                                               ^ end
 //
-// The window is the part of the file that is mapped; it is filled with spaces, which JSON ignores.
+// The window is the mapped part of the file. Unused bytes of the window are spaces, which JSON
+// ignores.
 //------------------------------------------------------------------------------
 
-// In bytes.
+// Sizes in bytes.
 #define IDIST__TRACE_WINDOW_NBYTES ((size_t)64 * 1024)
 #define IDIST__TRACE_EVENT_NBYTES 2048
 #define IDIST__TRACE_NAME_NBYTES 160
 #define IDIST__TRACE_KIND_NBYTES 64
 #define IDIST__TRACE_ARGS_NBYTES 1000
 
-// Nanoseconds. Sums and differences of such times do not overflow.
+// Limit of times in ns. Sums and differences of two such times do not overflow.
 #define IDIST__TRACE_TIME_LIMIT_NS (INT64_MAX / 4)
 
 static idist__os_mutex idist__trace_lock = IDIST__OS_MUTEX_INIT;
 
 static struct idist__trace_state {
-    bool on;     // atomic; what follows is under the lock
+    bool on;     // atomic; the lock protects the other fields
     bool failed; // nothing more is written
     idist__os_file file;
-    char *window;        // NULL: none is mapped
+    char *window;        // NULL if no part of the file is mapped
     size_t window_begin; // position in the file
-    size_t end;          // of the last event, in the file
-    int64_t wall_ns;     // the time since 1970 less that of CLOCK_MONOTONIC
+    size_t end;          // end of the last event in the file
+    int64_t wall_ns;     // time since 1970 minus CLOCK_MONOTONIC
     struct idist__trace_rank *ranks;
 } idist__trace;
 
@@ -19568,7 +19670,7 @@ static void idist__trace_file_unmap(void) {
     idist__trace.window = NULL;
 }
 
-// Moves the window to the end of the last event. 0 or an errno.
+// Moves the window to the end of the last event. Returns 0 or an errno.
 static int idist__trace_file_map(void) {
     size_t used;
     int error;
@@ -19587,13 +19689,13 @@ static int idist__trace_file_map(void) {
 
 static void idist__trace_file_give_up(const idist__log *log, const char *path, int error) {
     idist__log_print(log, IDIST_LOG_WARN,
-                     "IDIST_TRACE: %s cannot be written (%s); there is no timeline from here on",
-                     path, strerror(error));
+                     "IDIST_TRACE: %s cannot be written (%s); the timeline ends here", path,
+                     strerror(error));
     idist__trace.failed = true;
     __atomic_store_n(&idist__trace.on, false, __ATOMIC_RELEASE);
 }
 
-// Makes room for nbytes behind the last event. False: the timeline was given up.
+// Makes room for nbytes after the last event. Returns false if the timeline was given up.
 static bool idist__trace_file_reserve(size_t nbytes) {
     idist__log log;
     size_t window_end = idist__trace.window_begin + IDIST__TRACE_WINDOW_NBYTES;
@@ -19607,7 +19709,7 @@ static bool idist__trace_file_reserve(size_t nbytes) {
     return false;
 }
 
-// Adds an event: a JSON object without a newline. The lock is held.
+// Adds an event, which is a JSON object without a newline. Called with the lock held.
 static void idist__trace_file_put(const char *event) {
     static const char end[3] = {'\n', ']', '\n'}, comma[2] = {',', '\n'}, first[2] = {' ', '\n'};
     size_t nbytes = strlen(event);
@@ -19619,12 +19721,12 @@ static void idist__trace_file_put(const char *event) {
     at = idist__trace.window + (idist__trace.end - idist__trace.window_begin);
     idist__text_copy(at + 2, nbytes + 1, event);
     memcpy(at + 2 + nbytes, end, sizeof end);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);              // the event before the comma
-    memcpy(at, idist__trace.end == 1 ? first : comma, 2); // 1: behind the opening bracket
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);              // write the event before the comma
+    memcpy(at, idist__trace.end == 1 ? first : comma, 2); // end is 1 before the first event
     idist__trace.end += 2 + nbytes;
 }
 
-// Cuts off the spaces at the end of the file. The next event, if any, maps the file again.
+// Removes the spaces at the end of the file. The next event, if any, maps the file again.
 static void idist__trace_file_trim(void) {
     idist__os_mutex_lock(&idist__trace_lock);
     idist__trace_file_unmap();
@@ -19634,7 +19736,8 @@ static void idist__trace_file_trim(void) {
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// out.json becomes out.3.json in a world of several ranks, and out.3.4711.json with a process id.
+// Builds the path of the file. out.json becomes out.3.json in a world of several ranks, and
+// out.3.4711.json with a process id.
 static void idist__trace_file_path(char *path, size_t capacity, const char *name, int rank,
                                    int world_size, int process) {
     size_t length = strlen(name);
@@ -19647,7 +19750,8 @@ static void idist__trace_file_path(char *path, size_t capacity, const char *name
     idist__text_append(path, capacity, "%s", name + stem);
 }
 
-// Creates the file, or empties it. 0 or an errno; EAGAIN: another process is writing it.
+// Creates the file or empties it. Returns 0 or an errno. EAGAIN means that another process is
+// writing the file.
 static int idist__trace_file_create(const char *path) {
     static const char empty[4] = {'[', '\n', ']', '\n'};
     int error;
@@ -19672,7 +19776,7 @@ static int idist__trace_file_create(const char *path) {
     return 0;
 }
 
-// Starts the timeline, unless there is one. The lock is held.
+// Starts the timeline, unless it has started already. Called with the lock held.
 static void idist__trace_file_open(const idist__world *w) {
     const char *name = idist__os_env("IDIST_TRACE");
     int rank = w->group.rank, world_size = w->group.size;
@@ -19703,12 +19807,13 @@ static void idist__trace_file_open(const idist__world *w) {
 //
 //     {"ph":"B","pid":3,"tid":0,"ts":1769801172180123.456,"cat":"call","name":"barrier"}
 //
-// ph is the phase: B begins, E ends, X is both (with a duration), M is metadata. In the terms of
-// the format a rank is a process (pid), and a track a thread of it (tid). An event is composed in a
-// buffer of IDIST__TRACE_EVENT_NBYTES bytes and then put into the file.
+// The phase `ph` is B for a begin, E for an end, X for both (with a duration), or M for metadata.
+// In the terms of the format, a rank is a process (pid) and a track is a thread (tid) of the
+// process. An event is composed in a buffer of IDIST__TRACE_EVENT_NBYTES bytes and then put into
+// the file.
 //------------------------------------------------------------------------------
 
-// Copies text; if it does not fit, as many whole characters as do.
+// Copies a text. Cuts a text that is too long, but never inside a character.
 static void idist__trace_event_cut(char *out, size_t capacity, const char *text) {
     size_t nbytes = strlen(text);
 
@@ -19721,7 +19826,8 @@ static void idist__trace_event_cut(char *out, size_t capacity, const char *text)
     out[nbytes] = 0;
 }
 
-// Copies text as the inside of a JSON string; if it does not fit, as many whole characters as do.
+// Copies a text as the inside of a JSON string. Cuts a text that is too long, but never inside a
+// character.
 static void idist__trace_event_quote(char *out, size_t capacity, const char *text) {
     size_t n = 0;
 
@@ -19733,7 +19839,7 @@ static void idist__trace_event_quote(char *out, size_t capacity, const char *tex
         else n += (size_t)snprintf(out + n, 7, "\\u%04x", c);
     }
 
-    if ((*text & 0xc0) == 0x80) { // within a character
+    if ((*text & 0xc0) == 0x80) { // inside a character
         while (n && (out[n - 1] & 0xc0) == 0x80) n--;
         if (n) n--;
     }
@@ -19741,7 +19847,7 @@ static void idist__trace_event_quote(char *out, size_t capacity, const char *tex
     out[n] = 0;
 }
 
-// Begins an event. time_ns: of CLOCK_MONOTONIC.
+// Begins an event. `time_ns` is a time of CLOCK_MONOTONIC.
 static void idist__trace_event_head(char *event, const char *phase, int pid, int tid,
                                     int64_t time_ns) {
     int64_t ns = time_ns > -idist__trace.wall_ns ? time_ns + idist__trace.wall_ns : 0;
@@ -19751,7 +19857,7 @@ static void idist__trace_event_head(char *event, const char *phase, int pid, int
              (long long)(ns / 1000), (int)(ns % 1000));
 }
 
-// Completes an event. args: NULL, "" or a JSON object.
+// Completes an event. `args` is NULL, "" or a JSON object.
 static void idist__trace_event_tail(char *event, const char *category, const char *name,
                                     const char *args) {
     char quoted_name[IDIST__TRACE_NAME_NBYTES], quoted_category[IDIST__TRACE_NAME_NBYTES];
@@ -19779,21 +19885,21 @@ static void idist__trace_event_label(int pid, int tid, const char *key, const ch
 
 // trace/trace_track.h: the rank and the thread that an event belongs to
 //
-// Track 0 of a rank is the thread that joined the world; other threads get the next ones as they
-// come. From IDIST__TRACE_FIRST_LANE on there are the lanes, tracks for what is in flight.
-// Everything here is called with the lock held, unless a comment says otherwise.
+// Track 0 of a rank is the thread that joined the world. Other threads get the next tracks with
+// their first event. Tracks from IDIST__TRACE_FIRST_LANE on are lanes, which show operations in
+// flight. All functions here are called with the lock held, unless a comment says otherwise.
 
 #define IDIST__TRACE_FIRST_LANE 1000
 
-// A track for what goes on beside the threads, one thing at a time.
+// A track for operations that run beside the threads, one at a time.
 typedef struct idist__lane {
     struct idist__lane *next;
     int pid, tid;
     char kind[IDIST__TRACE_KIND_NBYTES]; // "request", or a category
-    int64_t until_ns;                    // occupied until then
+    int64_t until_ns;                    // when the lane becomes free
 } idist__lane;
 
-// A process whose threads are ranks has several of these.
+// A rank of this process. A process whose threads are ranks has several.
 typedef struct idist__trace_rank {
     struct idist__trace_rank *next;
     int pid, thread_count, lane_count;
@@ -19803,11 +19909,11 @@ typedef struct idist__trace_rank {
 static __thread struct idist__trace_thread {
     idist__trace_rank *rank;
     int tid;
-    int depth; // begins without an end
+    int depth; // number of begins without an end
 } idist__trace_me;
 
-// The rank as which a thread joined the world w; w NULL: the first one. NULL: no memory, or no
-// rank.
+// Returns the rank of this process in the world `w`, or the first rank if `w` is NULL. Creates the
+// rank of `w` if it does not exist. Returns NULL if memory is exhausted or there is no rank.
 static idist__trace_rank *idist__trace_track_find_rank(const idist__world *w) {
     idist__trace_rank **at = &idist__trace.ranks, *created;
     char text[128];
@@ -19825,8 +19931,9 @@ static idist__trace_rank *idist__trace_track_find_rank(const idist__world *w) {
     return created;
 }
 
-// The rank that this thread belongs to: as which it joined the world w, or else the first one.
-// Gives the thread a track of it. NULL: no memory, or no rank.
+// Returns the rank of this thread, or NULL if memory is exhausted or there is no rank. A thread
+// without a rank gets the rank of this process in the world `w`, or the first rank if `w` is NULL.
+// The thread also gets a track of this rank.
 static idist__trace_rank *idist__trace_track_this_rank(const idist__world *w) {
     struct idist__trace_thread *me = &idist__trace_me;
     char text[128];
@@ -19842,11 +19949,12 @@ static idist__trace_rank *idist__trace_track_this_rank(const idist__world *w) {
     return me->rank;
 }
 
-// A lane of this kind that is free from start_ns on. NULL: no memory for a new one.
+// Returns a lane of this kind that is free from start_ns on. Returns NULL if there is no memory for
+// a new lane.
 static idist__lane *idist__trace_track_lane(idist__trace_rank *rank, const char *kind,
                                             int64_t start_ns) {
     idist__lane **at = &rank->lanes, *created;
-    int number = 1; // among those of this kind
+    int number = 1; // number of the lane among the lanes of this kind
     char text[80];
 
     for (; *at; at = &(*at)->next) {
@@ -19867,8 +19975,9 @@ static idist__lane *idist__trace_track_lane(idist__trace_rank *rank, const char 
     return created;
 }
 
-// In a child made by fork: it has neither file nor tracks until it joins a world itself. Takes no
-// lock, since another thread may have held it during the fork.
+// Resets everything in a child process after fork. The child has neither a file nor tracks until it
+// joins a world itself. Takes no lock, because another thread may have held the lock during the
+// fork.
 static void idist__trace_track_forked(void) {
     while (idist__trace.ranks) {
         idist__trace_rank *rank = idist__trace.ranks;
@@ -19885,7 +19994,7 @@ static void idist__trace_track_forked(void) {
     idist__os_mutex_init(&idist__trace_lock);
 }
 
-// Records that something begins on the track of this thread. Takes the lock.
+// Records a begin event on the track of this thread. Takes the lock.
 static void idist__trace_track_enter(const char *category, const char *name, const char *args) {
     char event[IDIST__TRACE_EVENT_NBYTES];
     int64_t now_ns = idist__os_clock_now_ns();
@@ -19904,8 +20013,8 @@ static void idist__trace_track_enter(const char *category, const char *name, con
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// Records the end of what this thread entered last or, if lane is not NULL, of what occupies the
-// lane. status: "" for marks, which have none.
+// Records an end event for the last begin of this thread, or for the operation in `lane` if `lane`
+// is not NULL. `status` is "" for marks, which have no status.
 static void idist__trace_track_leave(const idist__lane *lane, const char *status) {
     struct idist__trace_thread *me = &idist__trace_me;
     int pid = lane ? lane->pid : me->rank->pid, tid = lane ? lane->tid : me->tid;
@@ -19920,20 +20029,22 @@ static void idist__trace_track_leave(const idist__lane *lane, const char *status
 
 // ---- trace/trace_call.h --------------------------------------------------------------------------
 
-// trace/trace_call.h: the events of calls, and the marks of the program
+// trace/trace_call.h: the events of calls, and the events that the program adds
 //
 // Functions: idist__trace_call_*, idist__trace_mark_*.
 
 //------------------------------------------------------------------------------
 // what the library adds to the timeline
 //
-// The functions of idist__tracer, which core/call.h calls. A blocking call is a begin and an end on
-// the track of its thread. A request goes to a lane: idist__trace_call_record starts it, and
-// idist__trace_call_done ends it, in whichever thread completes it.
+// These are the functions of idist__tracer, which core/call.h calls. A blocking call is a begin and
+// an end on the track of its thread. A request goes to a lane. idist__trace_call_record begins the
+// event of the request. idist__trace_call_done ends the event, in the thread that completes the
+// request.
 //------------------------------------------------------------------------------
 
-// {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. valid: the arguments
-// have been checked.
+// Writes the args of a call's event:
+// {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. `valid` is true if the
+// arguments of the call have passed their checks.
 static void idist__trace_call_args(char *out, const idist_group *g, const idist__call *call,
                                    uint32_t seq, bool valid) {
     const size_t capacity = IDIST__TRACE_ARGS_NBYTES;
@@ -19954,7 +20065,7 @@ static void idist__trace_call_args(char *out, const idist_group *g, const idist_
         idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(call->op));
     if (p2p) {
         idist__text_append(out, capacity, "\"peer\":%d,", call->root);
-        if (call->label != IDIST__MRECV) // whose tag is one of ours
+        if (call->label != IDIST__MRECV) // the tag of an mrecv is internal
             idist__text_append(out, capacity, "\"tag\":%d,", call->tag);
     } else if (call->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", call->root);
     if (seq && !p2p) idist__text_append(out, capacity, "\"seq\":%u,", (unsigned)seq);
@@ -19968,7 +20079,8 @@ static void idist__trace_call_joined(const idist__world *w) {
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// A wait begins, for one call or for several; in the latter case g and c are NULL.
+// Records that a wait begins, for one call or for several calls. For several calls, `g` and `call`
+// are NULL.
 static void idist__trace_call_wait(const char *category, const char *name, const idist_group *g,
                                    const idist__call *call) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
@@ -19991,7 +20103,7 @@ static void idist__trace_call_waited(idist_status status) {
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// A task that is in a lane is complete.
+// Records the end of a task that is in a lane.
 static void idist__trace_call_done(const idist__task *t) {
     idist__lane *lane = (idist__lane *)t->lane;
 
@@ -20001,7 +20113,7 @@ static void idist__trace_call_done(const idist__task *t) {
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-// Puts a task that is in flight, or already complete, into a lane.
+// Puts a task into a lane. The task is in flight or already complete.
 static void idist__trace_call_start(idist__task *t) {
     char event[IDIST__TRACE_EVENT_NBYTES], args[IDIST__TRACE_ARGS_NBYTES] = "";
     idist__trace_rank *rank;
@@ -20038,8 +20150,8 @@ static idist_status idist__trace_call_blocking_call(idist_group *g, const idist_
     return status;
 }
 
-// Around every communication call except sendrecv. A call on a stream without a request is never
-// waited for, and has no lane.
+// Runs a communication call and records it. Used for every communication call except sendrecv. A
+// call on a stream without a request has no lane, because nobody waits for it.
 static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
                                              const idist_opts *opts) {
     idist__task *t;
@@ -20053,14 +20165,14 @@ static idist_status idist__trace_call_record(idist_group *g, const idist__call *
     status = idist__call_locked(g, call, opts);
     if (status != IDIST_OK) return status;
 
-    t = idist__together_now.first ? idist__together_now.last : NULL; // the task that was just begun
+    t = idist__together_now.first ? idist__together_now.last : NULL; // the task that has just begun
     if (opts->request) t = (idist__task *)opts->request->impl;
     if (t && !t->lane) idist__trace_call_start(t);
 
     return status;
 }
 
-// Before a world is joined: starts the timeline if the environment asks for one.
+// Sets the tracer if the environment asks for a timeline. Called before a world is joined.
 static void idist__trace_call_prepare(void) {
     static const idist__tracer tracer = {idist__trace_call_joined, idist__trace_file_trim,
                                          idist__trace_call_record, idist__trace_call_wait,
@@ -20100,8 +20212,8 @@ static int64_t idist__trace_mark_clamp(int64_t ns) {
     return ns;
 }
 
-// Copies the args of a span without line breaks, since an event must be a line; in JSON line breaks
-// occur between tokens only. Gives "" if args do not fit.
+// Copies the args of a span with spaces instead of line breaks, because an event must be one line.
+// In JSON, line breaks occur only between tokens. Writes "" if the args do not fit.
 static void idist__trace_mark_one_line(char *out, size_t capacity, const char *args) {
     size_t i;
 
@@ -20112,7 +20224,7 @@ static void idist__trace_mark_one_line(char *out, size_t capacity, const char *a
         if (out[i] == '\n' || out[i] == '\r') out[i] = ' ';
 }
 
-// Whether a category goes to the track of the thread, not to a lane.
+// Returns true if a category goes to the track of the thread, not to a lane.
 static bool idist__trace_mark_is_of_thread(const char *category) {
     return strcmp(category, "compute") == 0 || strcmp(category, "call") == 0 ||
            strcmp(category, "wait") == 0;

@@ -272,12 +272,12 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 // ---- mpi/mpi_model.h -----------------------------------------------------------------------------
 
-// mpi/mpi_model.h: worlds, groups, tasks, and what ranks send each other
+// mpi/mpi_model.h: worlds, groups, tasks, and the messages between ranks
 //
-// A world has two communicators of its own: one for everything between two ranks, one for the
+// A world has two communicators of its own: one for all traffic between two ranks, one for the
 // collectives of its world group. Every other group has one communicator, which is freed when all
 // members have freed the group. A group keeps its collectives in a queue; only the first of them
-// exchanges headers. A task carries the phase it is in and, once MPI has it, the MPI requests.
+// exchanges headers. A task records its phase and, once MPI has the operation, its MPI requests.
 
 #ifndef IDIST__MPI_COUNT
 #define IDIST__MPI_COUNT INT_MAX // elements in one call of MPI; tests lower it
@@ -286,17 +286,17 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 enum {
     IDIST__HEADER_DATA_NBYTES = 24,   // makes a header 56 bytes: one cache line with MPI's envelope
     IDIST__HEADER_MAX_RANKS = 64,     // larger groups send no contributions in headers
-    IDIST__CONTROL_MAX_NBYTES = 3584, // MPIs send messages below 4 KiB without the receiver
-    IDIST__PIECE_MAX_NBYTES = 1 << 30,     // of a large message in one call of MPI
-    IDIST__QUICK_POLLS = 64,               // of a call without a task
-    IDIST__QUICK_POLLS_OVERSUBSCRIBED = 4, // the same with more ranks than cores
+    IDIST__CONTROL_MAX_NBYTES = 3584, // MPIs send messages below 4 KiB eagerly
+    IDIST__PIECE_MAX_NBYTES = 1 << 30,     // of a large message, in one call of MPI
+    IDIST__QUICK_POLLS = 64,               // in a call without a task
+    IDIST__QUICK_POLLS_OVERSUBSCRIBED = 4, // in a call without a task, with more ranks than cores
     IDIST__QUICK_CONTROL_POLLS = 8, // after a pause: MPI may need several polls for one message
     IDIST__CONTROL_BATCH = 64,      // control messages handled in one step
-    IDIST__CLOSE_MS = 1000,         // how long a failed world waits for others to close
+    IDIST__CLOSE_MS = 1000,         // how long a failed world waits for other ranks to close
     IDIST__FIND_LOST_MS = 2000      // how long MPI may take to find out which rank is lost
 };
 
-// The pause between two polls: it doubles up to RAMP, then grows by 1/64 up to MAX. It is at most
+// The pause between two polls doubles up to RAMP, then grows by 1/64 up to MAX. It is at most
 // TRANSFER while data is in flight, because most MPIs move data only inside their own calls.
 enum {
     IDIST__POLL_FIRST_NS = 20000,
@@ -305,16 +305,16 @@ enum {
     IDIST__POLL_MAX_NS = 4000000
 };
 
-// Tags on our communicators, which nobody else uses. MPI guarantees 15 bits.
+// Tags on our communicators, which only idist uses. MPI guarantees tags of 15 bits.
 enum {
     IDIST__TAG_CONTROL = 1,
     IDIST__TAG_PAIRS = 2,
-    IDIST__TAG_HEADER = 16, // and up: one per step of the exchange
-    IDIST__TAG_DATA = 64,   // and up: one per large message
+    IDIST__TAG_HEADER = 16, // first of one tag per step of the exchange
+    IDIST__TAG_DATA = 64,   // first of one tag per large message
     IDIST__TAG_RANGE = 16384
 };
 
-// What a rank shows the others of its group when it enters a collective.
+// The header that a rank sends to the other members when it enters a collective.
 typedef struct idist__mpi_header {
     idist__fingerprint fingerprint;
     uint32_t flags;
@@ -322,11 +322,11 @@ typedef struct idist__mpi_header {
     unsigned char data[IDIST__HEADER_DATA_NBYTES];
 } idist__mpi_header;
 
-// Flags of a header. The ranks act on the union of everybody's.
+// Flags of a header. Every rank acts on the union of all ranks' flags.
 enum {
-    IDIST__HEADER_BUSY = 1,    // this rank has other calls or threads: nobody may block in MPI
+    IDIST__HEADER_BUSY = 1,    // this rank has other calls or threads: no rank may block in MPI
     IDIST__HEADER_LARGE = 2,   // its counts are too large for MPI
-    IDIST__HEADER_IN_PLACE = 4 // its two buffers are one; MPI requires that of all ranks or none
+    IDIST__HEADER_IN_PLACE = 4 // its two buffers are one; MPI wants all ranks in place or none
 };
 
 // The header of a message between two ranks. A payload of nbytes follows in the same MPI message.
@@ -334,10 +334,10 @@ enum {
 //   type            payload             fields used besides ctx and fingerprint
 //   EAGER           the message         tag
 //   READY_TO_SEND   -                   tag, id (chosen by the sender)
-//   CLEAR_TO_SEND   -                   id (as above), tag (of MPI, for the data)
+//   CLEAR_TO_SEND   -                   id (of READY_TO_SEND), tag (of MPI, for the data)
 //   WAITING         -                   flags, id (of a large send), sent, received
 //   ENTERED         -                   - (answers WAITING: we have entered the call too)
-//   ABSENT          -                   - (answers WAITING: we have not)
+//   ABSENT          -                   - (answers WAITING: we have not entered the call)
 //   FAILED          text: the cause     tag (the status), sent (the last call committed to)
 //   FREED           -                   - (the sender has freed the group)
 typedef struct idist__mpi_control {
@@ -345,7 +345,7 @@ typedef struct idist__mpi_control {
     uint16_t padding;
     int32_t tag;
     uint64_t ctx;
-    idist__fingerprint fingerprint; // its check is the count of a message
+    idist__fingerprint fingerprint; // of a message: `check` is its count
     uint64_t id;
     uint32_t sent, received; // messages to and from the addressee so far
     uint64_t nbytes;
@@ -364,11 +364,11 @@ enum {
 
 // Flags of WAITING.
 enum {
-    IDIST__WAITING_FOR_YOU = 1, // the addressee has to begin something
+    IDIST__WAITING_FOR_YOU = 1, // the addressee must begin what the sender waits for
     IDIST__WAITING_ONLY = 2     // this is the sender's only call, and it blocks
 };
 
-// A control message on its way out. The payload follows the struct.
+// A control message that is being sent. The payload follows the struct.
 typedef struct idist__mpi_outgoing {
     struct idist__mpi_outgoing *next;
     MPI_Request request;
@@ -388,35 +388,36 @@ typedef struct idist__mpi_comm {
     uint64_t ctx;
     MPI_Comm comm;
     int user_count; // members that have not freed the group
-    bool failed;    // on some member: MPI keeps the communicator, and we the entry
+    bool failed;    // on some member; the communicator and this entry then stay
 } idist__mpi_comm;
 
-// What we know of another rank of the world.
+// State that we keep about another rank of the world.
 typedef struct idist__mpi_peer {
-    uint32_t sent, received;    // messages of send and recv
+    uint32_t sent, received;    // messages of send and recv, to and from this rank
     idist__mpi_control waiting; // its latest WAITING
-    uint64_t absent_ctx;        // it said that it has not entered call absent_seq of this group
+    uint64_t absent_ctx;        // group in which it has not entered call absent_seq
     uint32_t absent_seq;
     bool lost;
 } idist__mpi_peer;
 
-// What a user-defined op needs when MPI calls it; an attribute of the datatype points here.
+// Data that a user-defined op needs when MPI calls the op. An attribute of the datatype points to
+// this struct.
 typedef struct idist__mpi_hook {
     idist__user_op user;
     idist_dtype dtype;
 } idist__mpi_hook;
 
-// A call in MPI's terms: the arguments MPI gets, some of which may be scratch memory, its requests,
-// and what is freed at the end.
+// A call in MPI's terms: the arguments, some of which may be scratch memory, the requests, and the
+// objects that are freed at the end.
 typedef struct idist__native {
-    const idist_group *group; // NULL: nothing to run or to free
+    const idist_group *group; // NULL if there is nothing to run or free
     const idist__call *call;
     MPI_Comm comm;
     bool blocking;        // uses MPI's blocking functions
     bool large_counts;    // some rank has counts too large for MPI
     bool no_data;         // all counts are 0
-    int error;            // the first one, or MPI_SUCCESS
-    const char *function; // of MPI, the latest one called
+    int error;            // first error, or MPI_SUCCESS
+    const char *function; // name of the latest MPI function called
     MPI_Request *requests, first_requests[4];
     int request_count, request_capacity;
     MPI_Datatype type;
@@ -425,7 +426,7 @@ typedef struct idist__native {
     const char *in;
     char *out;
     bool in_place;
-    size_t element_size;   // of in and out
+    size_t element_size;   // of `in` and `out`
     char *scratch;         // replaces in, out or both
     int *counts;           // of a v-form: counts and displacements to send, then to receive
     idist__mpi_hook *hook; // of a user-defined op
@@ -435,9 +436,9 @@ typedef enum idist__mpi_phase {
     IDIST__PHASE_QUEUED,      // behind other collectives of its group
     IDIST__PHASE_ENTERING,    // first header exchange
     IDIST__PHASE_COMMITTING,  // second header exchange
-    IDIST__PHASE_RUNNING,     // a collective that MPI has
-    IDIST__PHASE_WAITING,     // MPI has nothing: a send or receive that waits for the other side
-    IDIST__PHASE_TRANSFERRING // a send or receive whose data is in flight
+    IDIST__PHASE_RUNNING,     // MPI runs the collective
+    IDIST__PHASE_WAITING,     // a send or receive waits for its peer; MPI has no request
+    IDIST__PHASE_TRANSFERRING // the data of a send or receive is in flight
 } idist__mpi_phase;
 
 // The backend's part of a task.
@@ -448,26 +449,26 @@ typedef struct idist__mpi_op {
     idist__user_op user;        // a copy, because the user may free the op meanwhile
     uint64_t send_id;           // of a send
     int data_tag;               // of a large receive, counted from IDIST__TAG_DATA
-    int source;                 // of a matched large receive: world rank
-    idist__mpi_control control; // and the READY_TO_SEND that it matched
+    int source;                 // of a matched large receive: world rank of the sender
+    idist__mpi_control control; // of a matched large receive: its READY_TO_SEND
 } idist__mpi_op;
 
 typedef struct idist__mpi_group {
     MPI_Comm comm;
     int *rank_of;                         // by world rank: rank in the group, or -1
-    idist__fingerprint *last_seen;        // by rank: the latest call it is known to have entered
+    idist__fingerprint *last_seen;        // by rank: latest call it is known to have entered
     idist__task *queue_head, *queue_tail; // collectives that MPI does not have yet, in order
     idist__task *receives;                // unmatched, oldest first
 
-    idist__mpi_header *headers; // [i]: of rank (own + i) % size
+    idist__mpi_header *headers; // headers[i] is from rank (own + i) % size
     int header_count;           // received so far, our own included
     MPI_Request requests[2];    // receive and send of the current step
-    int exchange_error;         // of posting that step
-    uint32_t exchange_seq;      // the call whose headers these are
+    int exchange_error;         // from posting the current step
+    uint32_t exchange_seq;      // number of the call that the headers belong to
     idist__fingerprint entered; // our latest call whose fingerprint was sent
 
-    uint32_t committed_seq; // the last call in which we allowed others to block inside MPI
-    bool failure_known;     // all members find out by themselves that the group failed
+    uint32_t committed_seq; // last call in which we allowed other ranks to block inside MPI
+    bool failure_known;     // all members find out about the failure by themselves
     bool commit_refused;    // a member failed before it committed to our last call
 } idist__mpi_group;
 
@@ -477,20 +478,20 @@ typedef struct idist__mpi {
     MPI_Comm p2p_comm;   // control messages and data; same ranks as the world
     MPI_Comm world_comm; // collectives of the world group
     bool fault_tolerant; // ULFM is on
-    bool finding_lost;   // idist__mpi_error_fail_group is asking who is lost
+    bool finding_lost;   // idist__mpi_error_fail_group is asking which rank is lost
     bool closing;        // nothing more is sent
-    bool abandoned;      // MPI may use memory of ours for ever
-    bool finalized;      // the program has called MPI_Finalize: nothing of MPI may be called
-    int self_keyval;     // of MPI_COMM_SELF, which loses its attributes in MPI_Finalize
-    bool called;         // by a thread, last_caller
-    bool multithreaded;  // by several threads
+    bool abandoned;      // MPI may use some of our memory forever
+    bool finalized;      // the program has called MPI_Finalize: no function of MPI may be called
+    int self_keyval;     // of an attribute of MPI_COMM_SELF, which MPI_Finalize deletes
+    bool called;         // a thread has called; the latest one is last_caller
+    bool multithreaded;  // several threads have called
     idist__os_thread last_caller;
-    uint32_t wake_count; // a futex: sleepers wait for it to change
-    int64_t poll_ns;     // the latest pause between polls; 0: start over
+    uint32_t wake_count; // a futex; sleepers wait until it changes
+    int64_t poll_ns;     // latest pause between polls, or 0 to start over
 
-    // idist__control_progress and idist__mpi_engine_deliver. Pointers, because errors need the
-    // transport, which stands further down, and the transport its handlers, which stand further
-    // down still.
+    // idist__control_progress and idist__mpi_engine_deliver. These are pointers because errors need
+    // the transport, which is defined in a later file, and the transport needs its handlers, which
+    // are defined later still.
     void (*receive)(struct idist__mpi *m);
     void (*deliver)(struct idist__mpi *m, int source, idist__mpi_control *control,
                     const void *payload);
@@ -499,7 +500,7 @@ typedef struct idist__mpi {
     idist__mpi_outgoing *outgoing, *free_outgoing;
     idist__mpi_outgoing *reserve; // one per rank, to announce a failure when memory is exhausted
     idist__mpi_unexpected *unexpected; // oldest first
-    idist__mpi_comm *comms;            // of the groups
+    idist__mpi_comm *comms;            // of all groups
     uint32_t *sent_counts;             // by rank: control messages sent, modulo 2^32
     uint32_t received_count;           // control messages received, modulo 2^32
     int64_t polled_ns;                 // when a quick call last looked for control messages
@@ -507,10 +508,10 @@ typedef struct idist__mpi {
     idist__mpi_peer *peers;
     uint64_t next_send_id;
     int next_tag;
-    unsigned char retired_tags[IDIST__TAG_RANGE / 8]; // of cancelled receives: data may yet come
+    unsigned char retired_tags[IDIST__TAG_RANGE / 8]; // of canceled receives: data may still arrive
 
     MPI_Op ops[4];        // our own SUM, PROD, MIN, MAX
-    MPI_Comm shrunk_comm; // made by shrink for the group that is opened next, shrunk_ctx
+    MPI_Comm shrunk_comm; // made by shrink for group shrunk_ctx, which is opened next
     uint64_t shrunk_ctx;
     MPI_Win win; // memory of idist_alloc
     idist__window *window;
@@ -536,8 +537,8 @@ static idist_status idist__mpi_error_fail(const char *what, int error) {
                        "%s: %.*s", what, length, text);
 }
 
-// Whether an error means that a process is lost. Another rank reports that by revoking the
-// communicator.
+// Returns true if an error means that a process is lost. A revoked communicator counts: another
+// rank revokes it to report a loss.
 static bool idist__mpi_error_is_loss(int error) {
 #ifdef IDIST__ULFM
     int error_class = MPI_SUCCESS;
@@ -550,7 +551,7 @@ static bool idist__mpi_error_is_loss(int error) {
 #endif
 }
 
-// Asks MPI which ranks are lost, and fails every group that has one of them.
+// Asks MPI which ranks are lost, and fails every group that contains a lost rank.
 static void idist__mpi_error_find_lost(idist__mpi *mpi) {
 #ifdef IDIST__ULFM
     MPI_Group all, failed;
@@ -576,8 +577,9 @@ static void idist__mpi_error_find_lost(idist__mpi *mpi) {
 #endif
 }
 
-// A call of MPI failed in this group, which fails with it. After a loss MPI may take a moment to
-// find out whose it was. Receiving may itself fail and come back here; finding_lost ends that.
+// Fails a group in which a call of MPI failed. After a loss MPI may take a moment to find out which
+// rank is lost. Receiving may itself fail and call this function again; finding_lost ends the
+// recursion.
 static void idist__mpi_error_fail_group(idist__mpi *mpi, idist_group *g, const char *what,
                                         int error) {
     char cause[400];
@@ -597,7 +599,8 @@ static void idist__mpi_error_fail_group(idist__mpi *mpi, idist_group *g, const c
     idist__group_fail(g, idist__mpi_error_is_loss(error) ? IDIST_ERR_PEER_LOST : status, cause);
 }
 
-// Waits for a request of MPI. timeout_ms < 0: for ever. On IDIST_ERR_TIMEOUT MPI still has it.
+// Waits for a request of MPI, forever if timeout_ms < 0. After IDIST_ERR_TIMEOUT MPI still owns the
+// request.
 static idist_status idist__mpi_error_await(MPI_Request *request, int timeout_ms, const char *what) {
     int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_deadline(timeout_ms);
     int done = 0, error;
@@ -618,12 +621,14 @@ static idist_status idist__mpi_error_await(MPI_Request *request, int timeout_ms,
 
 // mpi/mpi_type.h: dtypes and ops
 
-// Pairs, and the dtypes that the program creates, have no datatype of MPI.
+// Returns true if MPI has a datatype for dtype. Pairs, and dtypes that the program creates, have
+// none.
 static bool idist__mpi_type_exists(idist_dtype dtype) {
     return idist__dtype_is_builtin(dtype) && !idist__dtype_is_pair(dtype);
 }
 
-// Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
+// Returns the MPI datatype of dtype. Floats of 16 and 8 bits travel as unsigned integers;
+// reductions convert them to F32 first.
 static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
     switch ((int)dtype) {
     case IDIST_I8: return MPI_INT8_T;
@@ -641,9 +646,9 @@ static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
     }
 }
 
-// Our own SUM, PROD, MIN and MAX replace MPI's where those may differ from ours: MPI does not
-// define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers as signed ones, and Open MPI 4
-// saturates sums of 8 and 16 bits.
+// Returns the MPI op of a built-in op. Our own SUM, PROD, MIN and MAX replace MPI's where the
+// results may differ: MPI does not define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers
+// as signed ones, and Open MPI 4 saturates sums of 8 and 16 bits.
 static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *mpi, idist_op op, idist_dtype dtype) {
     bool own = idist_dtype_size(dtype) < 4;
 
@@ -677,7 +682,7 @@ IDIST__MPI_OP(prod, IDIST_PROD)
 IDIST__MPI_OP(min, IDIST_MIN)
 IDIST__MPI_OP(max, IDIST_MAX)
 
-// MINLOC and MAXLOC, as ops that a program might define: MPI's pairs have an index of type int.
+// MINLOC and MAXLOC in the form of user-defined ops, because MPI's pairs have an index of type int.
 static void idist__mpi_type_minloc(const void *in, void *inout, size_t count, idist_dtype dtype,
                                    void *arg) {
     (void)arg;
@@ -700,12 +705,12 @@ static idist__user_op idist__mpi_type_pair_op(idist_op op) {
     return user;
 }
 
-// MPI passes a user-defined op neither our dtype nor the user's arg. Both are attached to the
-// datatype of the call, which MPI does pass.
+// Key of the attribute that attaches an idist__mpi_hook to the datatype of a call. MPI passes our
+// dtype and the user's arg to no user-defined op, but it does pass the datatype.
 static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
 
-// Calls the op of a program. An exception ends the process here, because MPI would go on with a
-// wrong operand and could not be told.
+// Calls a user-defined op. An exception ends the process here: MPI cannot be told, and would
+// continue with a wrong operand.
 IDIST__NOINLINE static void idist__mpi_type_call_user(const idist__mpi_hook *hook, void *in,
                                                       void *inout, size_t count) {
     IDIST__CALLBACK(hook->user.fn(in, inout, count, hook->dtype, hook->user.arg));
@@ -724,27 +729,27 @@ static void idist__mpi_type_user(void *in, void *inout, int *count, MPI_Datatype
 
 // ---- mpi/native.h --------------------------------------------------------------------------------
 
-// mpi/native.h: one call as calls of MPI
+// mpi/native.h: runs one call as calls of MPI
 //
-// Translates an idist__call into MPI's arguments and calls MPI, blocking or with
+// Translates an idist__call into MPI's arguments and calls MPI, with blocking functions or with
 // requests. Most calls become one call of MPI. The exceptions:
 //
-//     counts above INT_MAX       reductions and broadcast go in pieces; everything
-//                                else as messages between each pair of ranks
+//     counts above INT_MAX       reductions and broadcast go in pieces; everything else as
+//                                messages between each pair of ranks
 //     floats of 16 and 8 bits    reduced as F32, in scratch memory
 //     premultiplied sums         scaled in scratch memory, then summed
 //     user-defined ops           an op and a datatype of MPI for this one call
-//     IN_PLACE on some ranks     made to hold on all ranks, by copies
+//     in place on some ranks     made in place on all ranks, by copies
 //
 // The path of a call:
 //
 //     idist__native_init    allocates and prepares everything that can fail
 //     idist__native_begin   calls MPI
 //     idist__native_done    tests the requests
-//     idist__native_end     waits for the rest, writes the result, frees
+//     idist__native_end     waits for the remaining requests, writes the result, frees
 //                           everything; after an error it abandons the requests
 
-// Room for one more request, or NULL.
+// Adds a request to the call. Returns its address, or NULL if memory is exhausted.
 static MPI_Request *idist__native_request(idist__native *nat) {
     const idist_allocator *mem = &nat->group->w->cfg.mem;
 
@@ -763,7 +768,8 @@ static MPI_Request *idist__native_request(idist__native *nat) {
     return &nat->requests[nat->request_count++];
 }
 
-// Calls `function` of MPI, or i_function with a new request. Does nothing after an error.
+// Calls function_ of MPI or, if the call does not block, i_function with a new request. Does
+// nothing after an error.
 #define IDIST__NATIVE(nat, function_, i_function, ...)              \
     do {                                                            \
         if ((nat)->blocking && (nat)->error == MPI_SUCCESS) {       \
@@ -779,8 +785,8 @@ static MPI_Request *idist__native_request(idist__native *nat) {
         (nat)->error = request_ ? i_function(__VA_ARGS__, request_) : MPI_ERR_NO_MEM; \
     } while (0)
 
-// Runs any collective that only moves data as messages between each pair of ranks, because its
-// counts exceed MPI's.
+// Runs a collective that only moves data as messages between each pair of ranks, because its counts
+// are too large for MPI.
 static void idist__native_pairs(idist__native *nat) {
     int i, own = nat->group->rank, size = nat->group->size;
 
@@ -808,14 +814,15 @@ static void idist__native_pairs(idist__native *nat) {
     }
 }
 
-// The elements that this rank contributes to a reduction.
+// Returns the number of elements that this rank contributes to a reduction.
 static size_t idist__native_input_count(const idist__native *nat) {
     const idist__call *call = nat->call;
     return idist__kind_scatters_sum(call->kind) ? idist__extent_block_at(call, nat->group->size)
                                                 : call->count;
 }
 
-// Runs a reduction or a broadcast in pieces that MPI can count. Most calls are one piece.
+// Runs a reduction or a broadcast in pieces whose counts fit into MPI's int. Most calls are one
+// piece.
 static void idist__native_pieces(idist__native *nat) {
     const idist__call *call = nat->call;
     size_t at, n, max = IDIST__MPI_COUNT, count;
@@ -834,7 +841,7 @@ static void idist__native_pieces(idist__native *nat) {
 
         switch (call->kind) {
         case IDIST__ALL_REDUCE:
-        case IDIST__REDUCE_SCATTER: // only one with counts too large for MPI's own
+        case IDIST__REDUCE_SCATTER: // only if its counts are too large for MPI's function
         case IDIST__REDUCE_SCATTERV:
             IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, k, type, nat->op, comm);
             break;
@@ -853,13 +860,13 @@ static void idist__native_pieces(idist__native *nat) {
     }
 }
 
-// Whether the counts of this rank, and their sum, fit into MPI's int. All ranks get the same
-// answer, except in v-forms.
+// Returns true if the counts of this rank, and their sum, fit into MPI's int. All ranks get the
+// same answer, except in v-forms.
 static bool idist__native_fits(const idist_group *g, const idist__call *call) {
     idist__extent e;
     int i;
 
-    // Intel MPI 2021: MPI_Iallgatherv hangs when one rank sends much and another one nothing.
+    // MPI_Iallgatherv of Intel MPI 2021 hangs when one rank sends much and another sends nothing.
     for (i = 0; call->kind == IDIST__ALL_GATHERV && i < g->size; i++)
         if (!call->recvcounts[i]) return false;
     if (!idist__kind_is_v(call->kind)) return call->count <= IDIST__MPI_COUNT / (size_t)g->size;
@@ -868,7 +875,7 @@ static bool idist__native_fits(const idist_group *g, const idist__call *call) {
            e.recv <= IDIST__MPI_COUNT;
 }
 
-// ints becomes n counts, followed by n displacements.
+// Writes n counts, followed by n displacements, to `ints`.
 static void idist__native_ints(const size_t *counts, const size_t *displs, int n, int *ints) {
     size_t at = 0;
     int i;
@@ -958,7 +965,7 @@ static void idist__native_own_type(idist__native *nat) {
     if (nat->error != MPI_SUCCESS) nat->function = "MPI_Type_contiguous";
 }
 
-// Makes the user's op an op of MPI, with a datatype that leads MPI's callback to the hook.
+// Creates an MPI op for the user's op. The datatype of the call leads MPI's callback to the hook.
 static void idist__native_user_op(idist__native *nat, const idist__user_op *user) {
     nat->hook = (idist__mpi_hook *)idist__mem_alloc(&nat->group->w->cfg.mem, sizeof *nat->hook);
 
@@ -983,7 +990,7 @@ static void idist__native_allocate_scratch(idist__native *nat, size_t nbytes) {
     if (!nat->scratch) nat->error = MPI_ERR_NO_MEM;
 }
 
-// Copies `count` elements of the contribution into scratch memory, widened and scaled as the call
+// Copies `count` elements of the contribution to scratch memory, widens and scales them as the call
 // requires, and lets MPI work there.
 static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dtype,
                                 const idist__user_op *user) {
@@ -994,7 +1001,7 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
     size_t nbytes = count * nat->element_size;
     size_t result_nbytes = call->count * nat->element_size;
 
-    // MPICH 4 crashes in an in-place MPI_Reduce and MPI_Reduce_scatter, so these get a second
+    // MPICH 4 crashes in an in-place MPI_Reduce and MPI_Reduce_scatter, so these calls get a second
     // buffer.
     idist__native_allocate_scratch(nat, in_place ? nbytes : nbytes + result_nbytes + 1);
     if (!nat->scratch) return;
@@ -1009,7 +1016,7 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
     nat->in_place = in_place;
 }
 
-// Sets op and datatype of a reduction, and stages its contribution where MPI cannot take the user's
+// Sets the op and the datatype of a reduction. Stages the contribution if MPI cannot use the user's
 // buffers.
 static void idist__native_reduction(idist__native *nat) {
     const idist__call *call = nat->call;
@@ -1021,8 +1028,8 @@ static void idist__native_reduction(idist__native *nat) {
 
     if (idist__reduce_op_is_user(call->op)) user = idist__world_user_op(nat->group, call);
     else if (idist__dtype_is_pair(dtype)) user = &pair;
-    custom = user && user->fn;  // takes the dtype as it is
-    scaled = user && !user->fn; // premultiplied sum
+    custom = user && user->fn;  // uses the dtype unconverted
+    scaled = user && !user->fn; // a premultiplied sum
 
     if (custom) {
         idist__native_user_op(nat, user);
@@ -1039,16 +1046,16 @@ static void idist__native_reduction(idist__native *nat) {
         (call->kind == IDIST__REDUCE && nat->in_place)) {
         idist__native_stage(nat, idist__native_input_count(nat), dtype, user);
     } else if (scatters && (nat->in_place || nat->in == nat->out)) {
-        // Our result lies in the middle of what we send, MPI's in-place result at the start. An
-        // empty result may have the same address without being in place.
+        // Our result lies in the middle of the data that we send; MPI's in-place result lies at the
+        // start. An empty result may have the same address without being in place.
         idist__native_allocate_scratch(nat, call->count * nat->element_size + 1);
         nat->out = nat->scratch;
         nat->in_place = false;
     }
 }
 
-// Some rank is in place, and MPI wants that of all ranks or none. So every rank becomes in place;
-// in all_to_all, where MPI is slower in place, none is.
+// Makes the call in place on all ranks, because some rank is in place and MPI requires in place on
+// all ranks or none. In all_to_all, where MPI is slower in place, makes no rank in place.
 static void idist__native_same_place(idist__native *nat) {
     const idist__call *call = nat->call;
     bool is_all_to_all = call->kind == IDIST__ALL_TO_ALL,
@@ -1062,7 +1069,7 @@ static void idist__native_same_place(idist__native *nat) {
         at = idist__extent_displ(call->recvcounts, call->recvdispls, nat->group->rank) *
              nat->element_size;
 
-    // The receive buffer of exscan's first rank must not be written to.
+    // exscan must not write to the receive buffer of its first rank.
     if (nat->in_place ? is_all_to_all : first_of_exscan) {
         idist__native_allocate_scratch(nat, nbytes);
         if (nat->scratch) memcpy(nat->scratch, call->send, nbytes);
@@ -1075,7 +1082,8 @@ static void idist__native_same_place(idist__native *nat) {
     nat->in_place = !is_all_to_all;
 }
 
-// Does everything that can fail before MPI gets the call. flags: the union of all headers' flags.
+// Does everything that can fail before MPI gets the call. `flags` is the union of the flags of all
+// headers.
 static void idist__native_init(idist__native *nat, const idist_group *g, const idist__call *call,
                                uint32_t flags) {
     memset(nat, 0, sizeof *nat);
@@ -1109,7 +1117,7 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
         idist__native_same_place(nat);
 }
 
-// Hands the call to MPI. A blocking one returns when MPI is done; idist__native_end follows.
+// Hands the call to MPI. If `blocking`, returns when MPI is done. idist__native_end follows.
 static void idist__native_begin(idist__native *nat, bool blocking) {
     const idist__call *call = nat->call;
     bool reduces = idist__kind_reduces(call->kind), scatters = idist__kind_scatters_sum(call->kind);
@@ -1139,7 +1147,7 @@ static bool idist__native_done(idist__native *nat) {
     return true;
 }
 
-// Converts the result of a reduction into the user's buffer.
+// Finishes the result of a reduction and writes it to the user's buffer.
 static void idist__native_finish(idist__native *nat) {
     const idist__call *call = nat->call;
     const idist_group *g = nat->group;
@@ -1171,8 +1179,8 @@ static void idist__native_free(idist__native *nat) {
     nat->group = NULL;
 }
 
-// An operation cannot be taken back from MPI. It usually ends soon, because all ranks have entered
-// or one is lost. If it does not, MPI keeps our memory and the user's buffers.
+// Abandons a call. An operation cannot be taken back from MPI. It usually ends soon, because all
+// ranks have entered or one is lost. If it does not, MPI keeps our memory and the user's buffers.
 static void idist__native_abandon(idist__native *nat) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FLUSH_MS);
     int i;
@@ -1191,7 +1199,8 @@ static void idist__native_abandon(idist__native *nat) {
     idist__native_free(nat);
 }
 
-// Waits for the requests that are left. A blocking call has some too, if it went pair by pair.
+// Waits for the remaining requests and ends the call. A blocking call has requests too if it went
+// pair by pair.
 static int idist__native_end(idist__native *nat) {
     while (!idist__native_done(nat)) continue;
 
@@ -1210,24 +1219,22 @@ static int idist__native_end(idist__native *nat) {
 
 // mpi/exchange.h: the header exchange before a collective
 //
-// Every rank has a header of 56 bytes and needs those of all others: an
-// all_gather by dissemination (Bruck et al., 1997). In step k a rank sends all
-// headers it has, its own and those of the 2^k - 1 ranks after it, to the rank
-// 2^k before it. What rank r of 5 has:
+// Every rank has a header of 56 bytes and needs the headers of all other ranks. The exchange is an
+// all_gather by dissemination (Bruck et al., 1997). In step k a rank sends all headers it has to
+// the rank 2^k before it: its own, and the headers of the 2^k - 1 ranks after it. Rank r of 5 has:
 //
 //         own      | r+1      | r+2 r+3  | r+4
 //         header   | step 0   | step 1   | step 2
 //
-// This takes ceil(log2 n) steps of one message each, and n - 1 headers sent by
-// every rank. It uses sends and receives instead of MPI_Allgather, which can
-// neither be given up at a deadline nor tell us who is missing. Headers of
-// consecutive calls cannot be confused: every step receives from one rank, on
-// the group's communicator, and MPI keeps messages in order.
+// This takes ceil(log2 n) steps of one message each, and every rank sends n - 1 headers. The
+// exchange uses sends and receives, because MPI_Allgather cannot be abandoned at a deadline and
+// cannot tell us who is missing. Headers of consecutive calls cannot be confused: every step
+// receives from one rank, on the group's communicator, and MPI keeps messages in order.
 //
-// A second exchange of the same headers commits: it tells everybody that this
-// rank has all headers and will come (mpi/mpi_coll.h).
+// A second exchange of the same headers commits: it tells every rank that this rank has all headers
+// and will enter MPI (mpi/mpi_coll.h).
 
-// Posts the current step.
+// Posts the send and the receive of the current step.
 static void idist__exchange_post(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
     int size = g->size, have = mg->header_count, count = size - have < have ? size - have : have,
@@ -1246,7 +1253,7 @@ static void idist__exchange_post(idist_group *g) {
                       IDIST__TAG_HEADER + step, mg->comm, &mg->requests[0]);
 }
 
-// Starts the exchange for the call that the fingerprint describes; data is our contribution.
+// Starts the exchange for the call that the fingerprint describes. `data` is our contribution.
 static void idist__exchange_begin(idist_group *g, const idist__fingerprint *fingerprint,
                                   uint32_t flags, const void *data, size_t nbytes) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
@@ -1268,7 +1275,7 @@ typedef enum idist__exchange_state {
     IDIST__EXCHANGE_DONE = 1
 } idist__exchange_state;
 
-// Moves the exchange on without blocking. On FAILED, *error says what MPI said.
+// Advances the exchange without blocking. On FAILED, *error is the error code of MPI.
 static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
 
@@ -1291,7 +1298,7 @@ static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
     return IDIST__EXCHANGE_DONE;
 }
 
-// Exchanges the headers of the call once more.
+// Starts the second exchange of the headers, which commits this rank to the call.
 static void idist__exchange_commit(idist_group *g) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
 
@@ -1323,7 +1330,7 @@ static bool idist__exchange_same_call(const idist__mpi_header *a, const idist__m
     return memcmp(&a->fingerprint, &b->fingerprint, sizeof a->fingerprint) == 0;
 }
 
-// Explains in which way the calls of two ranks differ. Returns false if they do not.
+// Explains how the calls of two ranks differ. Returns false if the calls are equal.
 static bool idist__exchange_explain(const idist_group *g, int a, int b, char *text,
                                     size_t capacity) {
     const idist__fingerprint *of_a = &idist__exchange_header(g, a)->fingerprint,
@@ -1336,8 +1343,8 @@ static bool idist__exchange_explain(const idist_group *g, int a, int b, char *te
     return true;
 }
 
-// Whether all headers describe the same call. If not, every rank gets the same text. A rank without
-// a plan agrees with every plan, so the plans of the others are compared with the first plan.
+// Returns true if all headers describe the same call. If not, every rank gets the same text. A rank
+// without a plan agrees with every plan, so all other plans are compared with the first plan.
 static bool idist__exchange_agree(const idist_group *g, char *text, size_t capacity) {
     const idist__mpi_header *headers = idist__mpi_model_group(g)->headers;
     int i, planned = 0;
@@ -1363,8 +1370,8 @@ static uint32_t idist__exchange_flags(const idist_group *g) {
     return flags;
 }
 
-// The bytes that this rank contributes if the call fits into headers, else -1. All ranks agree on
-// whether it fits.
+// Returns the number of bytes that this rank contributes if the call fits into headers, or -1 if it
+// does not. All ranks agree on whether the call fits.
 static int idist__exchange_contribution(const idist_group *g, const idist__call *call) {
     size_t nbytes = idist_dtype_size(call->dtype);
     bool one_part_per_rank = call->kind == IDIST__REDUCE_SCATTER ||
@@ -1382,8 +1389,8 @@ static int idist__exchange_contribution(const idist_group *g, const idist__call 
     return contributes ? (int)nbytes : 0;
 }
 
-// Computes the result of a call whose contributions are all in the headers. Reductions go in the
-// order of ranks, so the result is the same everywhere.
+// Computes the result of a call whose contributions are all in the headers. Reductions combine the
+// operands in rank order, so the result is the same on all ranks.
 static void idist__exchange_result(const idist_group *g, const idist__call *call) {
     size_t part = call->count * idist_dtype_size(call->dtype), at = 0;
     const void *in[IDIST__HEADER_MAX_RANKS];
@@ -1418,18 +1425,18 @@ static void idist__exchange_result(const idist_group *g, const idist__call *call
 
 // mpi/control.h: control messages between two ranks
 //
-// The transport of everything between two ranks but bulk data: user messages of
-// up to 3.5 KiB, the handshake of larger ones, and what ranks tell each other
-// about waiting and failure. One receive from any rank is always posted.
+// Carries everything between two ranks except bulk data: user messages of up to 3.5 KiB, the
+// handshake of larger messages, and notices about waiting and failure. One receive from any rank is
+// always posted.
 //
 // The path of a control message:
 //
-//     idist__control_send        copies it and posts MPI_Isend
-//     idist__control_sweep       takes the buffer back when it is sent
-//     idist__control_progress    receives it on the other rank
-//     mpi->deliver                 idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
-//                                it to mpi/mpi_p2p.h or mpi/mpi_wait.h
-//     idist__control_keep        keeps it if nobody can use it yet
+//     idist__control_send        copies the message and posts MPI_Isend
+//     idist__control_sweep       reclaims the buffer when the message is sent
+//     idist__control_progress    receives the message on the other rank
+//     mpi->deliver               idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
+//                                the message to mpi/mpi_p2p.h or mpi/mpi_wait.h
+//     idist__control_keep        keeps the message if nobody can use it yet
 
 static void idist__control_post_receive(idist__mpi *mpi) {
     int error = MPI_Irecv(mpi->incoming_buffer, (int)sizeof mpi->incoming_buffer, MPI_BYTE,
@@ -1437,8 +1444,9 @@ static void idist__control_post_receive(idist__mpi *mpi) {
     if (error != MPI_SUCCESS) idist__mpi_error_fail_group(mpi, &mpi->w->group, "MPI_Irecv", error);
 }
 
-// Whether a control message is in the buffer. Under ULFM a receive from any rank fails while a rank
-// is lost, unless it was posted after we acknowledged the loss; so it is posted again.
+// Returns true if a control message is in the buffer. While a rank is lost, ULFM fails a receive
+// from any rank unless it was posted after we acknowledged the loss. So this function posts the
+// receive again after a loss.
 static bool idist__control_arrived(idist__mpi *mpi, MPI_Status *status) {
     int arrived = 0, cancelled = 0, error = MPI_Test(&mpi->incoming, &arrived, status);
 
@@ -1470,7 +1478,7 @@ static void idist__control_progress(idist__mpi *mpi) {
         mpi->received_count++;
         memcpy(&control, mpi->incoming_buffer, sizeof control);
 
-        // Handling a failure receives other messages, so the buffer must be free by then.
+        // Handling FAILED receives other messages into the buffer, so copy the text out first.
         if (control.type == IDIST__CONTROL_FAILED) {
             memcpy(cause, payload,
                    control.nbytes < sizeof cause ? (size_t)control.nbytes : sizeof cause);
@@ -1483,7 +1491,8 @@ static void idist__control_progress(idist__mpi *mpi) {
     }
 }
 
-// A buffer for a control message; NULL: out of memory.
+// Returns a buffer for a control message, or NULL if memory is exhausted. Only a message that
+// announces a failure may use the reserve.
 static idist__mpi_outgoing *idist__control_buffer(idist__mpi *mpi, bool announces_failure) {
     idist__mpi_outgoing *o = mpi->free_outgoing;
 
@@ -1503,7 +1512,7 @@ static idist__mpi_outgoing *idist__control_buffer(idist__mpi *mpi, bool announce
     return o;
 }
 
-// Sends a control message to a rank of the world; the payload is copied. If memory runs out or MPI
+// Sends a control message to a rank of the world. Copies the payload. If memory runs out or MPI
 // refuses, the group fails.
 static void idist__control_send(idist__mpi *mpi, int rank, const idist__mpi_control *control,
                                 const void *payload, size_t nbytes) {
@@ -1546,7 +1555,7 @@ static void idist__control_send(idist__mpi *mpi, int rank, const idist__mpi_cont
     else idist__group_fail_memory(g);
 }
 
-// Takes back the buffers of messages that are sent, or whose receiver is lost.
+// Reclaims the buffers of messages that were sent or whose receiver is lost.
 static void idist__control_sweep(idist__mpi *mpi) {
     idist__mpi_outgoing **at = &mpi->outgoing;
 
@@ -1585,8 +1594,8 @@ static void idist__control_keep(idist__mpi *mpi, int source, const idist__mpi_co
     *last = u;
 }
 
-// Receives what others sent before the last barrier. MPI frees a communicator only when nothing is
-// in flight on it.
+// Receives the messages that other ranks sent before the last barrier. MPI frees a communicator
+// only when nothing is in flight on it.
 static void idist__control_drain(idist__mpi *mpi) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLOSE_MS);
     uint32_t expected = 0;
@@ -1601,12 +1610,13 @@ static void idist__control_drain(idist__mpi *mpi) {
 
 // mpi/comms.h: the communicators of groups, until all members have freed them
 //
-// MPI_Comm_free is collective, and MPICH 5 ends the program if a message is left that nobody has
-// received. idist_free_group waits for nobody, and a member may fail the group at the same time. So
-// every member tells the others with FREED that it has freed a sound group, and frees the
-// communicator when it has heard that from all of them. The communicator of a group that failed on
-// any member stays until the program ends, and its entry until the world closes, for what the
-// others still say about the group.
+// MPI_Comm_free is collective, and MPICH 5 ends the program if the communicator still holds a
+// message that no rank has received. idist_free_group waits for nobody, and a member may fail the
+// group at the same time. So a member that frees a sound group sends FREED to the others. It frees
+// the communicator when it has FREED from all of them.
+//
+// If a group failed on any member, its communicator stays until the program ends. Its entry stays
+// until the world closes, because other members may still send messages about the group.
 
 static idist__mpi_comm **idist__comms_find(idist__mpi *mpi, uint64_t ctx) {
     idist__mpi_comm **at = &mpi->comms;
@@ -1615,7 +1625,8 @@ static idist__mpi_comm **idist__comms_find(idist__mpi *mpi, uint64_t ctx) {
     return at;
 }
 
-// A member has freed the group. False: the group does not exist here yet.
+// Counts a member that has freed the group; the last one frees the communicator. Returns false if
+// the group does not exist here yet.
 static bool idist__comms_leave(idist__mpi *mpi, uint64_t ctx) {
     idist__mpi_comm **at = idist__comms_find(mpi, ctx), *c = *at;
 
@@ -1641,7 +1652,8 @@ static void idist__comms_tell_freed(idist__mpi *mpi, const idist_group *g) {
         if (i != g->rank) idist__control_send(mpi, g->ranks[i], &freed, NULL, 0);
 }
 
-// The group has failed on a member. False: it does not exist here yet.
+// Keeps the communicator of a group that has failed on a member. Returns false if the group does
+// not exist here yet.
 static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
     idist__mpi_comm *c = *idist__comms_find(mpi, ctx);
 
@@ -1658,23 +1670,22 @@ static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
 //                  |--- some rank is BUSY -> RUNNING, requests ------|
 //                  |--- all data was in the headers -----------------|
 //
-// MPI does not match a blocking collective with a non-blocking one, so all ranks
-// need the same kind. Blocking ones are twice as fast in some MPIs. The ranks
-// block if none of them is BUSY with other calls, because then collectives never
-// wait for each other in a circle.
+// MPI does not match a blocking collective with a non-blocking one, so all ranks must use the same
+// kind. Blocking collectives are twice as fast in some MPIs. The ranks block if none of them is
+// BUSY with other calls, because then collectives never wait for each other in a circle.
 //
-// A rank blocked inside MPI cannot be told of a failure. So nobody blocks before
-// all have committed to the call. A rank that has committed does not leave any
-// more, not even at a deadline or because of idist_abort, unless a rank fails
-// that has not committed. A rank called by several threads says BUSY when it
-// commits: another thread may make a group, and block in that, before this call.
+// A rank blocked inside MPI cannot be told of a failure. So no rank blocks before all have
+// committed to the call. A rank that has committed no longer leaves, not even at a deadline or
+// because of idist_abort. The exception is that a rank fails which has not committed. A rank that
+// several threads call sets BUSY when it commits: another thread may make a group, and block while
+// doing so, before this call.
 //
-// Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit
-// even if their data was in the headers.
+// Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit even if their data
+// was in the headers.
 //
-// The path of a collective. The state of an exchange belongs to the group, not to a
-// task, so that a quick call that gives up loses nothing: the task that follows for
-// the same call finds the exchange under way and continues it.
+// The path of a collective. The state of an exchange belongs to the group and not to a task, so a
+// quick call that returns early loses nothing. The task that follows for the same call finds the
+// exchange in progress and continues it.
 //
 //     idist__call_locked
 //       |
@@ -1686,7 +1697,7 @@ static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
 //       v
 //     idist__mpi_engine_start                      queues a task for the call
 //       v
-//     idist__mpi_coll_step                  first in the queue, each time somebody polls
+//     idist__mpi_coll_step                  first in the queue, at every poll
 //       |  QUEUED, ENTERING, COMMITTING:
 //       |    idist__mpi_coll_exchange       begins, unless the quick call has; polls once
 //       |
@@ -1699,8 +1710,8 @@ static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
 //              v                            the headers
 //            idist__mpi_coll_done           RUNNING is done: completes the task
 
-// In v-forms a header carries a hash of what this rank sends minus one of what it expects. The sum
-// is 0 if all pairs of ranks agree.
+// Returns true if the counts of a v-form agree for all pairs of ranks. Each header carries a hash
+// of what its rank sends minus a hash of what its rank expects. The sum is 0 if all pairs agree.
 static bool idist__mpi_coll_balanced(const idist_group *g) {
     uint64_t sum = 0, balance;
     int i;
@@ -1713,7 +1724,8 @@ static bool idist__mpi_coll_balanced(const idist_group *g) {
     return sum == 0;
 }
 
-// All ranks know that the counts of some pair differ. They exchange all counts to name the pair.
+// Names the pair of ranks whose counts differ. All ranks know that there is such a pair, so they
+// exchange all counts to find it.
 static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__task *t, char *text,
                                             size_t capacity) {
     const idist_allocator *mem = &g->w->cfg.mem;
@@ -1750,7 +1762,8 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
     idist__mem_free(mem, all);
 }
 
-// Whether all ranks enter MPI together right after this call, so that none may be missing.
+// Returns true if all ranks enter MPI together right after this call, so that no rank may be
+// missing.
 static bool idist__mpi_coll_binds(const idist__call *call) {
     return call->label == IDIST__NEW_GROUP || call->label == IDIST__SPLIT ||
            call->label == IDIST__FINALIZE;
@@ -1777,8 +1790,8 @@ static void idist__mpi_coll_enter(idist_group *g, const idist__call *call,
     idist__exchange_begin(g, fingerprint, flags, data, nbytes);
 }
 
-// Begins the header exchange of this call, unless it is under way already; then polls it up to
-// `polls` times. On FAILED, *error says what MPI said.
+// Begins the header exchange of this call unless it is in progress already, then polls it up to
+// `polls` times. On FAILED, *error is the error code of MPI.
 static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idist__call *call,
                                                       const idist__fingerprint *fingerprint,
                                                       bool busy, int polls, int *error) {
@@ -1807,7 +1820,7 @@ static void idist__mpi_coll_done(idist__mpi *mpi, idist__task *t) {
     else idist__mpi_error_fail_group(mpi, t->group, function, error);
 }
 
-// Takes the first collective from its queue: hands it to MPI, or completes it if all data was in
+// Takes the first collective from its queue. Hands it to MPI, or completes it if all data was in
 // the headers.
 static void idist__mpi_coll_run(idist__mpi *mpi, idist__task *t, bool blocking) {
     idist__mpi_op *op = idist__mpi_op_of(t);
@@ -1826,7 +1839,7 @@ static void idist__mpi_coll_run(idist__mpi *mpi, idist__task *t, bool blocking) 
     if (blocking || op->native.error != MPI_SUCCESS) idist__mpi_coll_done(mpi, t);
 }
 
-// The headers of all ranks have arrived for the first time.
+// Compares the headers after the first exchange, then commits to the call or runs it.
 static void idist__mpi_coll_entered(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__native *nat = &idist__mpi_op_of(t)->native;
@@ -1864,8 +1877,8 @@ static void idist__mpi_coll_entered(idist__mpi *mpi, idist__task *t) {
     }
 }
 
-// The union of all flags as far as one rank can tell without an exchange. In v-forms it does not
-// know whether the counts of the others fit.
+// Returns the union of all ranks' flags as far as one rank can tell without an exchange. In v-forms
+// this rank does not know whether the counts of the other ranks fit, so it sets LARGE.
 static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idist__call *call) {
     uint32_t flags = idist__extent_call_in_place(g, call) ? IDIST__HEADER_IN_PLACE : 0;
 
@@ -1873,8 +1886,8 @@ static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idis
     return flags;
 }
 
-// Whether another collective of this rank has committed, so that others may block in that one
-// before they come to this call, which binds.
+// Returns true if t binds and another collective of this rank has committed. Other ranks may block
+// in that collective before they enter t.
 static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *t) {
     const idist__task *other;
 
@@ -1886,7 +1899,7 @@ static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *
     return false;
 }
 
-// One step of the first collective of a group. False: it has to wait.
+// Runs one step of the first collective of a group. Returns false if it has to wait.
 static bool idist__mpi_coll_step(idist__mpi *mpi, idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_op *op = idist__mpi_op_of(t);
@@ -1924,8 +1937,8 @@ static void idist__mpi_coll_progress(idist__mpi *mpi, idist_group *g) {
         continue;
 }
 
-// The group has failed after this rank committed to t. Other ranks may wait for us inside MPI; if
-// so, the call succeeds here as it does there.
+// Ends a call to which this rank committed before the group failed. Other ranks may wait for us
+// inside MPI; if so, the call succeeds here as it does there.
 static void idist__mpi_coll_keep_commitment(idist__mpi *mpi, idist__task *t) {
     idist__mpi_group *mg = idist__mpi_model_group(t->group);
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
@@ -1940,7 +1953,7 @@ static void idist__mpi_coll_keep_commitment(idist__mpi *mpi, idist__task *t) {
     }
 
     if (late && state == IDIST__EXCHANGE_PENDING) {
-        mg->committed_seq--; // ranks that hear of our failure will not wait for us
+        mg->committed_seq--; // ranks that learn of our failure will not wait for us
         mpi->abandoned = true;
     }
 
@@ -1948,7 +1961,8 @@ static void idist__mpi_coll_keep_commitment(idist__mpi *mpi, idist__task *t) {
         idist__mpi_coll_run(mpi, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
 }
 
-// A blocking call without an exchange (IDIST_CHECK=0). The most common one goes to MPI directly.
+// Runs a blocking call without an exchange (IDIST_CHECK=0). The most common calls, plain
+// all_reduces, go to MPI directly.
 static bool idist__mpi_coll_direct(idist__mpi *mpi, idist_group *g, const idist__call *call) {
     const void *in = call->send == call->recv ? MPI_IN_PLACE : call->send;
     idist__native nat;
@@ -1972,8 +1986,8 @@ static bool idist__mpi_coll_direct(idist__mpi *mpi, idist_group *g, const idist_
     return error == MPI_SUCCESS;
 }
 
-// Polls for control messages if no quick call has for a millisecond, because the group may have
-// failed meanwhile.
+// Polls for control messages if no quick call has done so for a millisecond, because the group may
+// have failed meanwhile.
 static void idist__mpi_coll_poll_control(idist__mpi *mpi) {
     int64_t now_ns = idist__os_clock_now_ns();
     int i;
@@ -1983,9 +1997,9 @@ static void idist__mpi_coll_poll_control(idist__mpi *mpi) {
     mpi->polled_ns = now_ns;
 }
 
-// Runs a blocking collective without a task, if all data fits into headers and the others come
-// soon. Otherwise, and after any error, it returns false, and the task that follows continues the
-// exchange.
+// Runs a blocking collective without a task if all data fits into headers and the other ranks come
+// soon. Otherwise, and after any error, returns false; the task that follows continues the
+// exchange. With IDIST_CHECK=0 hands the call to MPI.
 static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__mpi *mpi = idist__mpi_of(g->w);
     idist__exchange_state state;
@@ -1999,7 +2013,7 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__mpi_coll_poll_control(mpi);
     if (g->status != IDIST_OK) return false;
 
-    // A call that needs MPI or binds only begins here, so that the headers are on their way early.
+    // A call that binds, or that needs MPI, only begins here: its headers leave early.
     if (idist__exchange_contribution(g, call) < 0 || idist__mpi_coll_binds(call)) polls = 0;
     fingerprint = idist__fingerprint_of_call(g->w, call, g->seq + 1);
     state = idist__mpi_coll_exchange(g, call, &fingerprint, false, polls, &error);
@@ -2015,10 +2029,10 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
 
 // ---- mpi/mpi_p2p.h -------------------------------------------------------------------------------
 
-// mpi/mpi_p2p.h: send and receive
+// mpi/mpi_p2p.h: sends and receives
 //
-// A message of up to 3.5 KiB is the payload of an EAGER control message. A
-// larger one goes from buffer to buffer (rendezvous protocol):
+// A message of up to 3.5 KiB is the payload of an EAGER control message. A larger message goes from
+// buffer to buffer (rendezvous protocol):
 //
 //     sender                                receiver
 //     READY_TO_SEND (fingerprint, id) --->  matches a receive, posts MPI_Irecv
@@ -2027,18 +2041,18 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
 //
 // The path of a send:
 //
-//     idist__mpi_p2p_send         sends EAGER, which completes it, or READY_TO_SEND
-//     idist__mpi_p2p_cleared      WAITING done: posts the data
-//     idist__mpi_p2p_done         TRANSFERRING done: completes it
+//     idist__mpi_p2p_send         sends EAGER, which completes the send, or READY_TO_SEND
+//     idist__mpi_p2p_cleared      WAITING is done: posts the data
+//     idist__mpi_p2p_done         TRANSFERRING is done: completes the send
 //
 // The path of a receive:
 //
-//     idist__mpi_p2p_receive      looks for an unexpected message, or waits for one
-//     idist__mpi_p2p_match        EAGER: copies the payload, which completes it
+//     idist__mpi_p2p_receive      looks for an unexpected message, or waits for a message
+//     idist__mpi_p2p_match        EAGER: copies the payload, which completes the receive
 //     idist__mpi_p2p_clear        READY_TO_SEND: posts MPI_Irecv, sends CLEAR_TO_SEND
-//     idist__mpi_p2p_done         TRANSFERRING done: completes it
+//     idist__mpi_p2p_done         TRANSFERRING is done: completes the receive
 
-// Posts the data of a large message, in pieces that MPI can count.
+// Posts the data of a large message, in pieces whose sizes fit into MPI's int.
 static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes) {
     idist__mpi *mpi = idist__mpi_of(t->group->w);
     idist__native *nat = &idist__mpi_op_of(t)->native;
@@ -2060,7 +2074,8 @@ static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nb
     }
 }
 
-// The next MPI tag for data. It skips the tags of cancelled receives, whose data may yet arrive.
+// Returns the next MPI tag for data. Skips the tags of canceled receives, whose data may still
+// arrive.
 static int idist__mpi_p2p_next_tag(idist__mpi *mpi) {
     int i;
 
@@ -2093,8 +2108,8 @@ static void idist__mpi_p2p_clear(idist__mpi *mpi, idist__task *t, int source,
     idist__control_send(mpi, source, &clear, NULL, 0);
 }
 
-// Gives a message to the oldest receive that wants it; false: there is none. Receives that it does
-// not fit fail.
+// Gives a message to the oldest receive that matches it. Returns false if there is none. A receive
+// that matches fails if the message does not fit.
 static bool idist__mpi_p2p_match(idist__mpi *mpi, idist_group *g, int source,
                                  idist__mpi_control *control, const void *payload) {
     idist__task **at = &idist__mpi_model_group(g)->receives;
@@ -2179,7 +2194,7 @@ static void idist__mpi_p2p_receive(idist__mpi *mpi, idist__task *t) {
     }
 }
 
-// CLEAR_TO_SEND has come: sends the data of the send that it names.
+// Handles CLEAR_TO_SEND: sends the data of the send that the message names.
 static void idist__mpi_p2p_cleared(idist__mpi *mpi, int source, const idist__mpi_control *clear) {
     idist__task *t;
 
@@ -2194,7 +2209,7 @@ static void idist__mpi_p2p_cleared(idist__mpi *mpi, int source, const idist__mpi
     }
 }
 
-// MPI has sent or received all data of a large message.
+// Completes a send or receive after MPI has moved all data of a large message.
 static void idist__mpi_p2p_done(idist__mpi *mpi, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     bool sends = t->call.kind == IDIST__SEND;
@@ -2216,27 +2231,27 @@ static void idist__mpi_p2p_done(idist__mpi *mpi, idist__task *t) {
 
 // ---- mpi/mpi_wait.h ------------------------------------------------------------------------------
 
-// mpi/mpi_wait.h: who waits, who is missing, who waits for whom
+// mpi/mpi_wait.h: waiting ranks, missing ranks, and deadlocks of two ranks
 //
-// A rank that has waited for a while sends WAITING to the other members of the
-// group. A member that has entered the same call answers ENTERED, one that has
-// not answers ABSENT. At the deadline those that never entered are missing.
+// A rank that has waited for a while sends WAITING to the other members of the group. A member that
+// has entered the same call answers ENTERED; a member that has not answers ABSENT. At the deadline,
+// the members that never entered are missing.
 //
-// Ranks in calls of different groups, or one in a receive and one in a
-// collective, compare no fingerprints. Their deadlock is detected from what they
-// wait for. Two ranks are deadlocked when, on both sides,
+// Ranks in calls of different groups compare no fingerprints, nor do a rank in a receive and a rank
+// in a collective. Their deadlock is detected from what they wait for. Two ranks are deadlocked
+// when, on both sides,
 //   - the rank has one thread and one call, which blocks without a timeout,
-//   - that call needs something that only the other rank can begin to send,
-//   - the other rank has not begun it.
+//   - the call needs something that only the other rank can begin to send,
+//   - the other rank has not begun to send it.
 //
 // The path of a wait:
 //
-//     idist__mpi_wait_announce            sends WAITING
-//     idist__mpi_wait_received           on the other rank: answers it
-//     idist__mpi_wait_find_deadlock      on both: after WAITING and after ABSENT
-//     idist__mpi_wait_missing             at the deadline
+//     idist__mpi_wait_announce           sends WAITING
+//     idist__mpi_wait_received           answers WAITING on the other rank
+//     idist__mpi_wait_find_deadlock      runs on both ranks after WAITING and after ABSENT
+//     idist__mpi_wait_missing            names the missing ranks at the deadline
 
-// Whether t needs something that this rank of its group has to begin.
+// Returns true if t needs something that this rank of its group has to begin.
 static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
     const idist__mpi_group *mg = idist__mpi_model_group(t->group);
     const idist__mpi_op *op = idist__mpi_op_of(t);
@@ -2250,7 +2265,7 @@ static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
            (rank - t->group->rank + size) % size >= mg->header_count;
 }
 
-// Whether what the peer waits for may still come from us.
+// Returns true if the peer may still get from us what it waits for.
 static bool idist__mpi_wait_is_served(const idist__mpi *mpi, int peer) {
     const idist__mpi_control *waiting = &mpi->peers[peer].waiting;
     const idist_group *g = idist__world_find_group(mpi->w, waiting->ctx);
@@ -2260,7 +2275,7 @@ static bool idist__mpi_wait_is_served(const idist__mpi *mpi, int peer) {
     if (waiting->fingerprint.kind != IDIST__SEND)
         return !g || g->status != IDIST_OK || (int32_t)(waiting->fingerprint.seq - g->seq) <= 0;
 
-    // A send is not served while its READY_TO_SEND lies here unmatched.
+    // A send is not served while its READY_TO_SEND is unmatched here.
     for (u = mpi->unexpected; u; u = u->next)
         if (u->source == peer && u->control.type == IDIST__CONTROL_READY_TO_SEND &&
             u->control.id == waiting->id)
@@ -2269,7 +2284,7 @@ static bool idist__mpi_wait_is_served(const idist__mpi *mpi, int peer) {
     return true;
 }
 
-// Whether the peer has not begun what our call waits for.
+// Returns true if the peer has not begun what our call waits for.
 static bool idist__mpi_wait_is_unbegun(const idist__mpi *mpi, const idist__task *own, int peer) {
     const idist__mpi_peer *p = &mpi->peers[peer];
 
@@ -2301,7 +2316,7 @@ static void idist__mpi_wait_find_deadlock(idist__mpi *mpi, int peer) {
     if (peer_group) idist__group_fail(peer_group, IDIST_ERR_MISMATCH, cause);
 }
 
-// Notes the latest call that a rank is known to have entered.
+// Records the latest call that a rank is known to have entered.
 static void idist__mpi_wait_seen(idist_group *g, int source,
                                  const idist__fingerprint *fingerprint) {
     idist__mpi_group *mg = idist__mpi_model_group(g);
@@ -2310,14 +2325,14 @@ static void idist__mpi_wait_seen(idist_group *g, int source,
     if ((int32_t)(fingerprint->seq - last_seen->seq) >= 0) *last_seen = *fingerprint;
 }
 
-// WAITING has come. In a collective the peer learns whether we have entered it too.
+// Handles WAITING. If the peer waits in a collective, answers whether we have entered the call too.
 static void idist__mpi_wait_received(idist__mpi *mpi, int source,
                                      const idist__mpi_control *waiting) {
     idist_group *g = idist__world_find_group(mpi->w, waiting->ctx);
     idist__mpi_control answer = *waiting;
 
     mpi->peers[source].waiting = *waiting;
-    mpi->peers[source].absent_ctx = UINT64_MAX; // what it said before may have come true meanwhile
+    mpi->peers[source].absent_ctx = UINT64_MAX; // an earlier ABSENT may be out of date
 
     if (!idist__kind_is_p2p((idist__kind)waiting->fingerprint.kind)) {
         answer.type = IDIST__CONTROL_ABSENT;
@@ -2334,7 +2349,7 @@ static void idist__mpi_wait_received(idist__mpi *mpi, int source,
     idist__mpi_wait_find_deadlock(mpi, source);
 }
 
-// Sends WAITING for t to a rank of its group.
+// Sends WAITING for t to one rank of its group.
 static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
     idist__mpi *mpi = idist__mpi_of(t->group->w);
     int peer = t->group->ranks[rank];
@@ -2393,12 +2408,12 @@ static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) 
 
 // mpi/mpi_engine.h: progress, sleep, cancellation, failure
 //
-// What the core calls while a world is open. MPI offers no way to sleep until
-// something happens, so a rank that has nothing to do sleeps beside MPI, for
-// longer and longer, and polls; a call of another thread wakes it through a futex.
+// The functions that the core calls while a world is open. MPI offers no way to sleep until
+// something happens. So a rank that has nothing to do polls, and sleeps outside MPI for longer and
+// longer between two polls. A call of another thread wakes it through a futex.
 //
-// A group that fails on one rank sends FAILED to all members. Under ULFM it also
-// revokes the communicator, which brings back ranks that are blocked in MPI.
+// A group that fails on one rank sends FAILED to all members. Under ULFM the rank also revokes the
+// communicator, which releases ranks that are blocked in MPI.
 
 // Handles one control message.
 static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_control *control,
@@ -2432,7 +2447,7 @@ static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_co
             idist__control_keep(mpi, source, control, payload);
         break;
     case IDIST__CONTROL_FAILED:
-        if (!g) { // not yet, or no longer
+        if (!g) { // it does not exist yet, or no longer
             if (!idist__comms_keep(mpi, control->ctx))
                 idist__control_keep(mpi, source, control, payload);
             break;
@@ -2474,7 +2489,7 @@ static void idist__mpi_engine_progress(idist__world *w) {
     } while (ended != w->wait.ended_count);
 }
 
-// Remembers which threads call.
+// Records the calling thread, and whether several threads have called.
 static void idist__mpi_engine_count_threads(idist__mpi *mpi) {
     idist__os_thread self = idist__os_thread_self();
 
@@ -2499,7 +2514,7 @@ static void idist__mpi_engine_start(idist__task *t) {
     }
 
     if (g->status != IDIST_OK)
-        idist__task_complete(t, g->status, g->cause); // found by the quick call
+        idist__task_complete(t, g->status, g->cause); // the quick call found the failure
     else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(mpi, t);
     else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(mpi, t);
     else if (g->size == 1) idist__self_collective(t);
@@ -2512,7 +2527,7 @@ static void idist__mpi_engine_start(idist__task *t) {
     }
 }
 
-// Whether MPI is moving data of some task.
+// Returns true if MPI is moving the data of some task.
 static bool idist__mpi_engine_has_data_in_flight(const idist__world *w) {
     const idist__task *t;
 
@@ -2524,7 +2539,7 @@ static bool idist__mpi_engine_has_data_in_flight(const idist__world *w) {
     return false;
 }
 
-// The next pause between polls, at most max_ns.
+// Returns the next pause between polls, at most max_ns.
 static int64_t idist__mpi_engine_next_pause(int64_t pause_ns, int64_t max_ns) {
     if (!pause_ns) pause_ns = IDIST__POLL_FIRST_NS;
     else if (pause_ns < IDIST__POLL_RAMP_NS) pause_ns *= 2;
@@ -2539,7 +2554,7 @@ static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
     uint32_t wake_count = mpi->wake_count;
     int64_t wake_ns;
 
-    // As inside a blocking call of MPI: only our polling moves the data.
+    // Keep polling, as a blocking call of MPI would: only our polling moves the data.
     if (in_flight && w->wait.driver == IDIST__DRIVER_CALLER) {
         idist__os_mutex_unlock(&w->lock);
         idist__os_thread_yield();
@@ -2562,7 +2577,8 @@ static void idist__mpi_engine_wake(idist__world *w) {
     idist__os_wake_word(&idist__mpi_of(w)->wake_count);
 }
 
-// Only a receive that has matched nothing can be cancelled; the peer knows of anything else.
+// Cancels a send or receive. Returns true only for a receive that has matched no message; in all
+// other cases the peer is involved.
 static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     idist__mpi *mpi = idist__mpi_of(t->group->w);
     idist__mpi_op *op = idist__mpi_op_of(t);
@@ -2573,7 +2589,7 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     while (*at && *at != t) at = &idist__mpi_op_of(*at)->next;
     if (*at) *at = op->next;
 
-    // It takes back what it has announced.
+    // Replace the WAITING that was announced by one without flags.
     if (receives && t->late.announced && t->call.root >= 0)
         idist__mpi_wait_send(t, t->call.root, 0);
     if (op->phase == IDIST__PHASE_WAITING) return receives;
@@ -2590,7 +2606,8 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     return false;
 }
 
-// The data of a large message goes to the buffer once the receive has matched.
+// Cancels a receive that has not matched. After the match, the data of a large message goes to the
+// buffer.
 static bool idist__mpi_engine_retract(idist__task *t) {
     return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_engine_cancel_p2p(t);
 }
@@ -2639,7 +2656,7 @@ static void idist__mpi_engine_tell(idist_group *g) {
             idist__control_send(mpi, g->ranks[i], &failed, g->cause, strlen(g->cause) + 1);
 
 #ifdef IDIST__ULFM
-    // After the messages: it brings back ranks that are blocked in MPI.
+    // Revoke after the messages were queued. This releases ranks that are blocked in MPI.
     if (mpi->fault_tolerant && mg->comm != MPI_COMM_NULL) MPIX_Comm_revoke(mg->comm);
 #endif
 }
@@ -2657,16 +2674,16 @@ static void idist__mpi_engine_flush(idist__world *w, int64_t until_ns) {
 
 // ---- mpi/mpi_life.h ------------------------------------------------------------------------------
 
-// mpi/mpi_life.h: whether MPI started us, and who initialises it
+// mpi/mpi_life.h: finds out whether MPI started us, and initializes MPI
 //
-// MPI is initialised and finalized at most once in a process, so this state
-// belongs to the process and not to a world.
+// MPI is initialized and finalized at most once in a process, so this state belongs to the process
+// and not to a world.
 
 static idist__os_mutex idist__mpi_lock = IDIST__OS_MUTEX_INIT;
 static int idist__mpi_world_count;     // open worlds
 static bool idist__mpi_initialised;    // by us
 static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
-static bool idist__mpi_never_finalize; // a failed world did not end on all ranks: it would block
+static bool idist__mpi_never_finalize; // MPI_Finalize would block, or was called
 
 static MPI_Comm idist__mpi_life_base_comm(const idist__config *cfg) {
     return cfg->mpi_comm ? *(const MPI_Comm *)cfg->mpi_comm : MPI_COMM_WORLD;
@@ -2680,7 +2697,7 @@ static bool idist__mpi_life_is_one_of(const char *name, const char *const *names
     return false;
 }
 
-// Whether the user asked for this backend by name.
+// Returns true if the user asked for this backend by name.
 static bool idist__mpi_life_is_asked(const idist__config *cfg) {
     const char *at = cfg->backends;
 
@@ -2689,8 +2706,8 @@ static bool idist__mpi_life_is_asked(const idist__config *cfg) {
     return false;
 }
 
-// Whether the user asked for MPI, a launcher of MPI started us, or the program uses MPI itself. A
-// rank and size from the user or from torchrun belong to another world.
+// Returns true if the user asked for MPI, a launcher of MPI started us, or the program uses MPI
+// itself. A rank and size from the user or from torchrun belong to another world.
 static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialised) {
     static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
     static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
@@ -2734,7 +2751,7 @@ static idist_status idist__mpi_life_initialise(void) {
     return IDIST_OK;
 }
 
-// MPI itself would end the job for these two, or fail later without a reason.
+// Rejects two communicators for which MPI itself would end the job, or fail later without a reason.
 static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
     int inter = 0;
 
@@ -2792,14 +2809,14 @@ static idist_status idist__mpi_life_claim(idist__config *cfg, const char **why) 
 
 // mpi/mpi_world.h: opening and closing a world
 //
-// Opening duplicates the communicator twice, exchanges what the ranks know of
-// each other, and finds out which of them share a host. Only the first step has
-// a deadline: after it, all ranks are known to be here.
+// Opening duplicates the communicator twice, exchanges what the ranks know of each other, and finds
+// out which ranks share a host. Only the first step has a deadline: after it, all ranks are known
+// to be here.
 //
-// Closing waits for control messages in flight, frees what MPI still lets us
-// free, and finalizes MPI after the last world if idist initialised it.
+// Closing waits for control messages in flight and frees what MPI still lets us free. After the
+// last world it finalizes MPI if idist initialized MPI.
 
-// Exchanges the table of ranks, and compares the settings that must be equal everywhere.
+// Exchanges the table of ranks, and checks that settings are equal where they must be.
 static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
     const idist__config *cfg = &mpi->w->cfg;
     idist__rank_info *nodes = mpi->w->nodes, *own = &nodes[cfg->rank];
@@ -2823,7 +2840,7 @@ static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
                        same_nbytes ? "IDIST_CHECK" : "IDIST_SHM_MIB (desc.shm_nbytes)");
 }
 
-// Among the ranks of this host: counts the cores they may use together, and makes the window for
+// Counts the cores that the ranks of this host may use together, and makes the window for
 // idist_alloc.
 static idist_status idist__mpi_world_share_host(idist__mpi *mpi) {
     idist__world *w = mpi->w;
@@ -2872,8 +2889,8 @@ static idist_status idist__mpi_world_allocate(idist__mpi *mpi) {
     return IDIST_OK;
 }
 
-// Makes both communicators. Once the first one exists all ranks are here, and nothing keeps this
-// rank from continuing with them.
+// Makes both communicators. Once the first one exists, all ranks are here, so the second one needs
+// no deadline.
 static idist_status idist__mpi_world_duplicate(idist__mpi *mpi) {
     const idist__config *cfg = &mpi->w->cfg;
     MPI_Request request;
@@ -2890,7 +2907,7 @@ static idist_status idist__mpi_world_duplicate(idist__mpi *mpi) {
 
 #ifdef IDIST__ULFM
     mpi->fault_tolerant =
-        idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
+        idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // mpirun --with-ft ulfm sets it
 #endif
 
     return IDIST_OK;
@@ -2959,9 +2976,9 @@ static void idist__mpi_world_close_window(idist__mpi *mpi) {
     mpi->window = NULL;
 }
 
-// The program calls MPI_Finalize, which begins by deleting this attribute of MPI_COMM_SELF, while
-// the world is open: it fails, here and on the other ranks, and never uses MPI again. Also called
-// when the world closes.
+// Fails the world because the program calls MPI_Finalize while the world is open. MPI_Finalize
+// begins by deleting our attribute of MPI_COMM_SELF, and that calls this function. The world fails
+// here and on the other ranks, and never uses MPI again. Also called when the world closes.
 static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
     idist__mpi *mpi = (idist__mpi *)value;
     idist__world *w = mpi->w;
@@ -2970,7 +2987,7 @@ static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, vo
     (void)comm;
     (void)keyval;
     (void)unused;
-    if (w->group.rank < 0) return MPI_SUCCESS; // see idist__mpi_world_close
+    if (w->group.rank < 0) return MPI_SUCCESS; // the world is closing: see idist__mpi_world_close
 
     idist__os_mutex_lock(&w->lock);
     idist__group_fail_self(&w->group, IDIST_ERR_STATE,
@@ -2987,7 +3004,8 @@ static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, vo
     return MPI_SUCCESS;
 }
 
-// Without memory for the attribute the program goes without it.
+// Adds the attribute that detects MPI_Finalize. Without memory for the attribute the call goes
+// undetected.
 static void idist__mpi_world_watch_finalize(idist__mpi *mpi) {
     int keyval;
 
@@ -3013,8 +3031,8 @@ static idist_status idist__mpi_world_open(idist__world *w) {
     mpi->incoming = MPI_REQUEST_NULL;
     status = idist__mpi_world_make(mpi);
 
-    // IDIST_ERR_ENV means that settings differ, so all ranks are here to free the communicators.
-    // After IDIST_ERR_TIMEOUT MPI still has the address of mpi->p2p_comm.
+    // IDIST_ERR_ENV means that settings differ: all ranks are here, so the communicators can be
+    // freed. After IDIST_ERR_TIMEOUT MPI still has the address of mpi->p2p_comm, so mpi stays.
     if (status != IDIST_OK) {
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->world_comm);
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&mpi->p2p_comm);
@@ -3030,8 +3048,9 @@ static idist_status idist__mpi_world_open(idist__world *w) {
     return IDIST_OK;
 }
 
-// After a failure: whether the other ranks close the world too, within a second. Without them
-// MPI_Finalize blocks for ever, and after a loss that of Open MPI 5 may block even with them.
+// Returns true if, after a failure, the other ranks close the world too within a second. Without
+// them MPI_Finalize blocks forever. After a loss, MPI_Finalize of Open MPI 5 may block even with
+// them.
 static bool idist__mpi_world_all_close(idist__mpi *mpi) {
     MPI_Request request;
 
@@ -3040,7 +3059,8 @@ static bool idist__mpi_world_all_close(idist__mpi *mpi) {
     return idist__mpi_error_await(&request, IDIST__CLOSE_MS, "finalize") == IDIST_OK;
 }
 
-// One world less; after the last one MPI is finalized, if idist initialised it and can.
+// Counts a world as closed. After the last one, finalizes MPI if idist initialized MPI and can
+// finalize it.
 static void idist__mpi_world_release(idist__world *w, bool all_closed) {
     idist__os_mutex_lock(&idist__mpi_lock);
 
@@ -3052,14 +3072,14 @@ static void idist__mpi_world_release(idist__world *w, bool all_closed) {
                          "launcher ends the job when this process exits");
     }
 
-    if (idist__mpi_of(w)->finalized) idist__mpi_never_finalize = true; // it is done
+    if (idist__mpi_of(w)->finalized) idist__mpi_never_finalize = true; // the program has done it
     idist__mpi_world_count--;
     if (idist__mpi_world_count == 0 && idist__mpi_initialised && !idist__mpi_never_finalize)
         MPI_Finalize();
     idist__os_mutex_unlock(&idist__mpi_lock);
 }
 
-// Frees what MPI still lets us free.
+// Frees the MPI objects that MPI still lets us free.
 static void idist__mpi_world_free_handles(idist__mpi *mpi, bool clean) {
     int i;
 
@@ -3104,13 +3124,13 @@ static void *idist__mpi_world_alloc(idist__world *w, size_t nbytes) {
 
 // ---- mpi/mpi_group.h -----------------------------------------------------------------------------
 
-// mpi/mpi_group.h: the communicators of groups; shrink and agree
+// mpi/mpi_group.h: opens and closes groups; shrink and agree
 
-// Finds or makes the communicator of a group. The world's and that of a shrunk group exist already;
-// any other is made by the members alone. ULFM makes none from a communicator that has a lost rank,
-// so there it is made from the parent's: that has no lost rank, or else the parent has failed.
-// Everywhere else it is made from one with all ranks; MPICH 4.0 may crash in
-// MPI_Comm_create_group on any other.
+// Finds or makes the communicator of a group. The world's communicator and a shrunk group's
+// communicator exist already; any other is made by the members alone. ULFM makes none from a
+// communicator with a lost rank, so under ULFM the new one is made from the parent's, which has no
+// lost rank unless the parent has failed. Without ULFM it is made from a communicator with all
+// ranks; MPICH 4.0 may crash in MPI_Comm_create_group on any other.
 static int idist__mpi_group_comm(idist__mpi *mpi, const idist_group *g, MPI_Comm *comm) {
     MPI_Comm from;
     MPI_Group all, members;
@@ -3145,8 +3165,8 @@ static void idist__mpi_group_free(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, mg->headers);
 }
 
-// MPI could not make the communicator of a group. If a rank was lost, the parent fails first, with
-// a cause that names the rank.
+// Reports that MPI could not make the communicator of a group. If a rank was lost, first fails the
+// parent with a cause that names the rank.
 static idist_status idist__mpi_group_comm_fail(idist__mpi *mpi, const idist_group *g, int error) {
     idist_group *parent = idist__world_find_group(mpi->w, g->parent->ctx);
 
@@ -3169,9 +3189,9 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     mg->comm = MPI_COMM_NULL;
     mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
     if (mpi->comms)
-        idist__control_progress(mpi); // FREED may free communicators, which MPI has few of
+        idist__control_progress(mpi); // FREED may free communicators; MPI has few of them
 
-    // First of all, because the other members are in it whatever happens here.
+    // Do this first: the other members are in this collective call whatever happens here.
     error = idist__mpi_group_comm(mpi, g, &mg->comm);
     if (error != MPI_SUCCESS) return idist__mpi_group_comm_fail(mpi, g, error);
     mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * world_size);
@@ -3197,7 +3217,7 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     memset(mg->rank_of, -1, sizeof(int) * world_size);
     for (i = 0; i < g->size; i++) mg->rank_of[g->ranks[i]] = i;
 
-    // What happened before the group existed here.
+    // Handle the messages that arrived before the group existed here.
     for (u = mpi->unexpected; u; u = u->next) {
         if (u->control.ctx != g->ctx) continue;
         if (u->control.type == IDIST__CONTROL_FREED) idist__comms_leave(mpi, g->ctx);
@@ -3236,7 +3256,7 @@ static void idist__mpi_group_close(idist_group *g) {
         idist__mem_free(&g->w->cfg.mem, u);
     }
 
-    // Without fault tolerance a failed world ends soon, and its communicators with it.
+    // Without fault tolerance, a failed world and its communicators end soon.
     if (g->status == IDIST_OK && g != &mpi->w->group &&
         (mpi->w->group.status == IDIST_OK || mpi->fault_tolerant)) {
         idist__comms_tell_freed(mpi, g);
@@ -3309,7 +3329,8 @@ static idist_status idist__mpi_group_agree(idist_group *g, int *flag) {
 
 // mpi/mpi_backend.h: the table of functions that the core calls
 
-// MPI reduces in the floating-point mode of the thread that calls it.
+// Runs a quick call in the default floating-point mode, because MPI reduces in the mode of the
+// calling thread.
 static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *call) {
     uint32_t mode = idist__mode_enter();
     bool done = idist__mpi_coll_quick(g, call);
@@ -3373,8 +3394,6 @@ __attribute__((constructor(IDIST__REGISTER_SPECIAL))) static void
 idist__mpi_backend_register(void) {
     (void)idist_register_backend(idist_mpi_backend());
 }
-
-// Tests set these from outside.
 
 // ---- base/end.h ----------------------------------------------------------------------------------
 

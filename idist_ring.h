@@ -224,94 +224,107 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 // ---- ring/shm/transport.h ------------------------------------------------------------------------
 
-// ring/shm/transport.h: what a link needs of whatever moves its bytes
+// ring/shm/transport.h: the functions that move the bytes of a link
 
-enum { IDIST__HEADER_BYTES = 64 }; // of a frame
+enum { IDIST__HEADER_BYTES = 64 }; // size of a frame without its payload
 
 // A transport moves the bytes of one link. No function blocks. `port` is the transport's own end of
-// the link and belongs to whoever opened it; `close` closes what is in it.
+// the link, and belongs to whoever opened it. `close` closes what the port contains.
 //
 // Every transport has `name`, `read`, `write`, `close` and `descriptor`. The other functions are
-// optional: NULL means that no link of this transport can do it, and the comment above the function
-// says what happens instead. A function that fills a table sets the fields by name, and leaves at
-// NULL and false what the transport does not have.
+// optional. A function is NULL if no link of this transport can do it, and the comment above the
+// function says what happens instead. A function that fills in a transport sets the fields by name.
+// It leaves at NULL and false what the transport does not have.
 typedef struct idist__transport {
     const char *name;
 
-    // > 0: bytes moved, perhaps fewer than asked for. 0: nothing can move now. -1: the stream has
-    // ended (errno 0) or is broken (errno).
+    // Both functions return the number of bytes moved, which may be fewer than requested, or 0 if
+    // nothing can move now. They return -1 if the stream has ended (errno is 0) or is broken (errno
+    // is not 0).
     ptrdiff_t (*read)(void *port, void *buf, size_t nbytes);
     ptrdiff_t (*write)(void *port, const idist__os_part *parts, int nparts);
 
     void (*close)(void *port);
 
-    // The descriptor that a rank watches to learn that the next `read` may find something, or
-    // (output) that the next `write` may take some; -1: there is none. It may be another one after
-    // each read or write.
+    // Returns the descriptor that a rank watches to learn that the next `read` may find something.
+    // If `output` is true, the rank learns that the next `write` may accept something. Returns -1
+    // if there is no descriptor. The descriptor may change after each read or write.
     int (*descriptor)(void *port, bool output);
 
-    bool polled;      // a read costs a system call, so with many links ring->watch tells when to
-    bool lossy_close; // closing with unread bytes may destroy what the peer has not read yet
+    // True if a read costs a system call. With many links, ring->watch then tells when to read.
+    bool polled;
+    // True if closing with unread bytes may destroy what the peer has not read yet.
+    bool lossy_close;
 
-    // Messages as a whole: a header of IDIST__HEADER_BYTES, and nbytes of payload. peek_header
-    // copies the next header and consumes nothing; false: it has not arrived. read_message drops
-    // that header and copies the payload behind it; false: not all has arrived, and nothing was
-    // consumed. write_message: false: there is no space for all, and nothing was written.
-    // All three are NULL where messages always go through `read` and `write`.
+    // Functions for whole messages: a header of IDIST__HEADER_BYTES, and nbytes of payload.
+    // `peek_header` copies the next header and consumes nothing. It returns false if the header has
+    // not arrived. `read_message` drops that header and copies the payload behind it. It returns
+    // false, and consumes nothing, if the message has not arrived completely. `write_message`
+    // returns false, and writes nothing, if there is no space for the whole message. All three are
+    // NULL if messages always go through `read` and `write`.
     bool (*peek_header)(void *port, void *header);
     bool (*read_message)(void *port, void *payload, size_t nbytes);
     bool (*write_message)(void *port, const void *header, const void *payload, size_t nbytes);
 
-    // Whether the peer may read messages in the memory of this process. The same on both sides of a
-    // link, which decides how large messages go. Then `withdrawn`, if not NULL, gets the count of
-    // sends that ended early so far, modulo 256, for `pull` there. The function is NULL where the
-    // peer never may: then large messages go through the link.
+    // Returns true if the peer may read messages in the memory of this process. The result is the
+    // same on both sides of a link, and decides how large messages are sent. If the result is true,
+    // and `withdrawn` is not NULL, sets *withdrawn to the number of sends that have ended early so
+    // far, modulo 256. The peer passes that number to `pull`. The function is NULL if the peer can
+    // never read such memory; large messages then go through the link.
     bool (*exposes_memory)(void *port, uint8_t *withdrawn);
 
-    // Whether such a read is slower than a copy through this transport. The same on both sides.
-    // The function is NULL where such reads are as fast, or not possible.
+    // Returns true if reading the memory of the peer is slower than a copy through this transport.
+    // The result is the same on both sides of a link. The function is NULL if such reads are as
+    // fast, or not possible.
     bool (*reads_slowly)(void *port);
 
-    // Whether the peer is in a call that waits, so that it sees at once what is written. The
-    // function is NULL where that is not known: then a large message is pulled if that is possible.
+    // Returns true if the peer is in a call that waits, so that it sees at once what is written.
+    // The function is NULL if the transport cannot tell; a large message is then pulled if
+    // possible.
     bool (*attends)(void *port);
 
-    // Copies from an address in the peer's process. False: not possible, or the peer has withdrawn
-    // sends since it counted `withdrawn`, so the memory may hold something else by now. The
-    // function is NULL where it is never possible: then the receiver asks for DATA.
+    // Copies from an address in the peer's process. Returns false if that is not possible. Also
+    // returns false if the peer has withdrawn sends since it sent `withdrawn`, because the memory
+    // may hold something else by now. The function is NULL if pulling is never possible; the
+    // receiver then asks for DATA.
     bool (*pull)(void *port, uint64_t address, uint8_t withdrawn, void *buf, size_t nbytes);
 } idist__transport;
 
 // ---- ring/shm/pace.h -----------------------------------------------------------------------------
 
-// ring/shm/pace.h: whether to write past the caches
+// ring/shm/pace.h: decides if writes bypass the caches
 //
-// Before a core writes to a line, all others have to give it up. Cores that share a cache are quick
-// about that. Others, on a processor with several of them or on two, take so long that a store to
-// memory past the caches, which does not wait for them, is several times as fast, although the
-// reader then finds the line in no cache.
+// Before a core writes to a cache line, all other cores have to give up that line. Cores that share
+// a cache do so quickly. Cores with different caches, on one processor or on two, take a long time.
+// A store to memory past the caches does not wait for them, and is then several times as fast. On
+// the other hand, the reader then finds the line in no cache.
 //
-// Which it is depends on where the two ranks run, and changes when the system moves one of them. So
-// some writes are timed, and a few of those are made in the other way. The shortest of the latest
-// times count, because a rank may be interrupted. All this under the lock of the world.
+// Which way is faster depends on where the two ranks run, and changes when the system moves one of
+// them. So some writes are timed, and a few of the timed writes go the other way. The shortest of
+// the latest times counts, because a rank may be interrupted. All functions are called with the
+// world's lock held.
 
 enum {
     IDIST__STREAM_BYTES = 4096, // smaller writes are neither timed nor made past the caches
-    IDIST__PACE_TIMES = 4,      // kept for each way
-    IDIST__PACE_TIMED = 17,     // one write in so many is timed; odd, since calls often write by 16
-    IDIST__PACE_OTHER = 119     // one in so many is made in the other way; a multiple of TIMED
+    IDIST__PACE_TIMES = 4,      // number of times kept for each way
+    // One write in this many is timed. The number is odd, because calls often make groups of 16
+    // writes.
+    IDIST__PACE_TIMED = 17,
+    // One write in this many goes the other way. This is a multiple of IDIST__PACE_TIMED.
+    IDIST__PACE_OTHER = 119
 };
 
-// There are two ways to write: false is into the caches, true past them.
+// The times of the two ways to write, and the way that is faster. For a way, false means into the
+// caches, and true means past them.
 typedef struct idist__pace {
-    bool streams;                         // the way that is faster
-    bool way;                             // of the timed write under way
-    uint32_t count;                       // writes so far
-    uint32_t turn[2];                     // times so far, of each way
-    uint32_t times[2][IDIST__PACE_TIMES]; // the latest, ns per MiB; 0: none yet
+    bool streams;                         // the faster way
+    bool way;                             // the way of the write under way
+    uint32_t count;                       // number of writes so far
+    uint32_t turn[2];                     // number of times recorded so far, for each way
+    uint32_t times[2][IDIST__PACE_TIMES]; // the latest times in ns per MiB, 0 if none yet
 } idist__pace;
 
-// The shortest of the latest times, or 0 as long as there are too few.
+// Returns the shortest of the latest times, or 0 if there are fewer than IDIST__PACE_TIMES.
 static uint32_t idist__pace_shortest(const idist__pace *p, bool way) {
     uint32_t shortest = p->times[way][0];
     int i;
@@ -321,8 +334,8 @@ static uint32_t idist__pace_shortest(const idist__pace *p, bool way) {
     return shortest;
 }
 
-// A write took so long. The way past the caches is chosen if it takes less than half the time: the
-// reader has to get the line from memory afterwards.
+// Records the time of a write. Chooses the way past the caches if it takes less than half the time,
+// because the reader has to fetch the line from memory afterwards.
 static void idist__pace_add(idist__pace *p, bool way, int64_t ns, size_t nbytes) {
     int64_t most = INT64_MAX >> 20;
     int64_t time = ((ns < most ? ns : most) << 20) / (int64_t)nbytes;
@@ -333,8 +346,8 @@ static void idist__pace_add(idist__pace *p, bool way, int64_t ns, size_t nbytes)
                  idist__pace_shortest(p, false) / 2 > idist__pace_shortest(p, true);
 }
 
-// Before a write: whether to make it past the caches. *begin_ns is for idist__pace_end; 0: the
-// write is not timed.
+// Returns true if the next write is to go past the caches. Sets *begin_ns for idist__pace_end, or
+// to 0 if the write is not timed.
 static inline bool idist__pace_begin(idist__pace *p, size_t nbytes, int64_t *begin_ns) {
     uint32_t number;
     bool first;
@@ -354,7 +367,7 @@ static inline void idist__pace_end(idist__pace *p, int64_t begin_ns, size_t nbyt
     if (begin_ns) idist__pace_add(p, p->way, idist__os_clock_now_ns() - begin_ns, nbytes);
 }
 
-// Copies in the way that is faster.
+// Copies in the faster way, and times some of the copies.
 static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, size_t nbytes) {
     int64_t begin_ns;
 
@@ -365,165 +378,172 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 
 // ---- ring/shm/segment.h --------------------------------------------------------------------------
 
-// ring/shm/segment.h: layout of the shared file, and reading the memory of other processes
+// ring/shm/segment.h: the layout of the shared file, and reads from the memory of other processes
 //
 // WHAT IT IS
 //
-// A file in memory that all ranks of a host have mapped, and two things made of it: a doorbell for
-// each rank, on which it sleeps until another one wakes it, and a pipe for each pair of ranks, the
-// transport of their link. The rest of the file is for collectives (ring/share/) and for
-// idist_alloc. The ranks need no connection to each other, and a rank has as many descriptors on a
-// host of 1,000 ranks as on one of two.
+// The segment is a file in memory that all ranks of a host have mapped. It contains a doorbell for
+// each rank, on which the rank sleeps until another rank wakes it. It also contains a pipe from
+// each rank to each other rank; two pipes are the transport of a link. The rest of the file is for
+// collectives (ring/share/) and for idist_alloc. The ranks need no connections to each other. A
+// rank on a host of 1,000 ranks has as many descriptors as a rank on a host of two.
 //
 // HOW IT FITS
 //
-// ring/join/segment_map.h creates and maps the file, where its parts are as
-// ring/join/segment_layout.h says. When all ranks of the host agree (ring/join/segment_agree.h),
-// the links inside the host use idist__pipe_transport. ring/engine/sleep.h sleeps on the doorbell.
+// ring/join/segment_map.h creates and maps the file. ring/join/segment_layout.h determines the
+// offsets in the file. When all ranks of the host agree (ring/join/segment_agree.h), the links
+// inside the host use idist__pipe_transport. ring/engine/sleep.h sleeps on the doorbell.
 //
 // A MESSAGE THROUGH A PIPE
 //
-// idist__pipe_write            copy to the ring buffer, publish the new tail
-// idist__doorbell_any_asleep   one load in the common case: nobody sleeps
-// idist__doorbell_wake         futex, or the beacon of the rank
-// idist__pipe_read             load the tail, copy out, publish the new head
+// idist__pipe_write            copies to the ring buffer, publishes the new tail
+// idist__doorbell_any_asleep   one load in the common case, when no rank sleeps
+// idist__doorbell_wake         wakes the rank through its futex or its beacon
+// idist__pipe_read             loads the tail, copies the bytes out, publishes the new head
 //
-// One file in memory, without a name, mapped by all ranks of the host. Ranks are numbered from 0 in
-// the order of their world ranks.
+// LAYOUT
+//
+// The file has no name. Ranks are numbered from 0 in the order of their world ranks.
 //
 //   | header | front 0 | front 1 | ... | part 0 | part 1 | ... | window 0 | window 1 | ...
 //
 //   front    doorbell | head of region 0, for the collectives of the world (ring/share/region.h)
 //   part     catalog | a pipe from each rank | buffers of region 0 | head, buffers of region 1 ...
-//   window   a hole, until idist_alloc fills pages of it (base/window.h); not mapped before that
+//   window   a hole until idist_alloc fills pages of it (base/window.h); not mapped before that
 //
-// Each rank has one of each. What all ranks of the world look at often is in the fronts, to need
-// fewer page tables, which every process has for itself: with parts of 4 MiB and one look at each,
-// 512 processes would have 1 GiB of them.
+// Each rank has one front, one part and one window. The fronts hold what all ranks of the world
+// look at often, which saves page tables. Each process has its own page tables. If each of 512
+// processes looked at one place in each of 512 parts of 4 MiB, the tables would take 1 GiB.
 //
-// Memory is reserved before anybody uses it, so that no access to it can fail: for doorbells, pipes
-// and the world's region when the file is mapped, for another region when it is first lent to a
-// group (ring/share/pool.h).
+// Memory is reserved before any rank uses it, so that no access to it can fail. The memory of
+// doorbells, pipes and the world's region is reserved when the file is mapped. The memory of
+// another region is reserved when the region is first lent to a group (ring/share/pool.h).
 
-#define IDIST__LINE ((size_t)64)   // of a cache
-#define IDIST__PAGE ((size_t)4096) // the layout's unit
-// Programs align buffers to pages. Ours are not: copies between addresses that agree in their low
-// 12 bits are several times as slow, because the processor takes loads and stores for dependent.
+#define IDIST__LINE ((size_t)64)   // size of a cache line
+#define IDIST__PAGE ((size_t)4096) // unit of the layout
+// Offset of our buffers from the start of a page. Programs align their buffers to pages. A copy
+// between addresses with equal low 12 bits is several times as slow, because the processor assumes
+// that the loads depend on the stores.
 #define IDIST__BUFFERS_SKEW ((size_t)1152)
-#define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // of a cross-memory read that is reduced at once
-#define IDIST__SAMPLE_BYTES ((size_t)64 * 1024)  // read to find out how fast that is, ...
-#define IDIST__SAMPLE_PIECE ((size_t)16 * 1024)  // ... in such pieces
-// A write or read of a pipe lets the other side go on after so many bytes: while one copies in, the
-// other copies out.
+#define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // unit of cross-memory reads that are reduced
+#define IDIST__SAMPLE_BYTES ((size_t)64 * 1024)  // size of the sample that measures such reads
+#define IDIST__SAMPLE_PIECE ((size_t)16 * 1024)  // unit in which the sample is read
+// Number of bytes after which a write to a pipe, or a read from it, lets the other side continue.
+// While one side copies in, the other side copies out.
 #define IDIST__SLICE_BYTES ((size_t)32 * 1024)
-// Two ranks that send to each other both write until the pipes are full, then both read. The larger
-// the pipe, the less often they wait for each other in between.
+// Maximum size of a pipe. Two ranks that send to each other both write until the pipes are full,
+// then both read. The larger the pipes, the less often the ranks wait for each other in between.
 #define IDIST__PIPE_MAX ((size_t)512 * 1024)
-#define IDIST__PREFETCH_BYTES ((size_t)1024) // to prefetch for writing, at most
+#define IDIST__PREFETCH_BYTES ((size_t)1024) // maximum to prefetch for writing
 
 typedef struct idist__doorbell {
     uint32_t asleep;  // an idist__sleep_place
-    uint32_t awaited; // 1 + the rank of this host of which the sleeper awaits a step; 0: of any
-    uint32_t attends; // 1 while it is in a call that waits
+    uint32_t awaited; // 1 + the rank of this host whose step the sleeper awaits; 0 for any rank
+    uint32_t attends; // 1 while the rank is in a call that waits
     char pad[52];
-    int64_t pid; // of the process whose memory this rank is in, ...
-    uint64_t proof,
-        proof_address;        // ... a random number in it, and where: who reads that can read all
-    idist__counter withdrawn; // sends that ended early: what was read in their buffers is invalid
-    uint64_t sample_address;  // and of a block in it, for idist__segment_probe_reads_fast
+    int64_t pid; // the process of this rank, whose memory other ranks read
+    // A random number in that process, and its address. A rank that can read the number can read
+    // all memory of the process.
+    uint64_t proof, proof_address;
+    idist__counter withdrawn; // sends that ended early; data read from their buffers is invalid
+    uint64_t sample_address;  // address of a sample of memory; see ring/join/segment_probe.h
     uint32_t ended;           // an idist__ended_how
     char pad2[20];
 } idist__doorbell;
 
 typedef struct idist__segment_header {
-    uint32_t sleeper_count; // ranks that sleep or are about to; spares the others a look at each
-                            // doorbell
+    // Number of ranks that sleep or are about to sleep. If 0, a writer need not look at any
+    // doorbell.
+    uint32_t sleeper_count;
     char pad[60];
-    uint32_t fenced;        // set once by the lowest rank, for all; see idist__doorbell_any_asleep
-    uint32_t ncores;        // processors that all ranks together may use, ...
-    idist__os_cpu_set cpus; // ... and which
-    uint32_t ended_count;   // goes up with each doorbell that says `ended`, and each closed pipe
-    uint32_t extent_count;  // of all windows together
+    uint32_t fenced; // set once by the lowest rank for all ranks; see idist__doorbell_any_asleep
+    uint32_t ncores; // number of processors that all ranks together may use
+    idist__os_cpu_set cpus; // the processors that all ranks together may use
+    uint32_t ended_count;   // incremented whenever `ended` or `closed` is set
+    uint32_t extent_count;  // number of extents in all windows
 } idist__segment_header;
 
-// The window of a rank as the others see it; written by that rank only. Behind the catalog each
-// rank has an array with an entry for each rank k: the number of extents of k that it has mapped.
+// The window of a rank as other ranks see it. Only the rank that owns the window writes to the
+// catalog. An array follows the catalog of each rank. Entry k of the array is the number of extents
+// of rank k that the owner of the array has mapped.
 typedef struct idist__catalog {
     uint32_t extent_count; // written last
     uint32_t pad;
     struct {
-        uint64_t at, nbytes; // within the window
+        uint64_t at, nbytes; // offset in the window, and size
     } extents[IDIST__EXTENTS];
 } idist__catalog;
 
-// A ring buffer from one rank to another; the bytes follow. The counters never go back, and each is
-// written by one side only.
+// A ring buffer from one rank to another. The bytes follow this struct. The counters never
+// decrease, and only one side writes to each of them.
 typedef struct idist__pipe {
-    idist__counter tail; // bytes written so far
-    uint32_t closed;     // nothing more will be written
+    idist__counter tail; // number of bytes written so far
+    uint32_t closed;     // 1 once nothing more will be written
     char pad[52];
-    idist__counter head; // bytes read so far
+    idist__counter head; // number of bytes read so far
     char pad2[56];
 } idist__pipe;
 
 typedef struct idist__pipe_port { // our end of a link through two pipes
     struct idist__segment *shm;
     idist__pipe *in, *out;
-    uint64_t head, tail;      // our own counters, kept where the peer cannot change them
-    uint64_t out_head;        // how far the peer had read when we last had to look
-    idist__pace pace;         // of our writes
-    int peer;                 // its rank on this host
-    bool look;                // some process or pipe has ended; it may be this one
-    idist__os_address beacon; // of the peer
+    uint64_t head, tail;      // our own counters, where the peer cannot change them
+    uint64_t out_head;        // out->head when we last had to load it
+    idist__pace pace;         // times of our writes
+    int peer;                 // rank of the peer on this host
+    bool look;                // a process or pipe has ended, perhaps this one
+    idist__os_address beacon; // beacon of the peer
 } idist__pipe_port;
 
-typedef struct idist__view { // of the window of a rank: what is mapped here
+typedef struct idist__view { // the extents of a rank's window that are mapped here
     uint32_t extent_count;
     struct {
         char *map;
-        size_t at, nbytes; // within the window
+        size_t at, nbytes; // offset in the window, and size
     } extents[IDIST__EXTENTS];
 } idist__view;
 
 typedef struct idist__segment {
-    int fd;                       // of the file
-    char *base;                   // everything but the windows
-    idist__window *window;        // ours; NULL: there are no windows
-    idist__view *views;           // of the windows, by rank on this host
-    uint32_t extents_seen;        // how much of header->extent_count the views show
-    bool maps_no_more;            // an extent of another rank could not be mapped
-    int n, me;                    // ranks on this host, and ours
+    int fd;                       // descriptor of the file
+    char *base;                   // mapping of everything except the windows
+    idist__window *window;        // our window, or NULL if there are no windows
+    idist__view *views;           // views of the windows, by rank on this host
+    uint32_t extents_seen;        // header->extent_count when the views were last updated
+    bool maps_no_more;            // true once an extent of another rank could not be mapped
+    int n, me;                    // number of ranks on this host, and our rank among them
     bool oversubscribed;          // there are more ranks than cores
     bool fenced;                  // see idist__doorbell_any_asleep
-    bool reads_remote;            // each rank can read the memory of all others, ...
-    bool reads_fast;              // ... and it takes no longer than two copies
-    idist__pace pace;             // of our writes to the buffers of collectives, ...
-    idist__pace window_pace;      // ... and to the windows of other ranks
-    uint64_t proof;               // the others read it to find that out
-    idist__os_process *processes; // by rank on this host
-    char *remote_pieces; // cross-memory reads to be reduced: IDIST__REMOTE_PIECE for each rank
-    int *local;          // rank on this host by world rank; -1: on another one
+    bool reads_remote;            // each rank can read the memory of all other ranks
+    bool reads_fast;              // such a read takes at most as long as two copies
+    idist__pace pace;             // times of our writes to the buffers of collectives
+    idist__pace window_pace;      // times of our writes to the windows of other ranks
+    uint64_t proof;               // random number that other ranks read as a test
+    idist__os_process *processes; // processes by rank on this host
+    // Scratch for cross-memory reads that are reduced: IDIST__REMOTE_PIECE for each rank.
+    char *remote_pieces;
+    int *local; // rank on this host by world rank, -1 if on another host
 
-    size_t pipe_nbytes;              // of the bytes in one
-    size_t front_nbytes;             // the fronts come behind the first page
-    size_t parts_at, part_nbytes;    // offset of the first part; of each part
-    size_t window_at, window_nbytes; // the same for the windows, which are not mapped
-    size_t pipes_at;                 // offset in a part: the pipes
-    size_t buffers_at;               // offset in a part: the buffers of region 0, then the others
-    size_t chunk_nbytes[2];          // of a buffer in region 0, and in the others
+    size_t pipe_nbytes;              // capacity of a pipe
+    size_t front_nbytes;             // size of a front; the fronts follow the first page
+    size_t parts_at, part_nbytes;    // offset of the first part, size of each part
+    size_t window_at, window_nbytes; // offset of the first window, size of each window
+    size_t pipes_at;                 // offset of the pipes in a part
+    size_t buffers_at;      // offset in a part of region 0's buffers and of the other regions
+    size_t chunk_nbytes[2]; // size of a buffer in region 0, and in other regions
 
-    int region_count;            // regions of each rank
-    int reserved_count;          // how many of ours have memory: the first ones
-    bool taken[64];              // ours: whether a group has it, ...
-    uint32_t region_members[64]; // ... how many members of it are on this host, ...
-    uint64_t region_groups[64];  // ... and its ctx
+    int region_count;            // number of regions of each rank
+    int reserved_count;          // number of our regions that have memory: the first ones
+    bool taken[64];              // true if a group has this region of ours
+    uint32_t region_members[64]; // number of members of that group on this host
+    uint64_t region_groups[64];  // ctx of that group
 
-    idist__pipe_port *ports; // by rank on this host
+    idist__pipe_port *ports; // ports by rank on this host
 
-    int beacon, observer; // ours, and the descriptor with which we look at those of the others
-    int next_look;        // the rank whose beacon we look at next
-    uint32_t ended_seen;  // how much of ended_count has reached our ports
-    int blind_error;      // the errno with which a look at a beacon failed; 0: none did
+    // Our beacon, and the descriptor with which we look at the beacons of other ranks.
+    int beacon, observer;
+    int next_look;       // rank whose beacon we look at next
+    uint32_t ended_seen; // ended_count when our ports were last marked
+    int blind_error;     // errno with which a look at a beacon failed, or 0
 } idist__segment;
 
 static char *idist__segment_front(const idist__segment *seg, int rank) {
@@ -553,12 +573,12 @@ static idist__catalog *idist__segment_catalog(const idist__segment *seg, int ran
     return (idist__catalog *)(void *)idist__segment_part(seg, rank);
 }
 
-// How many extents of other ranks a rank has mapped: one number for each rank.
+// Returns the numbers of extents that a rank has mapped: one number for each rank of the host.
 static uint32_t *idist__segment_mapped(const idist__segment *seg, int rank) {
     return (uint32_t *)(void *)(idist__segment_catalog(seg, rank) + 1);
 }
 
-// Copies from the memory of another rank's process. 0, or an errno.
+// Copies from the memory of another rank's process. Returns 0 or an errno.
 static int idist__segment_read_remote(const idist__segment *seg, int rank, uint64_t address,
                                       void *buf, size_t nbytes) {
     return idist__os_process_read_memory(seg->processes[rank], address, buf, nbytes);
@@ -566,20 +586,20 @@ static int idist__segment_read_remote(const idist__segment *seg, int rank, uint6
 
 // ---- ring/shm/view.h -----------------------------------------------------------------------------
 
-// ring/shm/view.h: reaching what other ranks got from idist_alloc
+// ring/shm/view.h: maps the memory that other ranks got from idist_alloc
 //
-// A rank that gets memory in a new extent of its window writes that into its catalog. The others
-// map the extent when they next look, and count it. From then on, and not before, the owner offers
-// the others its buffers in the extent. So a rank that can map no more, because of a limit, costs a
-// copy and fails nothing:
+// A rank that gets memory in a new extent of its window records the extent in its catalog. The
+// other ranks map the extent when they next look at the catalog, and then count it. Only from then
+// on does the owner offer its buffers in the extent to the other ranks. So if a rank cannot map
+// more because of a limit, calls make an additional copy but do not fail:
 //
 //   owner     maps extent 3, catalog.extent_count = 4   ...   reads mapped[owner] == 4 everywhere
 //   others    see header.extent_count, map extent 3, mapped[owner] = 4
 //
-// Whether a buffer is offered depends on timing, and the result does not: ranks reduce in the same
-// order either way.
+// Timing decides whether a buffer is offered, but does not change the result. Ranks reduce in the
+// same order in both cases.
 
-// Tells the others of the extents that our window has by now. Any thread.
+// Publishes the extents that our window has by now. Any thread may call.
 static void idist__view_publish(idist__segment *seg) {
     idist__catalog *catalog = idist__segment_catalog(seg, seg->me);
     uint32_t i, count;
@@ -597,8 +617,8 @@ static void idist__view_publish(idist__segment *seg) {
     idist__os_mutex_unlock(&idist__windows_lock);
 }
 
-// Maps one more extent of another rank. False: there are no addresses, or the rank has written
-// something impossible.
+// Maps one more extent of another rank. Returns false if there are no addresses, or if the rank
+// wrote something impossible to its catalog.
 static bool idist__view_map_next(const idist__segment *seg, int rank, idist__view *view) {
     const idist__catalog *catalog = idist__segment_catalog(seg, rank);
     uint32_t i = view->extent_count;
@@ -619,7 +639,7 @@ static bool idist__view_map_next(const idist__segment *seg, int rank, idist__vie
     return true;
 }
 
-// Returns true if an extent has come that the views do not show.
+// Returns true if a window has got an extent since the views were last updated.
 static inline bool idist__view_is_news(const idist__segment *seg) {
     uint32_t *count = &idist__segment_header_of(seg)->extent_count;
     return __atomic_load_n(count, __ATOMIC_RELAXED) != seg->extents_seen;
@@ -639,8 +659,8 @@ static void idist__view_map_own(const idist__segment *seg) {
     }
 }
 
-// Maps the extents that have come since the last look. False: one could not be mapped. Under the
-// lock of the world.
+// Maps the extents that the windows have got since the last look. Returns false if an extent could
+// not be mapped; later calls do not try again, and return true. Called with the world's lock held.
 static bool idist__view_look(idist__segment *seg) {
     uint32_t seen = __atomic_load_n(&idist__segment_header_of(seg)->extent_count, __ATOMIC_ACQUIRE);
     uint32_t *mapped = idist__segment_mapped(seg, seg->me);
@@ -665,13 +685,13 @@ static bool idist__view_look(idist__segment *seg) {
     return !seg->maps_no_more;
 }
 
-// Returns how many extents of our window a rank of this host has mapped.
+// Returns the number of extents of our window that a rank of this host has mapped.
 static uint32_t idist__view_mapped_by(const idist__segment *seg, int rank) {
     return __atomic_load_n(&idist__segment_mapped(seg, rank)[seg->me], __ATOMIC_ACQUIRE);
 }
 
-// Finds a buffer of ours in our window: its offset in the file, and the number of its extent. 0: it
-// lies in none. Under the lock of the world.
+// Returns the offset in the file of a buffer in our window, and sets *extent to the number of its
+// extent. Returns 0 if the buffer does not lie in an extent. Called with the world's lock held.
 static uint64_t idist__view_offset(const idist__segment *seg, const void *p, size_t nbytes,
                                    uint32_t *extent) {
     const idist__view *view = &seg->views[seg->me];
@@ -690,8 +710,8 @@ static uint64_t idist__view_offset(const idist__segment *seg, const void *p, siz
     return 0;
 }
 
-// Returns the address here of an offset that another rank gave; NULL: it lies in no extent that is
-// mapped here.
+// Returns our address for an offset that another rank gave, or NULL if no extent that is mapped
+// here contains the nbytes at that offset.
 static char *idist__view_pointer(const idist__segment *seg, uint64_t offset, size_t nbytes) {
     const idist__view *view;
     uint64_t rank, at;
@@ -712,7 +732,7 @@ static char *idist__view_pointer(const idist__segment *seg, uint64_t offset, siz
     return NULL;
 }
 
-// Unmaps the windows of the other ranks, and closes ours.
+// Unmaps the windows of the other ranks, and closes our window.
 static void idist__view_unmap_all(idist__segment *seg) {
     uint32_t k;
     int i;
@@ -725,32 +745,33 @@ static void idist__view_unmap_all(idist__segment *seg) {
 
 // ---- ring/shm/doorbell.h -------------------------------------------------------------------------
 
-// ring/shm/doorbell.h: sleeping until another rank writes something
+// ring/shm/doorbell.h: lets a rank sleep until another rank writes something
 //
-// A rank that writes something that another one may wait for looks afterwards whether that one
-// sleeps, and wakes it. A rank that is about to sleep says so in its doorbell, and then looks once
-// more for what was written. One of the two always sees the other, provided that neither's look can
-// overtake its own write:
+// After a rank has written data, it looks for a rank that sleeps and may wait for the data, and
+// wakes that rank. A rank that is about to sleep marks its doorbell and then checks once more for
+// new data. At least one of the two ranks sees what the other wrote, provided that no load
+// overtakes the store of the same rank:
 //
-//   writer    write data     fence   load asleep: wake it
+//   writer    write data     fence   load asleep: wake the sleeper
 //   sleeper   store asleep   fence   load data: do not sleep
 //
-// The writer's fence would wait until the line that it wrote has come over from the other core,
-// which takes as long as a small collective. So where the kernel can make the other processes fence
-// (membarrier), the sleeper asks for that and the writers have no fence of their own. When cores
-// are oversubscribed, sleep is common and each writer has its own (`fenced`).
+// A fence in the writer waits until the line that it wrote arrives from the other core. That takes
+// as long as a small collective. So where the kernel can execute a fence in other processes
+// (membarrier), the sleeper requests that fence, and the writers need none. If there are more ranks
+// than cores, ranks sleep often, and each writer executes a fence of its own (`fenced`).
 //
-// In a collective a rank usually waits for the next step of one certain member, and says that too:
-// if each of n members woke all who wait, a barrier would take n * n wake-ups.
+// In a collective, a rank usually waits for the next step of one particular member. Its doorbell
+// says which one. If each of n members woke every rank that waits, a barrier would take n * n
+// wake-ups.
 
 typedef enum idist__sleep_place {
     IDIST__AWAKE = 0,
-    IDIST__ASLEEP_ON_WORD = 1, // in a futex, on the doorbell
-    IDIST__ASLEEP_IN_POLL = 2  // its beacon ends it
+    IDIST__ASLEEP_ON_WORD = 1, // in a futex on the doorbell
+    IDIST__ASLEEP_IN_POLL = 2  // in poll; the rank's beacon wakes it
 } idist__sleep_place;
 
-// Wakes a rank if it sleeps or is about to. The caller has called idist__doorbell_any_asleep since
-// it wrote.
+// Wakes a rank that sleeps or is about to sleep. The caller has called idist__doorbell_any_asleep
+// since its write.
 static void idist__doorbell_wake(const idist__segment *seg, int rank) {
     idist__doorbell *bell = idist__segment_doorbell(seg, rank);
     uint32_t place = __atomic_load_n(&bell->asleep, __ATOMIC_RELAXED);
@@ -761,7 +782,8 @@ static void idist__doorbell_wake(const idist__segment *seg, int rank) {
         idist__os_beacon_wake(seg->observer, &seg->ports[rank].beacon);
 }
 
-// The same after a step in a collective, which concerns a rank only if it waits for our steps.
+// Wakes a rank after a step of ours in a collective, unless the rank waits for a step of another
+// member. The caller has called idist__doorbell_any_asleep since the step.
 static void idist__doorbell_wake_for_step(const idist__segment *seg, int rank) {
     const idist__doorbell *bell = idist__segment_doorbell(seg, rank);
     uint32_t awaited = __atomic_load_n(&bell->awaited, __ATOMIC_RELAXED);
@@ -769,15 +791,17 @@ static void idist__doorbell_wake_for_step(const idist__segment *seg, int rank) {
     if (!awaited || awaited == 1 + (uint32_t)seg->me) idist__doorbell_wake(seg, rank);
 }
 
-// Whether any rank sleeps, after something was written.
+// Returns true if any rank sleeps. The caller has just written something. Executes the writer's
+// fence if seg->fenced is set.
 static bool idist__doorbell_any_asleep(const idist__segment *seg) {
     if (seg->fenced) __atomic_thread_fence(__ATOMIC_SEQ_CST);
     else __atomic_signal_fence(__ATOMIC_SEQ_CST);
     return __atomic_load_n(&idist__segment_header_of(seg)->sleeper_count, __ATOMIC_RELAXED) != 0;
 }
 
-// Says that we are about to sleep, and of which rank of this host we await a step (-1: of any). The
-// caller looks for what was written, sleeps if there is nothing, and calls idist__doorbell_disarm.
+// Marks our doorbell before we sleep. `awaited` is the rank of this host whose step we wait for, or
+// -1 for any rank. The caller then checks for new data, sleeps if there is none, and calls
+// idist__doorbell_disarm.
 static void idist__doorbell_arm(const idist__segment *seg, uint32_t place, int awaited) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
@@ -788,8 +812,8 @@ static void idist__doorbell_arm(const idist__segment *seg, uint32_t place, int a
     if (!seg->fenced) idist__os_cpu_fence_others(false);
 }
 
-// Another thread of this process is about to begin a call: the one that sleeps must be woken by any
-// rank's step from now on.
+// Lets a step of any rank wake the thread of this process that sleeps. Called when another thread
+// of this process is about to begin a call.
 static void idist__doorbell_widen(const idist__segment *seg) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
@@ -799,7 +823,7 @@ static void idist__doorbell_widen(const idist__segment *seg) {
     if (!seg->fenced) idist__os_cpu_fence_others(false);
 }
 
-// Whether another rank has woken us since idist__doorbell_arm.
+// Returns true if another rank has woken us since idist__doorbell_arm.
 static bool idist__doorbell_was_rung(const idist__segment *seg) {
     return __atomic_load_n(&idist__segment_doorbell(seg, seg->me)->asleep, __ATOMIC_RELAXED) ==
            IDIST__AWAKE;
@@ -811,13 +835,13 @@ static void idist__doorbell_disarm(const idist__segment *seg) {
     __atomic_fetch_sub(&idist__segment_header_of(seg)->sleeper_count, 1u, __ATOMIC_RELAXED);
 }
 
-// This rank begins or ends to wait in calls.
+// Records in our doorbell whether this rank waits in a call.
 static void idist__doorbell_attend(const idist__segment *seg, bool waits) {
     __atomic_store_n(&idist__segment_doorbell(seg, seg->me)->attends, waits ? 1u : 0u,
                      __ATOMIC_RELAXED);
 }
 
-// Whether a rank waits in a call, and does not sleep.
+// Returns true if a rank waits in a call and does not sleep.
 static bool idist__doorbell_attends(const idist__segment *seg, int rank) {
     const idist__doorbell *bell = idist__segment_doorbell(seg, rank);
 
@@ -827,28 +851,30 @@ static bool idist__doorbell_attends(const idist__segment *seg, int rank) {
 
 // ---- ring/shm/liveness.h -------------------------------------------------------------------------
 
-// ring/shm/liveness.h: noticing that a process has ended
+// ring/shm/liveness.h: notices that a process has ended
 //
-// Memory does not tell when the process that writes to it ends; its beacon does. Each rank that
-// sleeps looks now and then at the beacons of some others, at all of them in turn. Whoever finds
-// that one has gone out writes that down for all, and wakes them:
+// Shared memory does not show that a process has ended. The beacon of the process does
+// (os/beacon.h). Each sleeping rank looks at the beacons of a few other ranks from time to time,
+// and so at all beacons in turn. A rank that finds a beacon gone records that for all ranks and
+// wakes them:
 //
 //   doorbell.ended   the process of this rank has died, or has left the world
 //   pipe.closed      the rank writes nothing more to this pipe
-//   ended_count      incremented whenever one of the two is set
+//   ended_count      incremented whenever `ended` or `closed` is set
 //
-// A rank that sees the count go up looks at all of its pipes.
+// A rank that sees ended_count increase checks all of its pipes.
 
 typedef enum idist__ended_how {
     IDIST__ENDED_NOT = 0,
-    IDIST__ENDED_LEFT = 1, // it says so itself
-    IDIST__ENDED_DIED = 2  // somebody has found that its beacon had gone out
+    IDIST__ENDED_LEFT = 1, // the process said so itself
+    IDIST__ENDED_DIED = 2  // another rank found that its beacon is gone
 } idist__ended_how;
 
-// Up to this many sleepers share the work; if there are more, each sleeps longer.
+// Number of sleeping ranks that divide the beacons among them, and minimum number of beacons that a
+// rank looks at each time. If more ranks sleep, each of them sleeps longer between two looks.
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
 
-// Makes all others look at their pipes.
+// Makes all other ranks check their pipes.
 static void idist__liveness_wake_all(const idist__segment *seg) {
     int i;
 
@@ -858,7 +884,7 @@ static void idist__liveness_wake_all(const idist__segment *seg) {
         if (i != seg->me) idist__doorbell_wake(seg, i);
 }
 
-// The process of a rank has ended in this way. The first report wins.
+// Records how the process of a rank ended, and wakes all ranks. The first report wins.
 static void idist__liveness_tell(const idist__segment *seg, int rank, idist__ended_how how) {
     uint32_t *ended = &idist__segment_doorbell(seg, rank)->ended, not_yet = IDIST__ENDED_NOT;
 
@@ -872,8 +898,8 @@ static idist__ended_how idist__liveness_get(const idist__segment *seg, int rank)
                                              __ATOMIC_ACQUIRE);
 }
 
-// Looks at the beacon of a rank, and tells all if it has gone out. Returns whether the process has
-// ended.
+// Looks at the beacon of a rank. If the beacon is gone, reports to all ranks that the process died.
+// Returns true if the process has ended.
 static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     int error;
 
@@ -888,7 +914,7 @@ static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     return true;
 }
 
-// Ranks of this host that sleep, ourselves included.
+// Returns the number of ranks on this host that sleep. The caller counts as asleep.
 static int idist__liveness_sleepers(const idist__segment *seg) {
     uint32_t count =
         __atomic_load_n(&idist__segment_header_of(seg)->sleeper_count, __ATOMIC_RELAXED);
@@ -896,14 +922,15 @@ static int idist__liveness_sleepers(const idist__segment *seg) {
     return count ? (int)count : 1;
 }
 
-// How many times longer than alone a rank sleeps between two looks.
+// Returns how many times longer a rank sleeps between two looks than a rank that sleeps alone.
 static int idist__liveness_patience(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg);
     return sleepers > IDIST__ENDED_SHARERS ? sleepers / IDIST__ENDED_SHARERS : 1;
 }
 
-// At how many beacons a rank that sleeps looks at a time. Alone it looks at all; with others that
-// sleep, all of them together do, in about the same time.
+// Returns the number of beacons that a sleeping rank looks at each time. A rank that sleeps alone
+// looks at all beacons. Ranks that sleep together cover all beacons among them in about the same
+// time.
 static int idist__liveness_share(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg), share;
 
@@ -913,8 +940,9 @@ static int idist__liveness_share(const idist__segment *seg) {
     return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
 }
 
-// Looks at the next beacons, about 1 us each. The rank that noticed an end may itself have been
-// killed before it told the others, so we read the pipe of a rank that has ended in any case.
+// Looks at the next beacons, which takes about 1 us each. Marks the port of each rank that has
+// ended, so that we read its pipe. The rank that noticed the end may itself have been killed before
+// it told the other ranks.
 static void idist__liveness_look(idist__segment *seg, int looks) {
     int i;
 
@@ -924,7 +952,8 @@ static void idist__liveness_look(idist__segment *seg, int looks) {
     }
 }
 
-// Whether any process or pipe has ended since the last call; then reading will find out which one.
+// Returns true if any process or pipe has ended since the last call. Reading the pipes then finds
+// out which one.
 static bool idist__liveness_any(idist__segment *seg) {
     uint32_t count = __atomic_load_n(&idist__segment_header_of(seg)->ended_count, __ATOMIC_ACQUIRE);
     int i;
@@ -938,11 +967,11 @@ static bool idist__liveness_any(idist__segment *seg) {
 
 // ---- ring/shm/pipe.h -----------------------------------------------------------------------------
 
-// ring/shm/pipe.h: a transport through shared memory
+// ring/shm/pipe.h: the transport through shared memory
 //
-// Two ring buffers, one for each direction.
+// A link has two ring buffers, one for each direction.
 
-// Copies to or from the bytes of a pipe that begin at a value of its counters.
+// Copies bytes out of the pipe from our peer, from the position of the counter value `head` on.
 static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head, void *buf,
                                         size_t nbytes) {
     const char *data = (const char *)(p->in + 1);
@@ -956,6 +985,7 @@ static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head
     }
 }
 
+// Copies bytes into the pipe to our peer, from the position of the counter value `tail` on.
 static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const void *buf,
                                        size_t nbytes) {
     char *data = (char *)(p->out + 1);
@@ -976,7 +1006,7 @@ static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const
     idist__pace_end(&p->pace, begin_ns, nbytes);
 }
 
-// The peer may read what was written.
+// Lets the peer read the next nbytes, which were written before. Wakes the peer if it sleeps.
 static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
     p->tail += nbytes;
     idist__os_thread_handover();
@@ -984,8 +1014,9 @@ static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
 }
 
-// The peer may use the space of what was read; it waits for that only when the pipe is full.
-// unread: bytes before.
+// Lets the peer reuse the space of nbytes that were read. `unread` is the number of unread bytes
+// before the read. The peer waits for space only when the pipe is full, so we wake it only if more
+// than half of the pipe was unread.
 static void idist__pipe_consume(idist__pipe_port *p, size_t nbytes, uint64_t unread) {
     p->head += nbytes;
     __atomic_store_n(&p->in->head, p->head, __ATOMIC_RELEASE);
@@ -997,7 +1028,7 @@ static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
 }
 
-// Whether the peer writes nothing more: what is in the pipe now is the last.
+// Returns true if the peer writes nothing more, so that the pipe already holds its last bytes.
 static bool idist__pipe_has_ended(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->closed, __ATOMIC_ACQUIRE) ||
            idist__liveness_get(p->shm, p->peer) != IDIST__ENDED_NOT;
@@ -1011,7 +1042,7 @@ static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
     if (!unread && p->look) {
         bool ended = idist__pipe_has_ended(p);
 
-        unread = idist__pipe_unread(p); // the last that it wrote
+        unread = idist__pipe_unread(p); // includes the last bytes that the peer wrote
         if (ended && !unread) {
             errno = 0;
             return -1;
@@ -1087,7 +1118,7 @@ static bool idist__pipe_peek_header(void *port, void *header) {
     if (unread < IDIST__HEADER_BYTES || unread > size) return false;
     idist__os_thread_handover();
 
-    // What follows will be wanted next.
+    // The reader needs the lines behind the header next.
     for (at = IDIST__HEADER_BYTES; at < unread && at < 4 * IDIST__LINE; at += IDIST__LINE)
         __builtin_prefetch((const char *)(p->in + 1) + ((p->head + at) & (size - 1)));
     idist__pipe_copy_out(p, p->head, header, IDIST__HEADER_BYTES);
@@ -1108,7 +1139,7 @@ static bool idist__pipe_read_message(void *port, void *payload, size_t nbytes) {
     return true;
 }
 
-// Whether a write of so many bytes would go through as a whole.
+// Returns true if a write of nbytes would go through as a whole.
 static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
     size_t size = p->shm->pipe_nbytes;
 
@@ -1117,8 +1148,8 @@ static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
     return p->tail - p->out_head <= size && nbytes <= size - (size_t)(p->tail - p->out_head);
 }
 
-// Prefetches the lines that the next write is likely to fill: the peer has them in its cache since
-// it read them a lap ago.
+// Prefetches the lines that the next write is likely to fill. They have been in the cache of the
+// peer since the peer read them one lap ago.
 static void idist__pipe_prefetch_space(const idist__pipe_port *p, size_t nbytes) {
     const char *data = (const char *)(p->out + 1);
     size_t at;
@@ -1136,7 +1167,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
 
     if (!idist__pipe_has_space(p, message_nbytes)) return false;
 
-    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // not timed, not split
+    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // neither timed nor split
         memcpy(data + at, header, IDIST__HEADER_BYTES);
         if (nbytes) memcpy(data + at + IDIST__HEADER_BYTES, payload, nbytes);
     } else {
@@ -1145,7 +1176,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
     }
 
     idist__pipe_publish(p, message_nbytes);
-    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // else the next one needs no lines
+    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // a write past the caches needs no lines
         idist__pipe_prefetch_space(p, message_nbytes);
 
     return true;
@@ -1180,12 +1211,13 @@ static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, vo
     return (uint8_t)__atomic_load_n(now, __ATOMIC_ACQUIRE) == withdrawn;
 }
 
-// Whether the peer's process has ended, also while there are unread bytes of it. Tells all if so.
+// Returns true if the process of the peer has ended, even if the pipe still holds unread bytes from
+// it. Reports the end to all ranks.
 static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
     return idist__liveness_look_at(p->shm, p->peer);
 }
 
-// There is no descriptor: see ring/shm/liveness.h.
+// Returns -1 because a pipe has no descriptor. See ring/shm/liveness.h.
 static int idist__pipe_descriptor(void *port, bool output) {
     (void)port;
     (void)output;
@@ -1195,7 +1227,7 @@ static int idist__pipe_descriptor(void *port, bool output) {
 static void idist__pipe_close(void *port) {
     const idist__pipe_port *p = (const idist__pipe_port *)port;
 
-    if (idist__liveness_get(p->shm, p->shm->me) != IDIST__ENDED_NOT) return; // all know
+    if (idist__liveness_get(p->shm, p->shm->me) != IDIST__ENDED_NOT) return; // all ranks know
     __atomic_store_n(&p->out->closed, 1u, __ATOMIC_RELEASE);
     __atomic_fetch_add(&idist__segment_header_of(p->shm)->ended_count, 1u, __ATOMIC_RELEASE);
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
@@ -1203,7 +1235,7 @@ static void idist__pipe_close(void *port) {
 
 static idist__transport idist__pipe_transport;
 
-// Fills the table above, before the first world opens.
+// Fills in idist__pipe_transport, before the first world opens.
 static void idist__pipe_fill_transport(void) {
     idist__transport *transport = &idist__pipe_transport;
 
@@ -3476,42 +3508,45 @@ static void idist__recv_start(idist__task *t) {
 
 // ---- ring/share/region.h -------------------------------------------------------------------------
 
-// ring/share/region.h: the memory that a rank shows the others
+// ring/share/region.h: the memory that a rank shows to the other ranks
 //
 //   head      slot 0 | slot 1 | ... | slot 31 | progress
 //   buffers   buffer 0 | buffer 1 | buffer 2
 //
-// A slot announces one call: its number, its fingerprint and a small contribution. A large
-// contribution passes through the three buffers, a chunk at a time. The progress counters count
-// chunks over all calls of the group:
+// A slot announces one call. It holds the call's number, its fingerprint and a small contribution.
+// A large contribution passes through the three buffers, one chunk at a time. The progress counters
+// count chunks over all calls of the group:
 //
 //   EXPOSED   our part of the chunk is in our buffer
-//   REDUCED   our block of the chunk is reduced over all ranks and in our buffer; only in
+//   REDUCED   our block of the chunk is reduced over all ranks and is in our buffer; only in
 //             all_reduce and reduce
 //   FREED     we have read what we need of the chunk
 
 #define IDIST__REGION_SLOTS 32
-#define IDIST__SLOTS_AHEAD 16 // half of them; see ring/share/slot.h
+#define IDIST__SLOTS_AHEAD 16 // half of the slots; see ring/share/slot.h
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__INLINE_BYTES ((size_t)32)
-// The last line holds the fingerprint of the previous call if that was made of messages.
+// Size of a slot. The last line holds the fingerprint of the previous call if that call was made of
+// messages.
 #define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
 #define IDIST__REGION_HEAD_BYTES \
     (IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress))
 #define IDIST__CHUNK_MAX ((size_t)384 * 1024)
 enum { IDIST__BUFFERS = 3 };
 
-typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES follow
-    uint32_t call_number;         // number of the shared call; written last
-    uint16_t past;                // digest of the calls before it
+typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES of payload follow
+    uint32_t call_number;         // number among the shared calls; written last
+    uint16_t past;                // digest of the earlier calls
     uint16_t zero;
     idist__fingerprint fingerprint;
     union {
         char bytes[IDIST__INLINE_BYTES]; // FLAT: a contribution of at most this size
         struct {                         // CHUNKED
-            uint64_t send_at, recv_at;   // offsets of the buffers in the file; 0: not in a window
-            uint64_t remote_send;        // their addresses in the rank's own memory;
-            uint64_t remote_recv;        // 0: not to be read through the kernel
+            uint64_t send_at, recv_at;   // offsets of the buffers in the file; 0 if in no window
+            // Addresses of the buffers in the rank's memory, or 0 if other ranks do not read these
+            // through the kernel.
+            uint64_t remote_send;
+            uint64_t remote_recv;
         } buffers;
         struct {              // CHUNKED, v-forms; the counts follow the line
             uint64_t largest; // elements of the largest part
@@ -3526,38 +3561,40 @@ typedef enum idist__milestone {
     IDIST__MILESTONES
 } idist__milestone;
 
-typedef struct idist__region_progress { // two cache lines; others write only to members_done
+typedef struct idist__region_progress { // two cache lines; other ranks write only to members_done
     idist__counter reached[IDIST__MILESTONES];
     char pad[40];
-    uint32_t members_done; // members that freed the group: then the region can serve another one
+    // Number of members that have freed the group. Once all have, another group can use the region.
+    uint32_t members_done;
     char pad2[60];
 } idist__region_progress;
 
-// Where a rank's contribution and result are: mapped here if they lie in a window (else NULL), or
-// at an address in that rank's memory, which the kernel reads for us (else 0).
+// Locations of a rank's contribution and result. `send` and `recv` are addresses in this process,
+// or NULL if the buffer lies in no window. `remote_send` and `remote_recv` are addresses in that
+// rank's memory, from which the kernel reads for us, or 0.
 typedef struct idist__location {
     char *send, *recv;
     uint64_t remote_send, remote_recv;
 } idist__location;
 
-typedef struct idist__share { // a group's part, where its members share memory
+typedef struct idist__share { // the part of a group whose members share memory
     idist__segment *shm;
-    char **heads, **buffers;    // of the regions, by rank in the group
-    uint32_t *entered;          // by rank: the last shared call that it is known to have entered
-    const void **operands;      // scratch, one per rank
-    idist__location *locations; // CHUNKED: by rank, in the current call
-    size_t chunk_nbytes;        // of a buffer
+    char **heads, **buffers; // heads and buffers of the regions, by rank in the group
+    uint32_t *entered;       // by rank: the last shared call that the rank is known to have entered
+    const void **operands;   // scratch: one operand per rank
+    idist__location *locations; // CHUNKED: locations by rank, in the current call
+    size_t chunk_nbytes;        // size of a buffer
 
-    idist__fingerprint fingerprints[IDIST__REGION_SLOTS]; // a copy of what our own slots say
+    idist__fingerprint fingerprints[IDIST__REGION_SLOTS]; // copies of the fingerprints in our slots
     uint16_t pasts[IDIST__REGION_SLOTS];
-    uint32_t calls_entered;  // shared calls that we have entered
-    uint32_t compared_calls; // up to this call, all ranks' slots are known and compared
+    uint32_t calls_entered;  // number of shared calls that we have entered
+    uint32_t compared_calls; // the slots of all ranks are compared up to this call
     uint64_t chunks_done;
-    size_t recent_nbytes[2];   // of the contributions in our last two slots
-    idist__task *first, *last; // shared calls under way; only the first one runs
-    idist__task *quick_task;   // what idist__share_quick works with
-    bool entered_early;        // idist__share_quick has entered the call that comes next
-    uint32_t extents_open;     // extents of our window that all members here have mapped
+    size_t recent_nbytes[2];   // sizes of the contributions in our last two slots
+    idist__task *first, *last; // queue of shared calls; only the first call runs
+    idist__task *quick_task;   // the task that idist__share_quick uses
+    bool entered_early;        // idist__share_quick has already entered the next call
+    uint32_t extents_open;     // number of extents of our window that all members have mapped
 } idist__share;
 
 static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
@@ -3566,8 +3603,9 @@ static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
     return (idist__call_slot *)(void *)(share->heads[rank] + at);
 }
 
-// The fingerprint of the call that the rank made before this one. Written only if that one was made
-// of messages: compare its sequence number before use.
+// Returns the fingerprint of the call that the rank made before this call. The rank writes the
+// fingerprint only if that earlier call was made of messages, so compare its sequence number before
+// use.
 static idist__fingerprint *idist__region_previous_call(const idist__share *share, int rank,
                                                        uint32_t call_number) {
     char *slot = (char *)idist__region_slot(share, rank, call_number);
@@ -3589,8 +3627,8 @@ static char *idist__region_buffer(const idist__share *share, int rank, uint64_t 
     return share->buffers[rank] + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
 }
 
-// Copies to lines that other cores have in their caches: past the caches, or prefetching the lines
-// further on while it writes.
+// Copies to lines that other cores have in their caches. Writes past the caches, or prefetches the
+// lines ahead while it writes.
 static void idist__region_write(const idist__share *share, char *to, const char *from,
                                 size_t nbytes) {
     idist__pace *pace = &share->shm->pace;
@@ -3617,7 +3655,7 @@ static idist__share *idist__region_share(const idist__task *t) {
     return idist__ring_group_of(t->group)->share;
 }
 
-// Wakes the members that sleep, after something was written that they may wait for.
+// Wakes the members that sleep. Called after a write that the members may wait for.
 static void idist__region_wake_members(const idist__share *share, const idist_group *g) {
     int i;
 
@@ -3626,7 +3664,7 @@ static void idist__region_wake_members(const idist__share *share, const idist_gr
         if (i != g->rank) idist__doorbell_wake_for_step(share->shm, share->shm->local[g->ranks[i]]);
 }
 
-// Says that this rank has reached a milestone in all chunks before number `chunks`.
+// Publishes that this rank has reached a milestone in all chunks before number `chunks`.
 static void idist__region_publish(idist__task *t, idist__milestone milestone, uint64_t chunks) {
     idist__share *share = idist__region_share(t);
     idist__region_progress *progress = idist__region_progress_of(share, t->group->rank);
@@ -3639,13 +3677,14 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
 
 // ---- ring/share/flow.h ---------------------------------------------------------------------------
 
-// ring/share/flow.h: which ranks contribute to a call, which read, and how much
+// ring/share/flow.h: tells which ranks contribute to a call, which ranks read, and how much
 
-// From this size on (times the square of the number of ranks), it is faster for each rank to reduce
-// one block for all than for everybody to reduce everything.
+// Limit of n * n * nbytes, where each of n ranks contributes nbytes. Beyond the limit, it is faster
+// if each rank reduces one block for all ranks than if every rank reduces everything.
 #define IDIST__SPLIT_BYTES ((size_t)128 * 1024)
 
-// Whether a contribution is one block per rank of the group, rather than one block for all.
+// Returns true if a contribution is one block per rank of the group, rather than one block for all
+// ranks.
 static bool idist__flow_is_per_rank(idist__kind kind) {
     return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL ||
            kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV || kind == IDIST__REDUCE_SCATTERV;
@@ -3657,7 +3696,7 @@ static bool idist__flow_contributes(const idist__op *op, idist__kind kind, int r
     return kind != IDIST__BARRIER;
 }
 
-// Whether this rank reads, or waits for, what another one contributes.
+// Returns true if this rank reads, or waits for, the contribution of another rank.
 static bool idist__flow_reads(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
 
@@ -3674,20 +3713,22 @@ static bool idist__flow_reads(const idist__task *t, int rank) {
     }
 }
 
-// Whether each rank reduces one block for all.
+// Returns true if each rank reduces one block for all ranks.
 static bool idist__flow_is_split(const idist__op *op, idist__kind kind) {
     return kind == IDIST__REDUCE ||
            (kind == IDIST__ALL_REDUCE && (size_t)(op->n * op->n) * op->nbytes > IDIST__SPLIT_BYTES);
 }
 
-// Whether contributions are multiplied by a factor before the sum (idist_op_create_premul_sum).
+// Returns true if contributions are multiplied by a factor before the sum
+// (idist_op_create_premul_sum).
 static bool idist__flow_is_scaled(const idist__op *op) { return op->user && !op->user->fn; }
 
-// Block `to` of our contribution.
+// Returns the number of elements in block `to` of our contribution.
 static size_t idist__flow_send_count(const idist__task *t, int to) {
     return t->call.sendcounts ? t->call.sendcounts[to] : t->call.count;
 }
 
+// Returns the address of block `to` of our contribution.
 static const char *idist__flow_send_at(const idist__task *t, int to) {
     const idist__op *op = idist__op_of(t);
 
@@ -3701,7 +3742,8 @@ static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
 
 #define IDIST__PART_PREFETCH_BYTES ((size_t)512)
 
-// The processor foresees what comes next within a part, but not where the next one begins.
+// Prefetches the start of a part. The processor predicts the next access inside a part, but not
+// where the next part begins.
 static void idist__flow_prefetch_part(const idist__task *t, int k) {
     const idist__part *part = &t->call.parts[k];
     size_t count, nbytes, at;
@@ -3712,13 +3754,13 @@ static void idist__flow_prefetch_part(const idist__task *t, int k) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(part->data + at);
 }
 
-// Where element `at` of a buffer of ours is that begins at `base` or is in parts, and how many
-// elements lie there in a row, at most `count`.
+// Returns the address of element `at` of a buffer of ours that begins at `base`, or that is in
+// parts. Sets *run to the number of contiguous elements there, at most `count`.
 static char *idist__flow_place(const idist__task *t, char *base, size_t at, size_t count,
                                size_t *run) {
     const idist__part *parts = t->call.parts;
     size_t size = idist__op_of(t)->size, first;
-    int low = 0, high = t->call.part_count - 1; // the part with this element is among them
+    int low = 0, high = t->call.part_count - 1; // the part with element `at` is in low .. high
 
     *run = count;
     if (!t->call.part_count) return base + at * size;
@@ -3741,11 +3783,12 @@ static size_t idist__flow_send_nbytes(const idist__task *t) {
     return (idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
 }
 
-// What comes from a rank in calls that do not reduce.
+// Returns the number of elements that we get from a rank in calls that do not reduce.
 static size_t idist__flow_recv_count(const idist__task *t, int from) {
     return t->call.recvcounts ? t->call.recvcounts[from] : t->call.count;
 }
 
+// Returns the address of the elements that we get from a rank in calls that do not reduce.
 static char *idist__flow_recv_at(const idist__task *t, int from) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -3758,40 +3801,44 @@ static char *idist__flow_recv_at(const idist__task *t, int from) {
     return op->out + (size_t)from * op->nbytes;
 }
 
-// Elements of a block of `count` in the chunk that begins at element `at`.
+// Returns how many elements of a block of `count` elements are in the chunk that begins at element
+// `at`.
 static size_t idist__flow_chunk_count(const idist__op *op, size_t count, size_t at) {
     return at < count ? idist__flow_min(count - at, op->u.shared.chunk_count) : 0;
 }
 
 // ---- ring/share/slot.h ---------------------------------------------------------------------------
 
-// ring/share/slot.h: announcing a call, and comparing it with the calls of the others
+// ring/share/slot.h: announces a call, and compares it with the calls of the other ranks
 //
-// A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
-// ranks up to call k - 16 with its own calls, and, of the ranks it reads from, up to k. So a rank
-// that has entered call k no longer needs the slots of k - 16. There are 32 in turn: the slot of
-// k - 16 may be overwritten by that of k + 16.
+// A rank enters a call by writing its slot. Before a rank enters call k, it has compared the slots
+// of all ranks up to call k - 16 with its own calls. During call k, it also compares the slots of
+// the ranks that it reads from, up to call k. So a rank that has entered call k no longer needs the
+// slots of call k - 16. There are 32 slots, used in turn: the slot of call k + 16 overwrites the
+// slot of call k - 16.
 //
-// Ranks that wait for nobody get ahead: the root of a broadcast, all but the root of a gather. That
-// matters where ranks share a processor: the further they get, the fewer switches.
+// A rank that waits for no other rank gets ahead: the root of a broadcast, or any rank but the root
+// of a gather. That matters if ranks share a processor. The further a rank gets, the fewer context
+// switches there are.
 //
-// Where a contribution of a CHUNKED call is read:
+// The contribution to a CHUNKED call is read in one of three places:
 //
-//   in a buffer       a chunk at a time; the general case
-//   in a window       the buffer was allocated by idist_alloc: all ranks have it mapped
-//   cross-memory      the kernel lets us read the memory of the other processes; the slot has the
-//                     address. Copies once only, but system calls are expensive, the kernel copies
-//                     slowly, and a chunk in a buffer that many ranks read stays in the cache. Not
-//                     on processors where it is too slow (idist__segment_probe_reads_fast), unless
-//                     IDIST_ALGO is "remote"
+//   in a buffer       one chunk at a time; the general case
+//   in a window       idist_alloc allocated the contribution, so all ranks have mapped it
+//   cross-memory      the kernel lets us read the memory of other processes; the slot has the
+//                     address. The data is copied only once. But system calls are expensive, the
+//                     kernel copies slowly, and a chunk in a buffer that many ranks read stays in
+//                     the cache. Not used on processors where such reads are too slow
+//                     (ring/join/segment_probe.h), unless IDIST_ALGO is "remote"
 //
-// A rank whose buffers are read in place does not return from the call until all have read them.
+// A rank whose buffers are read in place does not return from the call until all ranks have read
+// them.
 
-// Cross-memory reads pay from these sizes on, by measurement.
-#define IDIST__REMOTE_BYTES ((size_t)8 * 1024) // of a block
+// Sizes from which cross-memory reads pay off, by measurement. A broadcast also has a maximum.
+#define IDIST__REMOTE_BYTES ((size_t)8 * 1024) // size of a block
 #define IDIST__REMOTE_OVERSUBSCRIBED ((size_t)64 * 1024)
 #define IDIST__REMOTE_BROADCAST_MAX ((size_t)2 << 20)
-#define IDIST__REMOTE_REDUCTION ((size_t)2 << 20) // of a whole contribution
+#define IDIST__REMOTE_REDUCTION ((size_t)2 << 20) // size of a whole contribution
 
 static bool idist__slot_has_entered(idist__share *share, int rank, uint32_t call_number) {
     uint32_t seen;
@@ -3806,13 +3853,14 @@ static bool idist__slot_has_entered(idist__share *share, int rank, uint32_t call
     return true;
 }
 
-// Whether a rank is still in the call: a rank that leaves a call with an error withdraws its slots.
+// Returns true if a rank is still in the call. A rank that leaves a call with an error withdraws
+// its slots.
 static bool idist__slot_is_current(const idist__share *share, int rank, uint32_t call_number) {
     const idist__call_slot *slot = idist__region_slot(share, rank, call_number);
     return __atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE) == call_number;
 }
 
-// The slots of a rank and of ourselves differ: the group fails.
+// Fails the group because the slot of a rank differs from ours.
 static void idist__slot_mismatch(idist__task *t, int rank, uint32_t call_number) {
     idist__share *share = idist__region_share(t);
     idist__ring *ring = idist__ring_of(t->group->w);
@@ -3832,7 +3880,8 @@ static void idist__slot_mismatch(idist__task *t, int rank, uint32_t call_number)
     idist__history_differs_before(ring, t->group, peer, ours, &theirs);
 }
 
-// Compares the calls of a rank with ours, from the last comparison up to this call.
+// Compares the calls of a rank with ours, from the last comparison up to this call. Returns false
+// if a call differs; the group has then failed.
 static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) {
     idist__share *share = idist__region_share(t);
     uint32_t oldest = call_number - IDIST__SLOTS_AHEAD, number = share->compared_calls + 1;
@@ -3840,7 +3889,8 @@ static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) 
     if ((int32_t)(oldest - share->compared_calls) > 0) number = oldest;
 
     for (; (int32_t)(call_number - number) >= 0; number++) {
-        // Our own slot is not read: its line is on its way to the other cores.
+        // Reads the copy of our fingerprint, because the line of our slot is on its way to other
+        // cores.
         uint32_t index = number % IDIST__REGION_SLOTS;
         const idist__call_slot *slot = idist__region_slot(share, rank, number);
 
@@ -3854,7 +3904,8 @@ static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) 
     return true;
 }
 
-// Whether all other ranks have entered this call; if so, compares the calls up to it with ours.
+// Returns true if all other ranks have entered this call, and their calls up to this call are the
+// same as ours. Fails the group if a call differs.
 static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
     idist__share *share = idist__region_share(t);
     int i;
@@ -3872,8 +3923,8 @@ static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
     return true;
 }
 
-// Whether all ranks have read the slot that the next call overwrites. Looks further at first, so as
-// not to look in every call.
+// Returns true if all ranks have read the slot that the next call overwrites. Checks for a later
+// call first, so that most calls need no check.
 static bool idist__slot_may_enter(idist__task *t) {
     const idist__share *share = idist__region_share(t);
     uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;
@@ -3885,7 +3936,7 @@ static bool idist__slot_may_enter(idist__task *t) {
     return idist__slot_compare_all(t, call_number);
 }
 
-// Maps the windows of other ranks as far as they have grown.
+// Maps what the windows of other ranks have gained since the last look.
 static void idist__slot_look_at_windows(const idist__task *t) {
     idist__world *w = t->group->w;
     idist__segment *seg = idist__region_share(t)->shm;
@@ -3897,7 +3948,7 @@ static void idist__slot_look_at_windows(const idist__task *t) {
         "are copied");
 }
 
-// Counts the extents of our window that all members of the group on this host have mapped.
+// Returns the number of extents of our window that all members of the group have mapped.
 static uint32_t idist__slot_count_open(const idist__task *t) {
     const idist__segment *seg = idist__region_share(t)->shm;
     uint32_t open = IDIST__EXTENTS;
@@ -3912,7 +3963,7 @@ static uint32_t idist__slot_count_open(const idist__task *t) {
     return open;
 }
 
-// Returns the offset in the file of a buffer of ours that all members can read in place, or 0.
+// Returns the offset in the file of a buffer of ours, or 0 if not all members can read it in place.
 static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, size_t nbytes) {
     idist__share *share = idist__region_share(t);
     uint64_t offset;
@@ -3926,7 +3977,8 @@ static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, s
     return extent < share->extents_open ? offset : 0;
 }
 
-// Whether contributions are read across memories. The same on all ranks.
+// Returns true if contributions are read from the memory of other processes. The result is the same
+// on all ranks.
 static bool idist__slot_is_remote(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     const idist__segment *seg = idist__region_share(t)->shm;
@@ -3945,7 +3997,7 @@ static bool idist__slot_is_remote(const idist__task *t) {
     return op->nbytes >= (seg->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
 }
 
-// Notes where the buffers of a rank are in a CHUNKED call.
+// Records where the buffers of a rank are in a CHUNKED call.
 static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot *slot) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -3959,7 +4011,7 @@ static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot 
     location->remote_recv = slot->u.buffers.remote_recv;
 }
 
-// FLAT: the contribution of a rank.
+// Returns the contribution of a rank to a FLAT call.
 static char *idist__slot_payload(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
     idist__call_slot *slot =
@@ -3973,8 +4025,10 @@ static void idist__slot_scale(const idist__task *t, char *buf, size_t count) {
     if (idist__flow_is_scaled(op)) idist__reduce_scale(buf, count, t->call.dtype, op->user->factor);
 }
 
-// all_to_all in place would overwrite what others read: contributes a copy instead. (It cannot use
-// buffers instead, because all ranks must go the same way.) False: the group has failed.
+// Replaces our contribution by a copy that other ranks can read. Used for memory that the kernel
+// does not let them read, and for an all_to_all in place, which would overwrite what they read. The
+// call cannot go through buffers instead, because all ranks must go the same way. Returns false if
+// the group has failed.
 static bool idist__slot_copy_contribution(idist__task *t) {
     idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
@@ -3992,9 +4046,9 @@ static bool idist__slot_copy_contribution(idist__task *t) {
     return true;
 }
 
-// Writes to the slot where the others find our buffers in our memory, if the kernel lets them read
-// these. Otherwise a contribution to a reduction goes through shared memory, and another one is
-// copied. False: the group has failed.
+// Writes the addresses of our buffers in our memory to the slot, if the kernel lets other ranks
+// read the buffers. If not, a contribution to a reduction goes through shared memory, and any other
+// contribution is copied. Returns false if the group has failed.
 static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
@@ -4002,7 +4056,7 @@ static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
 
     if (!is_open && !idist__kind_reduces(t->call.kind)) {
         if (!op->memory && !idist__slot_copy_contribution(t)) return false;
-        is_open = true; // a copy is
+        is_open = true; // other ranks can read the copy
     }
 
     if (!is_open) return true;
@@ -4013,8 +4067,8 @@ static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
     return true;
 }
 
-// Writes to the slot where our buffers are, so that the others read them in place, unless we would
-// overwrite what they read. False: the group has failed.
+// Writes to the slot where our buffers are, so that other ranks read them in place. Offers nothing
+// if the call would overwrite what other ranks read. Returns false if the group has failed.
 static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4047,8 +4101,9 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
     return true;
 }
 
-// What two ranks of a v-form compare. An all_to_allv counts bytes here, because each pair of ranks
-// may have a dtype of its own (idist__share_count_bytes).
+// Returns the value that two ranks of a v-form compare for a count. The count of an all_to_allv is
+// in bytes, and is converted to elements here, because each pair of ranks may use a different
+// dtype. See idist__share_count_bytes.
 static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
     const idist__call *call = &t->call;
     size_t size = call->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(call->dtype) : 1;
@@ -4057,7 +4112,8 @@ static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
     return idist__fingerprint_pair(t->group->w, call, count / size);
 }
 
-// Writes to the slot the counts of a v-form, which the others compare with what they expect.
+// Writes the counts of a v-form to the slot. Each other rank compares its count with the count that
+// it expects.
 static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4080,7 +4136,7 @@ static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
     slot->u.parts.largest = largest;
 }
 
-// Writes a small contribution to the slot.
+// Writes our contribution to the slot of a FLAT call.
 static void idist__slot_write_payload(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     char *payload = idist__slot_payload(t, op->rank);
@@ -4091,8 +4147,8 @@ static void idist__slot_write_payload(const idist__task *t) {
     idist__slot_scale(t, payload, count);
 }
 
-// Prefetches the lines of our next slot for writing while there is nothing to do but wait. Its size
-// is likely to be that of one of the last two.
+// Prefetches the lines of our next slot for writing, while there is nothing to do but wait. Assumes
+// that the next contribution is as large as the larger of the last two.
 static void idist__slot_prefetch_next(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4107,8 +4163,8 @@ static void idist__slot_prefetch_next(const idist__task *t) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(next + at);
 }
 
-// Writes the call before this one to the slot, for the error text of a rank that made another call
-// before.
+// Writes our previous call to the slot, if that call was made of messages. A rank that made a
+// different previous call needs it for its error text.
 static void idist__slot_tell_previous(const idist__task *t, const idist__fingerprint *fingerprint) {
     const idist__op *op = idist__op_of(t);
     const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
@@ -4118,7 +4174,8 @@ static void idist__slot_tell_previous(const idist__task *t, const idist__fingerp
             *before;
 }
 
-// Enters the call: fills our slot and publishes it. False: it could not, and the group has failed.
+// Enters the call: fills in our slot and publishes it. Returns false if that was not possible; the
+// group has then failed.
 static bool idist__slot_enter(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4141,8 +4198,8 @@ static bool idist__slot_enter(idist__task *t) {
     share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
     share->pasts[number % IDIST__REGION_SLOTS] = op->past;
 
-    // The first line comes last, in one go: the others poll it, and would take it from our cache
-    // between two writes.
+    // Writes the first line last and all at once. The other ranks poll this line, and would take it
+    // from our cache between two writes.
     slot->fingerprint = fingerprint;
     slot->past = op->past;
     idist__os_thread_handover();
@@ -4156,7 +4213,8 @@ static bool idist__slot_enter(idist__task *t) {
     return true;
 }
 
-// Compares the call of a rank with ours. In v-forms also the count that only the two of us know.
+// Compares the call of a rank with ours. In v-forms, also compares the count that only the two
+// ranks know. Returns false if something differs; the group has then failed.
 static bool idist__slot_agree(idist__task *t, int rank) {
     idist__op *op = idist__op_of(t);
     const idist__call_slot *slot =
@@ -4187,7 +4245,8 @@ static bool idist__slot_agree(idist__task *t, int rank) {
     return false;
 }
 
-// Whether the ranks that we read from, or all, have entered this call as well.
+// Returns true if the ranks that we read from have entered this call, or all ranks if `all` is
+// true. Returns false as well if a rank's call differs from ours; the group has then failed.
 static bool idist__slot_all_entered(idist__task *t, bool all) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4211,7 +4270,7 @@ static bool idist__slot_all_entered(idist__task *t, bool all) {
     return true;
 }
 
-// The call is complete: the group's next shared call is first in line.
+// Completes the call. The group's next shared call becomes the first one.
 static void idist__slot_leave(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4223,9 +4282,9 @@ static void idist__slot_leave(idist__task *t) {
 
 // ---- ring/share/fetch.h --------------------------------------------------------------------------
 
-// ring/share/fetch.h: reading contributions and reducing them
+// ring/share/fetch.h: reads contributions and reduces them
 
-// Where block `to` of what a rank contributes can be read, from element `at` on.
+// Returns the address from which we read block `to` of a rank's contribution, from element `at` on.
 static const char *idist__fetch_source(const idist__task *t, int rank, int to, size_t at) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -4244,9 +4303,10 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
            (block * op->u.shared.chunk_count + within) * op->size;
 }
 
-// out = in[0] (op) ... (op) in[n - 1] with the user's function; out may be one of them. The
-// function works on its second operand, so a copy of that is folded from the right, in pieces.
-// False: the function has thrown an exception, and the group has failed.
+// Computes out = in[0] (op) ... (op) in[n - 1] with the user's function. `out` may be one of the
+// operands. The function overwrites its second operand, so we reduce into a copy of the last
+// operand, from right to left and in pieces. Returns false if the function threw an exception; the
+// group has then failed.
 static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void *const *in, int n,
                                      size_t count) {
     const idist__op *op = idist__op_of(t);
@@ -4267,7 +4327,7 @@ static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void
     return true;
 }
 
-// False: the group has failed.
+// Reduces n operands into `out`. Returns false if the group has failed.
 static bool idist__fetch_reduce(const idist__task *t, void *out, const void *const *in, int n,
                                 size_t count) {
     const idist__op *op = idist__op_of(t);
@@ -4279,8 +4339,9 @@ static bool idist__fetch_reduce(const idist__task *t, void *out, const void *con
     return true;
 }
 
-// Copies from an address in another rank's memory. False: the group has failed, or that rank has
-// left the call, and the reason is on its way.
+// Copies from an address in another rank's memory. Returns false if the group has failed. Also
+// returns false if that rank has left the call; the rank's ABORT, with the reason, is then on its
+// way.
 static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char *buf,
                                 size_t nbytes) {
     const idist__op *op = idist__op_of(t);
@@ -4304,8 +4365,8 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
     return false;
 }
 
-// The address, in its own memory, of block `to` of what a rank contributes, from element `at` on; 0
-// if it is not to be read there.
+// Returns the address of block `to` of a rank's contribution, from element `at` on, in the memory
+// of that rank. Returns 0 if we do not read the contribution there.
 static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int to, size_t at) {
     const idist__op *op = idist__op_of(t);
     uint64_t address;
@@ -4318,8 +4379,8 @@ static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int t
            at * op->size;
 }
 
-// Reduces `count` elements, from element `at` of block `to` on, over the contributions of ranks
-// 0 .. n - 1. What is in other memories is copied here first, in pieces.
+// Reduces `count` elements of block `to`, from element `at` on, over the contributions of the first
+// n ranks. Contributions in the memory of other processes are first copied here, in pieces.
 static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at, size_t count) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4346,7 +4407,7 @@ static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at
     return true;
 }
 
-// FLAT: the same, over the contributions in the slots.
+// Reduces the contributions of the first n ranks in the slots of a FLAT call.
 static bool idist__fetch_sum_flat(const idist__task *t, int n) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -4354,7 +4415,7 @@ static bool idist__fetch_sum_flat(const idist__task *t, int n) {
     size_t at = given <= IDIST__INLINE_BYTES ? offsetof(idist__call_slot, u) : IDIST__LINE;
     int i;
 
-    if (given > op->nbytes) at += (size_t)op->rank * op->nbytes; // our block of theirs
+    if (given > op->nbytes) at += (size_t)op->rank * op->nbytes; // our block of each contribution
     for (i = 0; i < n; i++)
         share->operands[i] =
             (const char *)idist__region_slot(share, i, op->u.shared.call_number) + at;
@@ -4363,7 +4424,7 @@ static bool idist__fetch_sum_flat(const idist__task *t, int n) {
     return idist__fetch_reduce(t, op->out, share->operands, n, op->count);
 }
 
-// Ranks 0 .. n - 1 are reduced into the result of this rank.
+// Returns n if the contributions of ranks 0 .. n - 1 are reduced into our result.
 static int idist__fetch_operand_count(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
 
@@ -4372,13 +4433,13 @@ static int idist__fetch_operand_count(const idist__task *t) {
     return op->n;
 }
 
-// Copies our block of what each rank contributes, from element `at` on.
+// Copies our block of each rank's contribution, from element `at` on.
 static bool idist__fetch_blocks(idist__task *t, size_t at) {
     const idist__op *op = idist__op_of(t);
     int i;
 
     for (i = 0; i < op->n; i++) {
-        int from = idist__block_wrap(op->rank + i, op->n); // each rank begins with another one
+        int from = idist__block_wrap(op->rank + i, op->n); // a different start for each rank
         uint64_t address;
         size_t count;
         char *to;
@@ -4397,8 +4458,8 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
     return true;
 }
 
-// All that this rank needs of the chunk at element `at` (FLAT: of the call), in calls that are not
-// split.
+// Copies or reduces all that this rank needs of the chunk at element `at`, or of a FLAT call. The
+// call is not split.
 static bool idist__fetch_chunk(idist__task *t, size_t at) {
     const idist__op *op = idist__op_of(t);
     int n = idist__fetch_operand_count(t);
@@ -4407,7 +4468,7 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
     if (t->call.kind == IDIST__BARRIER) return true;
     if (!idist__kind_reduces(t->call.kind)) return idist__fetch_blocks(t, at);
 
-    count = idist__flow_chunk_count(op, op->count, at); // of a reduce_scatterv, our own block
+    count = idist__flow_chunk_count(op, op->count, at); // reduce_scatterv: of our own block
     if ((t->call.kind == IDIST__REDUCE && op->rank != op->root) || !n || !count) return true;
     if (op->algorithm != IDIST__ALGO_FLAT)
         return idist__fetch_sum(t, op->out + at * op->size, n, op->rank, at, count);
@@ -4415,9 +4476,9 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
     return idist__fetch_sum_flat(t, n);
 }
 
-// Whether what we have just read in the buffers of others was valid. A rank that leaves the call
-// with an error may reuse its buffers, but withdraws its slots first. In that case the reason is on
-// its way.
+// Returns true if the data that we have just read from the buffers of other ranks was valid. A rank
+// that leaves the call with an error may reuse its buffers, but withdraws its slots first. The
+// rank's ABORT, with the reason, is then on its way.
 static bool idist__fetch_was_valid(idist__task *t) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -4435,17 +4496,18 @@ static bool idist__fetch_was_valid(idist__task *t) {
 
 // ---- ring/share/chunk.h --------------------------------------------------------------------------
 
-// ring/share/chunk.h: collectives of small contributions at once, of large ones a chunk at a time
+// ring/share/chunk.h: runs shared calls, small ones at once and large ones in chunks
 //
 // Functions: idist__chunk_*, idist__flat_*.
 
 //------------------------------------------------------------------------------
 // collectives of small contributions
 //
-// Every rank writes its contribution to its slot (one line, if it has at most 32 bytes), reads the
-// slots of all others, and computes the result by itself. All reduce in the order of the ranks, so
-// all get the same bits. One round of n - 1 cache misses, no synchronization at the end: the slots
-// are not reused before all have read them.
+// Every rank writes its contribution to its slot, or to a single line of it if the contribution has
+// at most 32 bytes. Then the rank reads the slots of all other ranks and computes the result by
+// itself. All ranks reduce in the order of the ranks, so all get the same bits. That takes one
+// round of n - 1 cache misses. There is no synchronization at the end, because a slot is not reused
+// before all ranks have read it.
 //------------------------------------------------------------------------------
 
 static void idist__flat_run(idist__task *t) {
@@ -4469,14 +4531,14 @@ static void idist__flat_run(idist__task *t) {
 //   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
 //
-// A rank exposes up to one chunk ahead, so that nobody waits while there is something to copy. It
-// writes to a buffer again when all have freed the chunk that is in it.
+// A rank exposes up to one chunk ahead, so that no rank waits while there is something to copy. A
+// rank writes to a buffer again when all ranks have freed the chunk in that buffer.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHUNK_OVERSUBSCRIBED ((size_t)128 * 1024)
 
-// Whether all members, or those that we read from, have reached a milestone in all chunks before
-// number `chunks`.
+// Returns true if all members have reached a milestone in all chunks before number `chunks`. With
+// `only_sources`, checks only the members that we read from.
 static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone, uint64_t chunks,
                                      bool only_sources) {
     idist__op *op = idist__op_of(t);
@@ -4503,14 +4565,14 @@ static bool idist__chunk_sources(idist__task *t, idist__milestone milestone, uin
     return idist__chunk_all_reached(t, milestone, chunks, true);
 }
 
-// The elements of a cache line, or one element that is larger.
+// Returns the number of elements in a cache line, or 1 if an element is larger than a line.
 static size_t idist__chunk_line(const idist__op *op) {
     return op->size < IDIST__LINE ? IDIST__LINE / op->size
                                   : 1; // NOLINT(clang-analyzer-core.DivideZero)
 }
 
-// Where block `b` of a chunk of `count` elements begins. Blocks are whole lines, so that no two
-// ranks write to the same one.
+// Returns the element at which block `b` of a chunk of `count` elements begins. Blocks consist of
+// whole lines, so that no two ranks write to the same line.
 static size_t idist__chunk_block_at(const idist__op *op, size_t count, int b) {
     size_t line = idist__chunk_line(op);
     size_t nlines = (count + line - 1) / line;
@@ -4518,7 +4580,7 @@ static size_t idist__chunk_block_at(const idist__op *op, size_t count, int b) {
     return idist__flow_min(idist__block_at(nlines, op->n, b) * line, count);
 }
 
-// Copies elements of ours to a buffer.
+// Copies elements of our contribution to a buffer.
 static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t count) {
     const idist__op *op = idist__op_of(t);
     size_t run;
@@ -4530,7 +4592,8 @@ static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t
     }
 }
 
-// Copies our part of a chunk to a buffer; in a split reduction all but the block that we reduce
+// Copies our part of a chunk to a buffer. If contributions are not scaled, leaves out the block
+// that only we read. In a split reduction that is the block that we reduce, else the block for
 // ourselves.
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *op = idist__op_of(t);
@@ -4560,8 +4623,8 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
     }
 }
 
-// Exposes the current chunk and, if a buffer is free, the next one. Returns whether the current one
-// is exposed.
+// Exposes the current chunk and, if a buffer is free, the next chunk. Returns true if the current
+// chunk is exposed.
 static bool idist__chunk_expose(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__shared_op *shared = &op->u.shared;
@@ -4581,20 +4644,21 @@ static bool idist__chunk_expose(idist__task *t) {
     return shared->exposed > shared->chunk;
 }
 
-// Of a chunk; all ranks of an oversubscribed host share the caches.
+// Returns the size of a chunk. Chunks are smaller on an oversubscribed host, whose ranks share the
+// caches.
 static size_t idist__chunk_nbytes(const idist__share *share) {
     return share->shm->oversubscribed
                ? idist__flow_min(share->chunk_nbytes, IDIST__CHUNK_OVERSUBSCRIBED)
                : share->chunk_nbytes;
 }
 
-// Whether elements of this size go through chunks, and through the pieces in which they are
+// Returns true if elements of this size fit into chunks, and into the pieces in which they are
 // reduced.
 static bool idist__chunk_takes(const idist_group *g, const idist__share *share, size_t size) {
     return size <= IDIST__OP_PIECE && size <= idist__chunk_nbytes(share) / (size_t)g->size;
 }
 
-// Determines the chunks of a call.
+// Determines the size and number of the chunks of a call.
 static void idist__chunk_plan(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4606,7 +4670,7 @@ static void idist__chunk_plan(idist__task *t) {
     chunk_count = nbytes / nblocks / op->size;
     if (chunk_count > line) chunk_count -= chunk_count % line;
     if (op->u.shared.remote && !idist__kind_reduces(t->call.kind))
-        chunk_count = count; // no buffers
+        chunk_count = count; // one chunk, because no buffers are used
 
     op->u.shared.chunk_count = chunk_count;
     op->u.shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
@@ -4642,7 +4706,7 @@ static void idist__chunk_run(idist__task *t) {
         idist__region_publish(t, IDIST__FREED, shared->first_chunk + shared->chunk + 1);
     }
 
-    if (shared->in_place) // the caller may change its buffer when we return
+    if (shared->in_place) // the caller may change its buffer once we return
         IDIST__CO_AWAIT(op,
                         idist__chunk_all(t, IDIST__FREED, shared->first_chunk + shared->nchunks));
 
@@ -4653,16 +4717,19 @@ static void idist__chunk_run(idist__task *t) {
 
 // ---- ring/share/split_reduce.h -------------------------------------------------------------------
 
-// ring/share/split_reduce.h: all_reduce and reduce, in which each rank reduces one block
+// ring/share/split_reduce.h: all_reduce and reduce in which each rank reduces one block
 //
-// A reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every contribution and
-// 1/n of the result from every other rank, so all cores and the whole memory bandwidth are used:
+// The algorithm is a reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every
+// contribution, and 1/n of the result from every other rank. So the call uses all cores and the
+// whole memory bandwidth. There are three ways:
 //
-//   through buffers   expose a chunk; reduce our block of it into our buffer; copy the other blocks
-//                     out of the buffers of the others
-//   direct            all buffers of an all_reduce are in windows: reduce our block of all of them,
-//                     write it to the results of all. Every byte is read once and written once
-//   cross-memory      reduce our block into our own result; read the others out of their results
+//   through buffers   expose a chunk; reduce our block of the chunk into our buffer; copy the other
+//                     blocks out of the buffers of the other ranks
+//   direct            all buffers of an all_reduce are in windows: reduce our block of all
+//                     contributions, write it to the results of all ranks. Every byte is read once
+//                     and written once
+//   cross-memory      reduce our block into our own result; read the other blocks from the results
+//                     of the other ranks
 
 #define IDIST__DIRECT_PIECE ((size_t)16384) // stays in the first-level cache
 
@@ -4680,7 +4747,7 @@ static bool idist__split_reduce_sum_block(idist__task *t) {
 
     if (!count) return true;
 
-    if (t->call.kind == IDIST__REDUCE) // only the root wants it
+    if (t->call.kind == IDIST__REDUCE) // only the root needs the result
         return idist__fetch_sum(t, op->rank == op->root ? out : sum, op->n, 0, at + begin, count);
 
     for (at += begin; count; at += run, count -= run) {
@@ -4706,7 +4773,7 @@ static void idist__split_reduce_take(const idist__task *t, const char *from, siz
     }
 }
 
-// Copies the blocks of a chunk that the others have reduced.
+// Copies to our result the blocks of a chunk that the other ranks have reduced.
 static void idist__split_reduce_take_blocks(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4727,7 +4794,7 @@ static void idist__split_reduce_take_blocks(idist__task *t) {
     }
 }
 
-// Whether all buffers are in windows.
+// Returns true if all buffers are in windows.
 static bool idist__split_reduce_is_direct(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -4738,8 +4805,9 @@ static bool idist__split_reduce_is_direct(const idist__task *t) {
     return true;
 }
 
-// Reduces our block of all contributions into the results of all ranks. Checks before each piece
-// that all ranks are still in the call, because a rank that has left it may reuse its buffer.
+// Reduces our block of all contributions into the results of all ranks. Before it writes a piece to
+// the other ranks, it checks that all ranks are still in the call. A rank that has left may reuse
+// its buffer.
 static bool idist__split_reduce_sum_direct(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4771,7 +4839,7 @@ static bool idist__split_reduce_sum_remote(idist__task *t) {
     return idist__fetch_sum(t, op->out + at * op->size, op->n, 0, at, end - at);
 }
 
-// Reads the blocks that the others have reduced, out of their results.
+// Reads the blocks that the other ranks have reduced from their results.
 static bool idist__split_reduce_take_remote(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -4797,7 +4865,8 @@ static bool idist__split_reduce_sum_in_place(idist__task *t) {
     return summed && idist__fetch_was_valid(t);
 }
 
-// Whether each rank can read the results of all others through the kernel. The same on all ranks.
+// Returns true if each rank can read the results of all other ranks through the kernel. The result
+// is the same on all ranks.
 static bool idist__split_reduce_is_remote(const idist__task *t) {
     const idist__share *share = idist__region_share(t);
     int i;
@@ -4809,7 +4878,7 @@ static bool idist__split_reduce_is_remote(const idist__task *t) {
     return true;
 }
 
-// Chooses between direct and cross-memory; false: through buffers.
+// Chooses between direct and cross-memory. Returns false if the call goes through buffers.
 static bool idist__split_reduce_skips_buffers(idist__task *t) {
     idist__shared_op *shared = &idist__op_of(t)->u.shared;
     bool direct;
@@ -4828,13 +4897,15 @@ static bool idist__split_reduce_skips_buffers(idist__task *t) {
 static void idist__split_reduce_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__shared_op *shared = &op->u.shared;
-    uint64_t next = shared->first_chunk + shared->chunk + 1; // of the chunk under way
+    // Value that the progress counters reach with the chunk under way.
+    uint64_t next = shared->first_chunk + shared->chunk + 1;
 
     IDIST__CO_BEGIN(op)
     IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
     if (!idist__slot_enter(t)) return;
     idist__chunk_plan(t);
-    if (!shared->in_place) idist__chunk_expose(t); // whatever the others do, the buffer is ours
+    // Our contribution is not read in place, so the call goes through buffers on all ranks.
+    if (!shared->in_place) idist__chunk_expose(t);
     shared->next_rank = 0;
     IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));
 
@@ -4873,37 +4944,37 @@ static void idist__split_reduce_run(idist__task *t) {
 
 // ---- ring/share/share.h --------------------------------------------------------------------------
 
-// ring/share/share.h: choosing, starting, progressing and cancelling shared calls
+// ring/share/share.h: chooses, starts, progresses and cancels shared calls
 //
 // WHAT IT IS
 //
-// Collectives of a group whose members all run on one host. Each member owns a region of shared
-// memory that the others can read. It writes its contribution and its progress there, and reads
-// the regions of the others. No member ever writes to another member's region, so there are no
-// locks.
+// Shared calls are collectives of a group whose members all run on one host. Each member owns a
+// region of shared memory that the other members can read. A member writes its contribution and its
+// progress to its own region, and reads the regions of the other members. Members do not write to
+// the regions of other members during calls, so there are no locks.
 //
 // HOW IT FITS
 //
-// ring/algo/choose.h decides how a call runs. The algorithms FLAT and CHUNKED are served here;
-// everything else is made of messages (ring/algo/).
+// ring/algo/choose.h decides how a call runs. The algorithms FLAT and CHUNKED are implemented here.
+// All other algorithms are made of messages (ring/algo/).
 //
 // A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
 //
-// idist__share_quick         nothing else is under way: no task, no clock
-// idist__slot_may_enter      the slot to be overwritten has been read by all
-// idist__slot_enter          write fingerprint and contribution to our slot, publish its number
-// idist__slot_all_entered    poll the slots of the others, compare their fingerprints with ours
-// idist__fetch_chunk         reduce all slots, in rank order, into the result
+// idist__share_quick         runs the call without a task or clock if nothing else is under way
+// idist__slot_may_enter      checks that all ranks have read the slot to be overwritten
+// idist__slot_enter          writes fingerprint and contribution to our slot, publishes its number
+// idist__slot_all_entered    polls the slots of the other ranks, compares their fingerprints
+// idist__fetch_chunk         reduces all slots, in rank order, into the result
 //
 // A LARGE ALL_REDUCE (CHUNKED)
 //
-// idist__share_start         queue the task behind the group's other shared calls
+// idist__share_start         queues the task behind the group's other shared calls
 // idist__split_reduce_run    a coroutine, resumed by idist__share_progress:
-//   idist__slot_enter                publish the slot; it says where our buffers are
-//   idist__chunk_expose              copy our part of chunk i to buffer i % 3, publish EXPOSED
-//   idist__split_reduce_sum_block    reduce our block of the chunk over all ranks, publish REDUCED
-//   idist__split_reduce_take_blocks  copy the blocks of the others to our result, publish FREED
-// idist__slot_leave          complete the task; the next one is first in line
+//   idist__slot_enter                publishes the slot, which says where our buffers are
+//   idist__chunk_expose              copies our part of chunk i to buffer i % 3, publishes EXPOSED
+//   idist__split_reduce_sum_block    reduces our block of the chunk over all ranks; then REDUCED
+//   idist__split_reduce_take_blocks  copies the other ranks' blocks to our result; then FREED
+// idist__slot_leave          completes the task; the next shared call becomes the first
 //
 // SOURCES
 //
@@ -4917,7 +4988,8 @@ static bool idist__share_serves(idist__algorithm algorithm) {
     return algorithm == IDIST__ALGO_FLAT || algorithm == IDIST__ALGO_CHUNKED;
 }
 
-// FLAT, CHUNKED, or AUTO if the call does not go through shared memory. The same on all members.
+// Returns FLAT or CHUNKED, or AUTO if the call does not go through shared memory. The result is the
+// same on all members.
 static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *call) {
     const idist__share *share = idist__ring_group_of(g)->share;
     int setting = g->w->cfg.algorithm;
@@ -4945,7 +5017,8 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }
 
-// Whether a call of ours may have its buffer in parts: if it goes through buffers, block by block.
+// Returns true if the buffer of a call may be in parts. The call must then go through our shared
+// buffers, block by block.
 static bool idist__share_takes_parts(const idist_group *g, const idist__call *call) {
     size_t n = (size_t)g->size, nbytes = call->count * idist_dtype_size(call->dtype);
 
@@ -4955,8 +5028,8 @@ static bool idist__share_takes_parts(const idist_group *g, const idist__call *ca
     return idist__share_choose(g, call) == IDIST__ALGO_CHUNKED;
 }
 
-// An all_to_allv counts bytes, because each pair of ranks may have a dtype of its own. False: no
-// memory for the counts.
+// Converts the counts and displacements of an all_to_allv to bytes, because each pair of ranks may
+// use a different dtype. Returns false if memory is exhausted.
 static bool idist__share_count_bytes(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__call *call = &t->call;
@@ -4983,8 +5056,8 @@ static bool idist__share_count_bytes(idist__task *t) {
     return true;
 }
 
-// Sets up what a shared call works on. Unlike the algorithms over messages, it takes narrow floats
-// as they are. False: no memory.
+// Sets up what a shared call works on. Shared calls do not widen narrow floats, unlike the
+// algorithms over messages. Returns false if memory is exhausted.
 static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     idist__op *op = idist__op_of(t);
     idist__kind kind = t->call.kind;
@@ -4995,7 +5068,7 @@ static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     if (kind == IDIST__BROADCAST) op->in = op->out;
 
     if ((kind == IDIST__GATHERV || kind == IDIST__SCATTERV) && op->rank != op->root) {
-        // Only the root's are valid.
+        // Counts and displacements are valid only on the root.
         t->call.sendcounts = t->call.senddispls = NULL;
         t->call.recvcounts = t->call.recvdispls = NULL;
     }
@@ -5003,7 +5076,7 @@ static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     return kind != IDIST__ALL_TO_ALLV || idist__share_count_bytes(t);
 }
 
-// Queues a call behind the group's other shared calls; starts it if it is the first one.
+// Queues a call behind the group's other shared calls. Starts the call if it is the first one.
 static void idist__share_start(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -5024,17 +5097,19 @@ static void idist__share_start(idist__task *t) {
     if (share->first == t) idist__op_run(t);
 }
 
-// In a quick call, which has not read the links, the calls differ. Perhaps another rank has aborted
-// the group, and the rank that we differ from has not heard of it: the call is started as usual,
-// which reads the links first and then compares again.
+// Discards the failure of a quick call whose slot differs from another rank's slot. A quick call
+// has not read the links. Another rank may have aborted the group, and the rank that differs from
+// us may not know that. So the call starts as usual, which reads the links first and then compares
+// again.
 static void idist__share_reconsider(idist__ring *ring) {
     if (!ring->failed) return;
     ring->failed = NULL;
     ring->last_start_ns = 0;
 }
 
-// A small blocking collective while nothing else is under way: needs no task and no clock. False:
-// the call has to be started as usual. It may have been entered by then.
+// Runs a small blocking collective without a task and without the clock, if nothing else is under
+// way. Returns false if the call has to start as usual. The call may already have been entered
+// then.
 static bool idist__share_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *share = idist__ring_group_of(g)->share;
@@ -5045,12 +5120,12 @@ static bool idist__share_quick(idist_group *g, const idist__call *call) {
     if (!share || share->first || ring->failed) return false;
     if (idist__share_choose(g, call) != IDIST__ALGO_FLAT) return false;
     if (idist__reduce_op_is_user(call->op) && idist__kind_reduces(call->kind))
-        return false; // it may throw
+        return false; // the user's function may throw
 
     t = share->quick_task;
     t->call = *call;
     t->seq = g->seq + 1;
-    (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // only a v-form needs memory
+    (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // cannot fail: only a v-form needs memory
     idist__op_of(t)->past = idist__history_past(t);
 
     if (!idist__slot_may_enter(t)) {
@@ -5067,7 +5142,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *call) {
         return false;
     }
 
-    (void)idist__fetch_chunk(t, 0); // fails only if an op of the program does
+    (void)idist__fetch_chunk(t, 0); // fails only if the user's op fails
     g->seq++;
     fingerprint = &share->fingerprints[share->calls_entered % IDIST__REGION_SLOTS];
     idist__history_append(idist__ring_group_of(g), fingerprint, idist__op_of(t)->past);
@@ -5092,7 +5167,7 @@ static void idist__share_progress(idist__ring *ring) {
     }
 }
 
-// The rank of this host whose next step is all that we wait for, or -1.
+// Returns the rank of this host whose next step is the only thing that we wait for, or -1.
 static int idist__share_awaited(const idist__ring *ring) {
     const idist__task *t = ring->w->tasks.running;
     const idist__share *share;
@@ -5105,8 +5180,8 @@ static int idist__share_awaited(const idist__ring *ring) {
     return ring->shm->local[t->group->ranks[idist__op_of(t)->u.shared.awaited]];
 }
 
-// The group has failed here. A rank that comes late must not go on with what our slots say; it
-// reads its links instead, and learns of the failure there.
+// Withdraws our slots after the group has failed here. A rank that is late must not continue with
+// the contents of our slots. It reads its links instead, and learns of the failure from them.
 static void idist__share_withdraw(idist_group *g) {
     idist__share *share = idist__ring_group_of(g)->share;
     uint32_t i;
@@ -5115,11 +5190,11 @@ static void idist__share_withdraw(idist_group *g) {
         __atomic_store_n(&idist__region_slot(share, g->rank, i)->call_number,
                          share->calls_entered - ((uint32_t)1 << 30), __ATOMIC_RELEASE);
 
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller has its buffers back
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller may reuse its buffers
 }
 
-// Whether a member may still write to our result. It checks our slot before every piece that it
-// writes.
+// Returns true if a member may still write to our result. A member checks our slot before each
+// piece that it writes.
 static bool idist__share_may_write(const idist_group *g, const idist__op *op, int rank) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
@@ -5129,10 +5204,11 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *op, in
            idist__slot_is_current(share, rank, op->u.shared.call_number);
 }
 
-// A call in which the others write to our result (direct) ends early: waits until each of them has
-// done that, has left the call as well, or is dead. We may not know of a death yet, because the
-// failure may come from another rank; and a rank that is stopped would never answer, hence the
-// deadline.
+// Waits until no other member can write to our result. Called when a call in which other ranks
+// write to our result (`direct`) ends early. The wait for a member ends when the member has written
+// everything, has left the call as well, or is dead. We may not know of a death yet, because the
+// failure may come from another rank. A rank that is stopped would never answer, so all waits end
+// after IDIST__WRITERS_MS.
 static void idist__share_await_writers(const idist_group *g) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
@@ -5151,7 +5227,7 @@ static void idist__share_await_writers(const idist_group *g) {
     }
 }
 
-// Takes a call out of the queue.
+// Removes a call from the queue of its group.
 static void idist__share_cancel(idist__task *t) {
     idist__share *share = idist__region_share(t);
     idist__task **at, *last = NULL;
@@ -5162,12 +5238,13 @@ static void idist__share_cancel(idist__task *t) {
     if (share->last == t) share->last = last;
 }
 
-// Whether a call cannot complete before this rank of the group enters it, or an earlier one.
+// Returns true if a call cannot complete before this rank of the group enters the call, or an
+// earlier call.
 static bool idist__share_needs(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
     const idist__shared_op *shared = &op->u.shared;
     idist__share *share = idist__region_share(t);
-    uint64_t number = shared->first_chunk + shared->exposed; // of the next chunk to expose
+    uint64_t number = shared->first_chunk + shared->exposed; // number of the next chunk to expose
 
     if (!share || share->first != t) return false;
     if (!shared->entered) // see idist__slot_may_enter
@@ -5177,14 +5254,14 @@ static bool idist__share_needs(const idist__task *t, int rank) {
     if (op->algorithm != IDIST__ALGO_CHUNKED) return false;
     if (!idist__flow_contributes(op, t->call.kind, op->rank)) return false;
 
-    // It has to read what we contribute: all of it, if that is read in place; else the chunk whose
-    // buffer we need next.
+    // We can continue only when the rank has read our contribution. If it is read in place, that is
+    // all of it; otherwise, the chunk whose buffer we need next.
     if (shared->in_place) return true;
     if (shared->exposed >= shared->nchunks || number < IDIST__BUFFERS) return false;
     return idist__region_reached(share, rank, IDIST__FREED) < number - IDIST__BUFFERS + 1;
 }
 
-// For error texts: reads in the slots how far the others are.
+// Reads from the slots which call each other rank has reached, for error texts.
 static void idist__share_update_seen(const idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int i, index;
@@ -5207,17 +5284,20 @@ static void idist__share_update_seen(const idist__task *t) {
 
 // ---- ring/share/pool.h ---------------------------------------------------------------------------
 
-// ring/share/pool.h: lending regions to groups
+// ring/share/pool.h: lends regions to groups
 //
-// Every rank has a few regions in the shared file. The first one, which the world gets without an
-// exchange, has memory from the start; the others get it when they are first needed, in their
-// order. A new group gets one of each member: the members exchange the numbers of the regions
-// that they offer (idist__pool_offer_region), and if everybody has one, the group's collectives run
-// in them (idist__pool_meet). Otherwise they are made of messages. A region is free again when all
-// members have freed the group. They count themselves in the region (members_done), or, if they
-// never learnt its number, send LEFT.
+// Every rank has a few regions in the shared file. The world gets the first region of each rank
+// without an exchange. This region has memory from the start. The other regions get memory when
+// they are first needed, in the order of their numbers.
+//
+// A new group gets one region of each member. The members exchange the numbers of the regions that
+// they offer (idist__pool_offer_region). If every member offers one, the group's collectives run in
+// these regions (idist__pool_meet). Otherwise the group's collectives are made of messages. A
+// region is free again when all members have freed the group. The members count themselves in the
+// region (members_done). A member that never learned the number of the region sends LEFT.
 
-// The first region of a rank has larger buffers than the others, and its head is in the front.
+// Returns the head of a region. The first region of a rank has larger buffers than the other
+// regions, and its head is in the front.
 static char *idist__pool_head(const idist__segment *seg, int rank, int index) {
     char *second = idist__segment_part(seg, rank) + seg->buffers_at;
     size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * seg->chunk_nbytes[1];
@@ -5238,7 +5318,7 @@ static idist__region_progress *idist__pool_progress(const idist__segment *seg, i
     return (idist__region_progress *)(void *)(idist__pool_head(seg, rank, index) + at);
 }
 
-// Takes memory for one of our regions, once. 0, or an errno.
+// Reserves memory for one of our regions, once. Returns 0 or an errno.
 static int idist__pool_reserve(idist__segment *seg, int index) {
     int error;
     const char *head = idist__pool_head(seg, seg->me, index);
@@ -5253,8 +5333,8 @@ static int idist__pool_reserve(idist__segment *seg, int index) {
     return error;
 }
 
-// Forgets the calls of the group that had this region of ours before. Contributions may stay: they
-// are read only in calls that have been entered.
+// Clears the calls of the group that had this region of ours before. Contributions may stay,
+// because ranks read them only in calls that have been entered.
 static void idist__pool_clear(const idist__segment *seg, int index) {
     char *head = idist__pool_head(seg, seg->me, index);
     size_t at;
@@ -5267,7 +5347,8 @@ static void idist__pool_clear(const idist__segment *seg, int index) {
     memset(idist__pool_progress(seg, seg->me, index), 0, sizeof(idist__region_progress));
 }
 
-// What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
+// Returns the region that we offer to the other members of a new group: its number from 1 on, or 0
+// for none.
 static uint64_t idist__pool_offer_region(idist_group *g) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     uint32_t nmembers = 0;
@@ -5275,7 +5356,7 @@ static uint64_t idist__pool_offer_region(idist_group *g) {
 
     for (i = 0; seg && i < g->size; i++) nmembers += seg->local[g->ranks[i]] >= 0;
     if (nmembers < 2) return 0;
-    if (g->status != IDIST_OK) return 0; // a member that knows of the failure may have left
+    if (g->status != IDIST_OK) return 0; // a member that knows of the failure may already have left
 
     for (i = 0; i < seg->region_count; i++) {
         if (seg->taken[i]) {
@@ -5305,7 +5386,8 @@ static void idist__pool_discard(const idist_allocator *mem, idist__share *share)
     idist__mem_free(mem, share);
 }
 
-// A member has freed the group for which we offered a region, without having used it.
+// Counts a member that has freed the group for which we offered a region, and that has not used the
+// region.
 static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
     idist__segment *seg = ring->shm;
     int i;
@@ -5317,8 +5399,8 @@ static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
     }
 }
 
-// The exchange of region numbers failed, so we do not know the regions of the others: tells them by
-// a message that we are done with them.
+// Tells the other members, in a message, that we are done with their regions. We do not know the
+// numbers of these regions, because the exchange of the numbers failed.
 static void idist__pool_decline(const idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__frame frame;
@@ -5335,7 +5417,7 @@ static void idist__pool_decline(const idist_group *g) {
     }
 }
 
-// The group is freed: gives the regions of its members back.
+// Gives the regions of the members back when the group is freed.
 static void idist__pool_leave(idist_group *g) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__share *share = rg->share;
@@ -5375,8 +5457,9 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
     return share;
 }
 
-// All members have told which regions they offer. If one offers none, the group's collectives are
-// made of messages.
+// Sets up the shared calls of a group. `offers` has the region that each member offers. If a member
+// offers none, or the group is too large for the buffers, the group's collectives are made of
+// messages.
 static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     idist__share *share;
@@ -5404,7 +5487,8 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     for (i = 0; i < g->size; i++) {
         share->heads[i] = idist__pool_head(seg, seg->local[g->ranks[i]], (int)offers[i] - 1);
         share->buffers[i] = idist__pool_buffers(seg, seg->local[g->ranks[i]], (int)offers[i] - 1);
-        // All members cut a call into the same chunks: those of the smallest region.
+        // All members cut a call into the same chunks, which must fit into the buffers of the
+        // smallest region.
         if (offers[i] > 1) share->chunk_nbytes = seg->chunk_nbytes[1];
     }
 
@@ -5413,10 +5497,10 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
 
 // ---- ring/algo/stream.h --------------------------------------------------------------------------
 
-// ring/algo/stream.h: pipelines: chunks that are received, reduced and sent on
+// ring/algo/stream.h: pipelines that receive, reduce and forward chunks
 //
-// The bandwidth algorithms cut a block into chunks of IDIST__CHUNK_BYTES, so that a rank can reduce
-// and send on one chunk while it receives the next:
+// The bandwidth algorithms cut a block into chunks of IDIST__CHUNK_BYTES. So a rank can reduce and
+// forward one chunk while it receives the next chunk:
 //
 //   receive   | c0 | c1 | c2 | c3 |
 //   take           | c0 | c1 | c2 | c3 |          take: reduce into the result, for example
@@ -5424,18 +5508,18 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
 //
 // An algorithm describes its stream by numbers and three functions:
 //
-//   recv_at(i)   peer, address and size of the i-th item to receive; address NULL: a scratch slot
-//   take(i)      what to do once item i has arrived; NULL: nothing
-//   send_at(i)   peer, address and size of the i-th item to send
-//   head         items that can be sent before anything has been received
+//   recv_at(i)   peer, address and size of item i to receive; address NULL for a scratch slot
+//   take(i)      what to do once item i has arrived; NULL for nothing
+//   send_at(i)   peer, address and size of item i to send
+//   head         number of items that can be sent before anything has been received
 //
-// Item i is sent when i < head or item i - head has been taken: a ring sends its own block first
-// (head = its chunks) and then forwards what it took; an inner link of a chain only forwards
-// (head = 0). Items are taken in order. The tag of a message is the index of its item.
+// Item i is sent when i < head or item i - head has been taken. A ring sends its own block first
+// (head is the number of its chunks), and then forwards what it took. An inner link of a chain only
+// forwards (head is 0). Items are taken in order. The tag of a message is the index of its item.
 //
-// Some receives are posted ahead, each in a slot. The sender may send only what it knows to be
-// posted, so on a network of high latency it takes more slots: enough for the data in flight, and a
-// few that are being taken.
+// Several receives are posted ahead, each in a slot. The sender may send only what it knows to be
+// posted. So a network of high latency needs more slots: enough for the data in flight, and a few
+// for the chunks that are being taken.
 
 static size_t idist__stream_slot_count(const idist_group *g) {
     uint64_t under_way = idist__ring_group_of(g)->spans_hosts ? g->w->machine.network_nbytes : 0;
@@ -5486,7 +5570,8 @@ static void idist__stream_run(idist__task *t) {
         idist__op_done(t);
 }
 
-// Chunk `index` of a block of `count` elements. Chunks beyond the end of the block are empty.
+// Returns chunk `index` of a block of `count` elements. Chunks beyond the end of the block are
+// empty.
 static idist__item idist__stream_chunk(const idist__op *op, char *block, size_t count, size_t index,
                                        int peer) {
     const idist__stream_op *stream = &op->u.stream;
@@ -5532,11 +5617,11 @@ static void idist__stream_begin(idist__op *op, size_t recv_count, size_t send_co
 
 // ring/algo/ring_algo.h: all_reduce, reduce_scatter and all_gather of large messages
 //
-// The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
-// left one, so all links are busy in both directions all the time.
+// The ranks form a ring. Each rank sends to its right neighbor (rank + 1) and receives from its
+// left neighbor (rank - 1). So every rank sends and receives all the time.
 //
-// all_reduce. The buffer is cut into n blocks, and the blocks travel around the ring twice. In step
-// s rank r sends block r - s (mod n) and receives block r - s - 1:
+// all_reduce. The buffer is cut into n blocks, which travel around the ring twice. In step s, rank
+// r sends block r - s (mod n) and receives block r - s - 1 (mod n):
 //
 //            first lap: reduce               second lap: copy
 //            step 0   step 1   step 2        step 3   step 4   step 5
@@ -5545,27 +5630,27 @@ static void idist__stream_begin(idist__op *op, size_t recv_count, size_t send_co
 //   rank 2   sends 2  sends 1  sends 0  ->3  sends 3  sends 2  sends 1           sum of block b
 //   rank 3   sends 3  sends 2  sends 1  ->0  sends 0  sends 3  sends 2
 //
-// In the first lap a rank adds its own part to each block it receives and forwards the sum; after
-// n - 1 steps every rank holds the complete sum of one block. The second lap hands those sums to
-// everybody.
+// In the first lap, a rank adds its own part to each block that it receives, and forwards the sum.
+// After n - 1 steps, every rank holds the complete sum of one block. The second lap distributes
+// these sums to all ranks.
 //
 //   bytes sent per rank   2 B (n - 1) / n, the least possible, whatever n is
 //   latency               2 (n - 1) messages in sequence: the reason to prefer doubling for small B
 //
-// Nothing is copied beforehand: the first sends come straight from the send buffer, and sums are
-// written straight to the receive buffer. In place is safe because the second lap overwrites a
-// block only with data that depends on our first send of it.
+// Nothing is copied beforehand. The first sends come directly from the send buffer, and sums are
+// written directly to the receive buffer. Working in place is safe, because the second lap
+// overwrites a block only with data that depends on our first send of this block.
 //
-// reduce_scatter is the first lap alone, begun one block earlier, so that rank r ends up with block
-// r: (n - 1) messages of B bytes. Partial sums stay in scratch; the last one goes to the receive
-// buffer.
+// reduce_scatter is the first lap alone, in (n - 1) messages of B bytes. It begins one block
+// earlier, so that rank r ends up with block r. Partial sums stay in scratch memory. The last sum
+// goes to the receive buffer.
 //
-// all_gather and all_gatherv are the second lap alone: (n - 1) messages of B bytes.
+// all_gather and all_gatherv are the second lap alone, in (n - 1) messages of B bytes.
 //
-// All three start at a different rank for each block, so a reduction needs an operation that
-// commutes.
+// A reduction starts at a different rank for each block, so it needs an operation that commutes.
 
-// The block that item `index` belongs to, `back` ranks further left.
+// Returns the block that item `index` belongs to: our rank, minus the step of the item, minus
+// `back` (mod n).
 static int idist__ring_algo_block(const idist__op *op, size_t index, int back) {
     return idist__block_wrap(op->rank - (int)(index / op->u.stream.block_chunks) - back, op->n);
 }
@@ -5584,7 +5669,8 @@ static bool idist__ring_algo_in_first_lap(const idist__op *op, size_t index) {
     return index < (size_t)(op->n - 1) * op->u.stream.block_chunks;
 }
 
-// The chunk of item `index` in a block of a buffer; no address when there is no buffer.
+// Returns the chunk of item `index` in a block of a buffer. The address is NULL if `buffer` is
+// NULL.
 static idist__item idist__ring_algo_all_reduce_item(const idist__op *op, const char *buffer,
                                                     size_t index, int block, int peer) {
     size_t at = idist__block_at(op->count, op->n, block) * op->size;
@@ -5608,12 +5694,14 @@ static idist__item idist__ring_algo_all_reduce_send(idist__task *t, size_t index
                                             idist__ring_algo_right(op));
 }
 
-// Whether the item completes the sum of its chunk: it is in the last step of the first lap.
+// Returns true if an item of the first lap completes the sum of its chunk. This is so in the last
+// step of the lap.
 static bool idist__ring_algo_completes_sum(const idist__op *op, size_t index) {
     return index >= (size_t)(op->n - 2) * op->u.stream.block_chunks;
 }
 
-// AVG divides a chunk here, once for all ranks and while it is in the cache.
+// Adds our part to a chunk that arrives in the first lap. For AVG, also divides a complete sum
+// here: once for all ranks, and while the chunk is in the cache.
 static void idist__ring_algo_all_reduce_take(idist__task *t, size_t index) {
     const idist__op *op = idist__op_of(t);
     idist_dtype dtype = idist__dtype_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
@@ -5622,7 +5710,7 @@ static void idist__ring_algo_all_reduce_take(idist__task *t, size_t index) {
     const void *both[2];
     size_t count;
 
-    if (!idist__ring_algo_in_first_lap(op, index)) return; // it was received where it belongs
+    if (!idist__ring_algo_in_first_lap(op, index)) return; // already received into the result
     own = idist__ring_algo_all_reduce_item(op, op->in, index, block, 0);
     sum = idist__ring_algo_all_reduce_item(op, op->out, index, block, 0);
     count = own.nbytes / op->size;
@@ -5647,7 +5735,7 @@ static void idist__ring_algo_all_reduce(idist__task *t) {
 
 // ---- reduce_scatter, reduce_scatterv ----
 
-// The elements of the largest block.
+// Returns the number of elements in the largest block.
 static size_t idist__ring_algo_largest_block(const idist__op *op, const idist__call *call) {
     size_t largest = 0;
     int i;
@@ -5658,7 +5746,8 @@ static size_t idist__ring_algo_largest_block(const idist__op *op, const idist__c
     return largest;
 }
 
-// The chunk of item `index` in a block of a buffer of n blocks; no address when there is no buffer.
+// Returns the chunk of item `index` in a block of a buffer of n blocks. The address is NULL if
+// `buffer` is NULL.
 static idist__item idist__ring_algo_reduce_scatter_item(const idist__task *t, const char *buffer,
                                                         size_t index, int block, int peer) {
     const idist__op *op = idist__op_of(t);
@@ -5763,8 +5852,8 @@ static void idist__ring_algo_all_gather(idist__task *t) {
 
 // ring/algo/chain.h: broadcast, reduce and scan of large messages
 //
-// The ranks stand in a line, and chunks travel along it like buckets in a bucket brigade. Once the
-// first chunk has reached the end, every link carries data all the time:
+// The ranks form a line, and chunks travel along the line like buckets in a bucket brigade. Once
+// the first chunk has reached the end, every link carries data all the time:
 //
 //   n = 4, c = 3    step 0   step 1   step 2   step 3   step 4
 //   link 0 -> 1     chunk 0  chunk 1  chunk 2
@@ -5772,15 +5861,17 @@ static void idist__ring_algo_all_gather(idist__task *t) {
 //   link 2 -> 3                       chunk 0  chunk 1  chunk 2
 //
 //   bytes sent per rank   B
-//   latency               n - 2 + c steps of one chunk each: hardly more than B when c is large
+//   latency               n - 2 + c steps of one chunk each: hardly more than the time of B bytes
+//                         if c is large
 //
-// v numbers the ranks from the root. A broadcast runs upwards from v = 0; a reduction runs from the
-// last rank down to v = 0, each rank adding its own part. A scan runs along the ranks themselves
-// and keeps their order, so it also serves operations that do not commute.
+// Let v be the number of a rank, counted from the root. A broadcast runs upwards from v = 0. A
+// reduction runs from the last rank down to v = 0, and each rank adds its own part. A scan runs
+// along the ranks themselves. It keeps their order, so it also works for operations that do not
+// commute.
 //
-// A binomial tree sends B bytes log n times in sequence; it is faster while B is small.
+// A binomial tree sends B bytes log n times in sequence. It is faster while B is small.
 
-static int idist__chain_relative_rank(const idist__op *op) { // v
+static int idist__chain_relative_rank(const idist__op *op) { // returns v
     return idist__block_wrap(op->rank - op->root, op->n);
 }
 
@@ -5850,8 +5941,8 @@ static void idist__chain_reduce(idist__task *t) {
 
 // ---- scan, exscan ----
 //
-// A rank sends on the prefix that includes its own part. Its result is that prefix (scan) or the
-// one it received (exscan).
+// A rank forwards the prefix that includes its own part. The result of a scan is this prefix. The
+// result of an exscan is the prefix that the rank received.
 
 static idist__item idist__chain_scan_recv(idist__task *t, size_t index) {
     const idist__op *op = idist__op_of(t);
@@ -5903,8 +5994,8 @@ static void idist__chain_scan(idist__task *t) {
 
 // ring/algo/direct.h: one message per pair of ranks: gather, scatter, all_to_all, v-forms
 //
-// Every pair of ranks that has something to exchange does so in one message. In step s a rank sends
-// to rank + 1 + s and receives from rank - 1 - s, so that no rank is everybody's first target:
+// A rank sends all that it has for another rank in one message. In step s, a rank sends to rank + 1
+// + s and receives from rank - 1 - s (mod n). So no rank is the first target of all other ranks:
 //
 //   n = 4    step 0   step 1   step 2
 //   rank 0   -> 1     -> 2     -> 3
@@ -5915,14 +6006,16 @@ static void idist__chain_scan(idist__task *t) {
 //   bytes sent per rank   B (n - 1) for all_to_all; B to or from the root for gather and scatter
 //   latency               n - 1 messages, of which 8 each way are under way at a time
 //
-// Each byte travels once, where trees and Bruck's algorithm carry blocks through other ranks. The
-// v-forms always work this way, because only the two ends of a message know its size.
+// Each byte travels once, while trees and Bruck's algorithm carry blocks through other ranks. The
+// v-forms gatherv, scatterv and all_to_allv always work this way. Only the two ends of a message
+// know the size of the message.
 //
 // The tag of a message is the distance between its two ranks, which both ends know.
 
-enum { IDIST__DIRECT_MESSAGES = 8 }; // under way at a time, each way
+enum { IDIST__DIRECT_MESSAGES = 8 }; // maximum number of messages under way, each way
 
-// The message to or from a peer; for the own rank, what it contributes and where that goes.
+// Returns the message to or from a peer. If the peer is our own rank, returns our contribution to
+// ourselves, or its place in the result.
 static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -5947,7 +6040,8 @@ static idist__item idist__direct_item(const idist__task *t, int peer, bool recei
     return item;
 }
 
-// The peer at this distance; for a rank other than the root of a gather or scatter, the root.
+// Returns the peer at this distance. On a rank other than the root of a gather or scatter, returns
+// the root.
 static int idist__direct_peer(const idist__task *t, int distance) {
     const idist__op *op = idist__op_of(t);
     if (idist__kind_has_root(t->call.kind) && op->rank != op->root) return op->root;
@@ -5962,7 +6056,8 @@ static idist__item idist__direct_send(idist__task *t, size_t index) {
     return idist__direct_item(t, idist__direct_peer(t, 1 + (int)index), false);
 }
 
-// Like idist__stream_run, but no send waits for a receive.
+// Posts the receives and sends that are due. Unlike in idist__stream_run, no send waits for a
+// receive.
 static void idist__direct_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__direct_op *state = &op->u.direct;
@@ -6015,7 +6110,8 @@ static void idist__direct_begin(idist__task *t) {
     op->run = idist__direct_run;
 }
 
-// In place the messages would overwrite each other, so the contribution moves to scratch first.
+// Begins an all_to_all. In place, the messages would overwrite each other, so the contribution
+// moves to scratch memory first.
 static void idist__direct_all_to_all(idist__task *t) {
     idist__op *op = idist__op_of(t);
 
@@ -6036,17 +6132,18 @@ static void idist__direct_all_to_all(idist__task *t) {
 //------------------------------------------------------------------------------
 // barrier
 //
-// In round k every rank signals the rank 2^k further on and waits for the one 2^k before it. After
-// log n rounds each rank has heard, directly or through others, from all n (Hensgen, Finkel, Manber
-// 1988):
+// In round k, every rank signals the rank 2^k further on and waits for the rank 2^k before it.
+// After log n rounds, each rank has heard from all n ranks, directly or through other ranks
+// (Hensgen, Finkel, Manber 1988):
 //
-//   n = 5, what rank 0 knows of    round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
+//   n = 5, ranks that rank 0 knows of    round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
 //
 //   bytes sent per rank   none: log n empty messages
 //   latency               log n, for any n
 //
-// From here on algorithms are written as straight code between CO_BEGIN and CO_END; see
-// ring/msg/op.h. State that must survive an AWAIT lives in idist__op; for a barrier that is 2^k.
+// This algorithm and the following ones are straight-line code between CO_BEGIN and CO_END; see
+// ring/msg/op.h. State that must survive an AWAIT lives in idist__op. For a barrier, this state is
+// 2^k.
 //------------------------------------------------------------------------------
 
 static void idist__dissemination_run(idist__task *t) {
@@ -6073,14 +6170,14 @@ static void idist__dissemination_run(idist__task *t) {
 //------------------------------------------------------------------------------
 // broadcast, reduce, gather and scatter of small messages
 //
-// A binomial tree over v, the rank counted from the root. The parent of v is v without its lowest
-// set bit; its children are v plus each power of two below that bit:
+// The ranks form a binomial tree over v, the number of a rank counted from the root. The parent of
+// v is v without its lowest set bit. The children of v are v plus each power of two below that bit:
 //
 //               0
 //         ______|______
 //        4      2      1        n = 8. The subtree of v is v .. v + (lowest set bit) - 1, a run of
-//       / \     |               consecutive ranks: a rank of gather or scatter holds one run of
-//      6   5    3               blocks.
+//       / \     |               consecutive ranks. So in a gather or scatter, each rank holds one
+//      6   5    3               run of blocks.
 //      |
 //      7
 //
@@ -6088,12 +6185,12 @@ static void idist__dissemination_run(idist__task *t) {
 //                         blocks of a whole subtree at once
 //   latency               log n messages in sequence
 //
-// broadcast and scatter start with the child that has the largest subtree; reduce and gather are
-// the same trees in the other direction.
+// A broadcast or scatter starts with the child that has the largest subtree. A reduce or gather
+// uses the same tree in the other direction.
 //------------------------------------------------------------------------------
 
-// Our v. A reduction with an operation that does not commute uses a tree on rank 0, so that it
-// keeps the order of the ranks.
+// Returns our v. A reduction with an operation that does not commute uses a tree whose root is rank
+// 0. Such a tree keeps the order of the ranks.
 static int idist__tree_relative_rank(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     bool commutes = !op->user || op->user->commutative;
@@ -6102,15 +6199,15 @@ static int idist__tree_relative_rank(const idist__task *t) {
     return from_root ? idist__block_wrap(op->rank - op->root, op->n) : op->rank;
 }
 
-// The distance from v to its parent: its lowest set bit. Of the root: a power of two that is not
-// below n.
+// Returns the distance from v to its parent, which is the lowest set bit of v. For the root,
+// returns the smallest power of two that is not below n.
 static int idist__tree_distance(int v, int n) {
     int distance;
     for (distance = 1; distance < n && !(v & distance); distance *= 2) continue;
     return distance;
 }
 
-// The number of ranks in the subtree of v, v included.
+// Returns the number of ranks in the subtree of v, including v.
 static int idist__tree_size(int v, int n) {
     int distance = idist__tree_distance(v, n);
     return v + distance < n ? distance : n - v;
@@ -6131,8 +6228,9 @@ static void idist__tree_broadcast(idist__task *t) {
         IDIST__CO_AWAIT(op, !op->slots_pending);
     }
 
-    // A large message goes to one child after the other, the one with the largest subtree first:
-    // were they sent at once, all children would have it only when the last one has.
+    // A large message goes to one child after another, starting with the child that has the largest
+    // subtree. If it went to all children at once, no child would have the whole message before the
+    // last child does.
     for (state->distance /= 2; state->distance; state->distance /= 2) {
         if (v + state->distance >= n) continue;
         idist__send_step(t, idist__block_wrap(v + state->distance + op->root, n), 0, op->out,
@@ -6145,11 +6243,11 @@ static void idist__tree_broadcast(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Our sum covers the ranks v .. v + distance - 1; what arrives covers the next `distance` ranks, so
-// the order of the ranks is kept. If the operation does not commute, v is the rank, and rank 0
-// passes the result on to the root.
+// Runs a reduce. Our sum covers the ranks v .. v + distance - 1. The sum that arrives covers the
+// next `distance` ranks, so the order of the ranks is kept. If the operation does not commute, v is
+// the rank, and rank 0 passes the result on to the root.
 //
-// Scratch: the sum, then one message.
+// The scratch memory holds the sum, then one received message.
 static void idist__tree_reduce(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__tree_op *state = &op->u.tree;
@@ -6186,7 +6284,8 @@ static void idist__tree_reduce(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Scratch: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
+// Runs a gather. The scratch memory holds the blocks of v, v + 1, ... in this order. The root
+// copies the blocks to their places in the result.
 static void idist__tree_gather(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__tree_op *state = &op->u.tree;
@@ -6218,7 +6317,7 @@ static void idist__tree_gather(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Scratch: as for gather.
+// Runs a scatter. The scratch memory holds the blocks of v, v + 1, ... in this order.
 static void idist__tree_scatter(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__tree_op *state = &op->u.tree;
@@ -6256,41 +6355,41 @@ static void idist__tree_scatter(idist__task *t) {
 
 // ring/algo/doubling.h: all_reduce, reduce_scatter and scan of small messages
 //
-// Recursive doubling. In round k partners at distance 2^k exchange their sums and add them; after
-// log n rounds every rank has the sum of all:
+// Recursive doubling. In round k, partners at distance 2^k exchange their sums and add them. After
+// log n rounds, every rank has the sum over all ranks:
 //
 //   n = 4     rank 0      rank 1      rank 2      rank 3
 //   start     0           1           2           3
 //   round 0   0 1 <-----> 0 1         2 3 <-----> 2 3
 //   round 1   0 1 2 3     0 1 2 3     0 1 2 3     0 1 2 3      0 <-> 2, 1 <-> 3
 //
-//   bytes sent per rank   B log n (reduce_scatter: of all n blocks)
+//   bytes sent per rank   B log n (for reduce_scatter, B is all n blocks)
 //   latency               log n messages, the least possible
 //
-// The sum of a partner covers the ranks just below or just above ours, so the order of the ranks is
-// kept, and all ranks combine the same operands in the same order.
+// The sum of a partner covers the ranks just below or just above the ranks of our sum. So the order
+// of the ranks is kept, and all ranks combine the same operands in the same order.
 //
-// When n is not a power of two, let p be the largest one below it. The first 2 (n - p) ranks form
-// pairs; the odd rank of a pair gives its contribution to the even one, sits out, and gets the
-// result at the end:
+// If n is not a power of two, let p be the largest power of two below n. The first 2 (n - p) ranks
+// form pairs. The odd rank of a pair gives its contribution to the even rank, sits out, and gets
+// the result at the end:
 //
 //   n = 6, p = 4    1 -> 0, 3 -> 2;   0, 2, 4, 5 act as ranks 0, 1, 2, 3;   0 -> 1, 2 -> 3
 //
-// scan (Hillis and Steele): in round k a rank sends its sum to the rank 2^k above and adds what it
-// gets from the one 2^k below; then its sum covers the 2^(k+1) ranks up to itself. exscan hands the
-// finished prefix to the next rank.
+// Scans (Hillis and Steele). In round k, a rank sends its sum to the rank that is 2^k above. It
+// adds the sum that it gets from the rank 2^k below, so its sum then covers the 2^(k+1) ranks up to
+// itself. An exscan passes the finished prefix to the next rank.
 
 enum { IDIST__DOUBLING_RESULT = 1 << 30 }; // tag of a finished result
 
-// p, computed once for a call.
+// Returns p, which is computed once for a call.
 static int idist__doubling_active_ranks(idist__doubling_op *state, int n) {
     if (!state->active_ranks) state->active_ranks = 1;
     while (state->active_ranks * 2 <= n) state->active_ranks *= 2;
     return state->active_ranks;
 }
 
-// all_reduce and reduce_scatter. The sum is built in the result of all_reduce, in scratch for
-// reduce_scatter; one received message follows in scratch.
+// Runs an all_reduce or a reduce_scatter. The sum is built in the result of an all_reduce, but in
+// scratch memory for a reduce_scatter. The rest of the scratch memory holds one received message.
 static void idist__doubling_reduce(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__doubling_op *state = &op->u.doubling;
@@ -6299,7 +6398,7 @@ static void idist__doubling_reduce(idist__task *t) {
     int partner;
     bool is_paired = rank < 2 * excess;
     bool sits_out = is_paired && rank % 2;
-    int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
+    int number = is_paired ? rank / 2 : rank - excess; // our number among the p ranks that exchange
     bool scatter = idist__kind_scatters_sum(t->call.kind);
     size_t count = scatter ? idist__extent_block_at(&t->call, op->n) : op->count;
     size_t nbytes = count * op->size;
@@ -6343,7 +6442,7 @@ static void idist__doubling_reduce(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Scratch: the sum, then one message.
+// Runs a scan or an exscan. The scratch memory holds the sum, then one received message.
 static void idist__doubling_scan(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__doubling_op *state = &op->u.doubling;
@@ -6382,20 +6481,21 @@ static void idist__doubling_scan(idist__task *t) {
 
 // ring/algo/bruck.h: all_gather and all_to_all of small messages
 //
-// Both algorithms (Bruck et al. 1997) need log n rounds for any n; a power of two is not special.
+// Both algorithms (Bruck et al. 1997) need log n rounds for any n, which need not be a power of
+// two.
 //
-// all_gather. After round k rank r holds the blocks r, r + 1, ... r + 2^(k+1) - 1 (mod n) in
-// scratch, in this order; the last round fetches only what is missing. At the end the run is
-// rotated into place:
+// all_gather. After round k, rank r holds the blocks r, r + 1, ... r + 2^(k+1) - 1 (mod n) in
+// scratch memory, in this order. The last round fetches only the blocks that are missing. At the
+// end, the blocks are rotated into place:
 //
 //   n = 5, rank 3    start: 3     round 0: 3 4     round 1: 3 4 0 1     round 2: 3 4 0 1 2
 //
 //   bytes sent per rank   B (n - 1), as in a ring
 //   latency               log n messages instead of n - 1
 //
-// all_to_all. Number the blocks by the distance they have to travel: block i is for the rank i
-// further on. In round k all blocks whose number has bit k travel 2^k ranks in one message, so each
-// block arrives after the rounds of its bits:
+// all_to_all. Number the blocks by the distance that they have to travel: block i is for the rank
+// that is i ranks further on. In round k, all blocks whose number has bit k set travel 2^k ranks in
+// one message. So each block arrives after the rounds of its bits:
 //
 //   n = 8            round 0: 1 rank     round 1: 2 ranks     round 2: 4 ranks
 //   blocks sent      1 3 5 7             2 3 6 7              4 5 6 7
@@ -6431,8 +6531,8 @@ static void idist__bruck_all_gather(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Copies the blocks that travel over this distance into `packed`, or back. Returns how many there
-// are.
+// Copies the blocks that travel over this distance into `packed`, or back if `unpack` is true.
+// Returns the number of these blocks.
 static size_t idist__bruck_pack(const idist__op *op, int distance, char *packed, bool unpack) {
     size_t blocks = 0;
     int i;
@@ -6450,7 +6550,8 @@ static size_t idist__bruck_pack(const idist__op *op, int distance, char *packed,
     return blocks;
 }
 
-// Scratch: n blocks, the blocks to send, the blocks received.
+// Runs an all_to_all. The scratch memory holds n blocks, the blocks to send, and the blocks
+// received.
 static void idist__bruck_all_to_all(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__bruck_op *state = &op->u.bruck;
@@ -6476,7 +6577,7 @@ static void idist__bruck_all_to_all(idist__task *t) {
         idist__bruck_pack(op, state->distance, received, true);
     }
 
-    // Block i has come from the rank i before us.
+    // Block i came from the rank that is i ranks before us.
     for (i = 0; i < n; i++)
         idist__block_copy(op->out + (size_t)idist__block_wrap(rank - i, n) * op->nbytes,
                           op->work + (size_t)i * op->nbytes, op->nbytes);
@@ -6487,7 +6588,7 @@ static void idist__bruck_all_to_all(idist__task *t) {
 
 // ---- ring/algo/host_plan.h -----------------------------------------------------------------------
 
-// ring/algo/host_plan.h: several hosts: the steps of a call inside hosts and between their leaders
+// ring/algo/host_plan.h: plans the steps of a call inside hosts and between their leaders
 //
 // Ranks of one host share memory, while hosts share a slower network. So a collective over several
 // hosts becomes a sequence of collectives on two smaller groups:
@@ -6504,11 +6605,11 @@ static void idist__bruck_all_to_all(idist__task *t) {
 //   broadcast        on the root's host    broadcast                 on the other hosts
 //   barrier          barrier               barrier                   barrier
 //
-//   bytes over the network   what one rank sends, per host instead of per rank
-//   latency                  two local steps, and one among as many ranks as there are hosts
+//   bytes over the network   what one rank sends, but per host instead of per rank
+//   latency                  two local steps, and one step among as many ranks as there are hosts
 //
-// A large all_reduce, reduce or broadcast is cut into pieces, so that the network is used from the
-// first piece to the last. Step 2 lags one round behind step 1, and step 3 lags two:
+// A large all_reduce, reduce or broadcast is cut into pieces, so that the network is busy from the
+// first piece to the last. Step 2 lags one round behind step 1, and step 3 lags two rounds:
 //
 //   round           0   1   2   3   4
 //   step 1, lag 0   a   b   c
@@ -6518,14 +6619,15 @@ static void idist__bruck_all_to_all(idist__task *t) {
 // So in round r, a step works on piece r - lag, if there is one.
 //
 // The plan of a call is the list of the steps that this rank takes, in order of rounds. All members
-// that take part in a step have it in the same order among the steps of its group.
-// ring/algo/host_run.h carries the plan out.
+// of an inner group have the steps of this group in the same order. ring/algo/host_run.h executes
+// the plan.
 //
-//   idist__host_plan_serves    whether a call can go this way
+//   idist__host_plan_serves    returns true if a call can go this way
 //   idist__host_plan_make      makes the plan
 //
-// Used when a group spans several hosts, at least one of them has several members, and IDIST_ALGO
-// is auto. These are made of messages among all ranks instead:
+// A plan is used if a group spans several hosts, at least one host has several members, and
+// IDIST_ALGO is `auto` or `remote`. The following calls are made of messages among all ranks
+// instead:
 //
 //   reductions of narrow floats                they would be rounded twice
 //   operations that do not commute             they need the order of the ranks
@@ -6538,24 +6640,24 @@ typedef struct idist__host_step { // a call on `local` or `leaders`
     const void *send;
     void *recv;
     size_t count;
-    const size_t *recvcounts, *recvdispls; // of an all_gatherv
+    const size_t *recvcounts, *recvdispls; // for an all_gatherv
     int root;
     size_t round;
-    bool completes_sum; // recv holds the sum over all ranks: divide it for AVG
+    bool completes_sum; // recv then holds the sum over all ranks, which AVG divides
 } idist__host_step;
 
 enum {
-    IDIST__HOST_STEPS = 3,  // of a piece; a reduce_scatter has one more for each host
-    IDIST__HOST_MAX_LAG = 2 // rounds by which a step lags behind the first one
+    IDIST__HOST_STEPS = 3,  // steps of a piece; a reduce_scatter has one more for each host
+    IDIST__HOST_MAX_LAG = 2 // rounds by which the last step lags behind the first step
 };
 
-// Size of a piece, per host: smaller pieces cost more in latency than they gain. On a network of
-// high latency, so many times the bandwidth-delay product, because the hosts synchronize after each
-// piece.
+// Minimum size of a piece, per host. Smaller pieces cost more in latency than they gain. On a
+// network of high latency, a piece is IDIST__HOST_PIECE_NETWORKS times the bandwidth-delay product,
+// because the hosts synchronize after each piece.
 #define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
 #define IDIST__HOST_PIECE_NETWORKS 8
 
-// Returns whether a call can be split into calls inside hosts and between them.
+// Returns true if a call can be split into calls inside hosts and between them.
 static bool idist__host_plan_serves(const idist_group *g, const idist__call *call) {
     const idist__ring_group *rg = idist__ring_group_of(g);
     int setting = g->w->cfg.algorithm;
@@ -6581,8 +6683,8 @@ static bool idist__host_plan_serves(const idist_group *g, const idist__call *cal
 
 // ---- pieces and steps ----
 
-typedef struct idist__host_piece { // of a call's elements
-    size_t at;                     // in bytes
+typedef struct idist__host_piece { // a piece of a call's elements
+    size_t at;                     // offset in bytes
     size_t count;
 } idist__host_piece;
 
@@ -6599,11 +6701,11 @@ static size_t idist__host_plan_piece_count(const idist__task *t) {
     return is_cut && op->nbytes > nbytes ? (size_t)(op->nbytes / nbytes) : 1;
 }
 
-// Finds the piece, out of n, that a step works on in a round. Returns false if the step has none:
-// it takes the first piece in round `lag`, and the last one in round n - 1 + lag.
+// Finds the piece, out of n pieces, that a step works on in a round. Returns false if the step has
+// none. A step takes the first piece in round `lag`, and the last piece in round n - 1 + lag.
 static bool idist__host_plan_cut(const idist__op *op, size_t n, size_t round, size_t lag,
                                  idist__host_piece *piece) {
-    size_t count = op->count / n, rest = op->count % n; // the first ones have one element more
+    size_t count = op->count / n, rest = op->count % n; // the first `rest` pieces have one more
     size_t index;
 
     if (round < lag || round - lag >= n) return false;
@@ -6634,13 +6736,14 @@ static idist__host_step *idist__host_plan_add(idist__op *op, size_t round, idist
 // ---- the plan of each operation ----
 
 typedef struct idist__host_plan_input { // what a plan needs to know besides the call
-    char *collected;                    // scratch of a leader: what it collects from its host
-    size_t *counts, *displs;            // of the blocks of each host, in elements
-    int root_in_leaders;                // the leader of the root's host, as a rank of `leaders`
-    int root_in_local;                  // the root as a rank of `local`; -1: it is on another host
+    char *collected;                    // scratch of a leader for the data of its host
+    size_t *counts, *displs;            // counts and displs of the hosts' blocks, in elements
+    int root_in_leaders;                // rank in `leaders` of the leader of the root's host
+    int root_in_local;                  // rank of the root in `local`, -1 if it is on another host
 } idist__host_plan_input;
 
-// Adds the first step of reductions: the sum over this host, on its leader.
+// Adds the first step of a reduction: the sum over this host, on its leader. A rank that is alone
+// on its host copies its contribution instead.
 static void idist__host_plan_reduce_local(idist__task *t, size_t round, const void *in, char *sum,
                                           size_t count) {
     idist__op *op = idist__op_of(t);
@@ -6679,7 +6782,7 @@ static void idist__host_plan_all_reduce(idist__task *t) {
     }
 }
 
-// Adds the last step of a reduce whose root is on this host and not its leader.
+// Adds the last step of a reduce whose root is on this host but is not the leader.
 static void idist__host_plan_reduce_last(idist__task *t, const idist__host_plan_input *input,
                                          size_t round, char *sum, size_t count) {
     idist__op *op = idist__op_of(t);
@@ -6713,7 +6816,8 @@ static void idist__host_plan_reduce(idist__task *t, const idist__host_plan_input
             step->completes_sum = input->root_in_local == 0;
         }
 
-        // root_in_local <= 0: the root is this host's leader, or on another host
+        // There is no last step here if root_in_local <= 0: the root is the leader of this host, or
+        // is on another host.
         if (input->root_in_local > 0 && idist__host_plan_cut(op, n, round, 2, &piece))
             idist__host_plan_reduce_last(t, input, round, sum + piece.at, piece.count);
     }
@@ -6723,7 +6827,7 @@ static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_pl
     idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     char *sum = input->collected;
-    char *own = sum + (size_t)op->rank * op->nbytes; // of a leader: the first block of its host
+    char *own = sum + (size_t)op->rank * op->nbytes; // on a leader: the first block of its host
     idist__host_step *step;
     size_t round = 0;
     int host;
@@ -6813,7 +6917,7 @@ static void idist__host_plan_find_root(const idist__task *t, idist__host_plan_in
         if (rg->local->ranks[i] == g->ranks[op->root]) input->root_in_local = i;
 }
 
-// Counts the blocks of each host. The ranks of a host are consecutive.
+// Counts the elements in the blocks of each host. The ranks of a host are consecutive.
 static void idist__host_plan_count_blocks(const idist__task *t,
                                           const idist__host_plan_input *input) {
     const idist__op *op = idist__op_of(t);
@@ -6827,8 +6931,8 @@ static void idist__host_plan_count_blocks(const idist__task *t,
     }
 }
 
-// Makes the plan of a call. op->memory holds: steps | counts and displs of the hosts | what a
-// leader collects. Returns false when memory is short.
+// Makes the plan of a call in op->memory, which holds the steps, the counts and displs of the
+// hosts, and the data that a leader collects, in this order. Returns false if memory is exhausted.
 static bool idist__host_plan_make(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
@@ -6868,14 +6972,14 @@ static bool idist__host_plan_make(idist__task *t) {
 
 // ---- ring/algo/host_run.h ------------------------------------------------------------------------
 
-// ring/algo/host_run.h: several hosts: carrying out the plan of a call
+// ring/algo/host_run.h: executes the plan of a call over several hosts
 //
-// A call over several hosts has a plan, a list of steps in rounds (ring/algo/host_plan.h). It
-// carries out one round after the other. Each step of a round is a task of its own, on the group of
-// the members on this host or on that of the leaders of all hosts; the steps of a round run at the
-// same time.
+// A call over several hosts has a plan, which is a list of steps in rounds (ring/algo/host_plan.h).
+// The call executes one round after another. Each step of a round is a task of its own. The group
+// of the task is the members on this host, or the leaders of all hosts. The steps of a round run at
+// the same time.
 //
-// Calls on the same group queue up (idist__ring_group.first), and only the first one runs. So all
+// Calls on the same group queue up (idist__ring_group.first), and only the first call runs. So all
 // ranks take the steps in the same order, and no two calls mix on the inner groups.
 //
 //   idist__host_run_start      appends a call to the queue, and runs it if the queue was empty
@@ -6883,16 +6987,16 @@ static bool idist__host_plan_make(idist__task *t) {
 //   idist__host_run_progress   resumes the first call of each group once its round has completed
 //   idist__host_run_cancel     takes a call out of the queue, once no step uses its memory
 //
-// A call owns the tasks of its steps (idist__host_op.running): a task that has ended stays until
-// the call has seen that. If a step fails, the call fails with the same status and text.
+// A call owns the tasks of its steps (idist__host_op.running). A task that has ended stays until
+// the call has seen its end. If a step fails, the call fails with the same status and text.
 
 static void idist__host_run_no_memory(const idist__task *t) {
     idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
 }
 
-// Begins a step. The call owns its task, *begun, until idist__host_run_round_done has seen it end.
-// The task may end at once, and if it fails, the call ends with it. *begun stays NULL if the step
-// could not begin; then the call fails.
+// Begins a step. The call owns the task of the step, *begun, until idist__host_run_round_done has
+// seen the task end. The task may end at once. If the task fails, the call ends as well. *begun
+// stays NULL if the step could not begin; the call then fails.
 static void idist__host_run_begin_step(idist__task *t, const idist__host_step *step,
                                        idist__task **begun) {
     idist__op *op = idist__op_of(t);
@@ -6945,8 +7049,8 @@ static void idist__host_run_begin_round(idist__task *t) {
     }
 }
 
-// Returns whether all steps under way have ended, or one has failed, and idist__host_run_round_done
-// has not freed them yet.
+// Returns true if all steps under way have ended, or one has failed, and idist__host_run_round_done
+// has not freed the tasks yet.
 static bool idist__host_run_round_ended(const idist__host_op *host) {
     size_t i, done_count = 0;
 
@@ -6971,8 +7075,8 @@ IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task
     return NULL;
 }
 
-// Returns whether the round under way has completed, and frees its tasks if so. If a step failed,
-// so does the call, which then forgets them all.
+// Returns true if the round under way has completed, and frees its tasks. If a step failed, fails
+// the call, which frees the tasks when it is cancelled.
 static bool idist__host_run_round_done(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
@@ -6983,7 +7087,8 @@ static bool idist__host_run_round_done(idist__task *t) {
         const idist__task *child = host->running[i];
 
         if (!child || child->state != IDIST__TASK_DONE || child->status == IDIST_OK) continue;
-        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, // or with its group
+        // The step failed by itself or with its group.
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status,
                          child->group->status == IDIST_OK ? child->text : child->group->cause);
         return false;
     }
@@ -6996,7 +7101,7 @@ static bool idist__host_run_round_done(idist__task *t) {
     return true;
 }
 
-// Divides the averages that the round under way has completed, and goes on to the next round.
+// Divides the averages that the round under way has completed, and advances to the next round.
 static void idist__host_run_next_round(idist__task *t) {
     const idist__op *op = idist__op_of(t);
     idist__host_op *host = &idist__op_of(t)->u.host;
@@ -7011,7 +7116,7 @@ static void idist__host_run_next_round(idist__task *t) {
     host->running_count = 0;
 }
 
-// Takes a call out of the queue of its group.
+// Removes a call from the queue of its group.
 static void idist__host_run_leave_queue(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__task **at, *before = NULL;
@@ -7022,7 +7127,7 @@ static void idist__host_run_leave_queue(idist__task *t) {
     if (rg->last == t) rg->last = before;
 }
 
-// Runs a call as far as it goes.
+// Runs a call until it has to wait, or has completed.
 static void idist__host_run_call(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__host_op *host = &op->u.host;
@@ -7045,14 +7150,14 @@ static void idist__host_run_call(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Fills in the part of a task that a call by host needs.
+// Fills in the backend's part of a task for a call over several hosts.
 static void idist__host_run_prepare(idist__task *t) {
     idist__op_prepare(t);
     idist__op_of(t)->algorithm = IDIST__ALGO_BY_HOST;
     idist__op_of(t)->run = idist__host_run_call;
 }
 
-// Appends a call to the queue of its group, and runs it if no other one is under way.
+// Appends a call to the queue of its group, and runs it if no other call is under way.
 static void idist__host_run_start(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
 
@@ -7062,8 +7167,9 @@ static void idist__host_run_start(idist__task *t) {
     if (rg->first == t) idist__op_run(t);
 }
 
-// Forgets a call. The two inner groups fail before the group that they belong to, so no step is
-// under way any more. Returns false if one is: it uses the memory of the call.
+// Removes a call from the queue and frees the tasks of its steps. Returns false if a step is under
+// way, because the step uses the memory of the call. Normally no step is under way, because the two
+// inner groups fail before the group that they belong to.
 static bool idist__host_run_cancel(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
@@ -7081,8 +7187,8 @@ static bool idist__host_run_cancel(idist__task *t) {
     return true;
 }
 
-// Resumes the first call of each group once its round has completed, and the next call once that
-// one is done.
+// Resumes the first call of each group once its round has completed, and the next call once the
+// first call is done.
 static void idist__host_run_progress(idist__ring *ring) {
     const idist_group *g;
 
@@ -7103,20 +7209,23 @@ static void idist__host_run_progress(idist__ring *ring) {
 
 // ---- ring/algo/choose.h --------------------------------------------------------------------------
 
-// ring/algo/choose.h: which algorithm a call uses, and its scratch memory
+// ring/algo/choose.h: chooses the algorithm of a collective, and allocates its scratch memory
 //
 // Each other file of ring/algo holds one family of algorithms and can be read by itself. No
-// algorithm sees a socket: it posts non-blocking sends and receives of ring/msg, and runs again
-// (ring/msg/op.h) when one of them completes. ring/engine/start_task.h asks this file for the
-// algorithm of a collective: one over messages; the one of host_plan.h, which splits a collective
-// into calls inside hosts and between them; or one of ring/share, for ranks that share memory.
+// algorithm sees a socket. An algorithm posts non-blocking sends and receives of ring/msg, and runs
+// again (ring/msg/op.h) when one of them completes. ring/engine/start_task.h asks this file for the
+// algorithm of a collective. There are three kinds of algorithms:
+//
+//   over messages   the algorithms of this folder
+//   host_plan.h     splits a collective into calls inside hosts and calls between hosts
+//   ring/share      for ranks that share memory
 //
 // COSTS
 //
-// n is the number of ranks, B the bytes that one rank contributes, c the number of chunks; log is
-// log2, rounded up. A message takes a latency a, plus b per byte; of the latency, o occupies the
-// sender or the receiver, and the rest of several messages overlaps. A reduction also takes a time
-// per byte received, so it has the factors of b.
+// n is the number of ranks, B the number of bytes that one rank contributes, and c the number of
+// chunks. log is log2, rounded up. A message takes a latency a, plus b per byte. A part o of the
+// latency occupies the sender or the receiver; the rest overlaps if there are several messages. A
+// reduction also takes time per byte received, so its time has the same factors as b.
 //
 //   operation        few steps (latency)                  few bytes (bandwidth)
 //   barrier          dissemination  a log n               -
@@ -7132,9 +7241,10 @@ static void idist__host_run_progress(idist__ring *ring) {
 //   v-forms          -                                    direct; all_gatherv as a ring;
 //                                                         reduce_scatterv as reduce_scatter
 //
-// For reduce_scatter, scatter and all_to_all B is one block of n; elsewhere it is the whole
-// buffer. Which column a call uses is a table: see idist__choose_table. tests/unit/model.c runs
-// these algorithms on a LogGP network (make model); make tune measures where the columns meet.
+// For reduce_scatter, scatter and all_to_all, B is one of n blocks. For the other operations, B is
+// the whole buffer. idist__choose_table determines which column a call uses. tests/unit/model.c
+// runs these algorithms on a LogGP network (make model). `make tune` measures where the two columns
+// take the same time.
 //
 // REPRODUCIBILITY
 //
@@ -7149,7 +7259,9 @@ static void idist__host_run_progress(idist__ring *ring) {
 // Yuan, "Bandwidth optimal all-reduce", 2009. Hensgen, Finkel, Manber, "Two algorithms for barrier
 // synchronization", 1988. Hillis and Steele, "Data parallel algorithms", 1986.
 //
-// idist__choose_algorithm takes the first that can serve the call:
+// THE CHOICE
+//
+// idist__choose_algorithm takes the first algorithm in this table that can run the call:
 //
 //   group                                      algorithm
 //   on several hosts, with several members     BY_HOST   the operations that host_plan.h lists
@@ -7159,16 +7271,22 @@ static void idist__host_run_progress(idist__ring *ring) {
 //   any                                        LATENCY   as the table below says
 //                                              BANDWIDTH
 //
-// The setting IDIST_ALGO rules out BY_HOST; LATENCY and BANDWIDTH rule out shared memory; CHUNKED
-// rules out FLAT. All members of a group choose the same, so the choice rests on what is the same
-// on all of them, and is part of the fingerprint. tests/unit/algo.c prints it for every operation.
+// A setting of IDIST_ALGO may rule out rows. Every setting but `auto` and `remote` rules out
+// BY_HOST. `latency` and `bandwidth` rule out shared memory. `chunked` rules out FLAT, except for
+// calls without elements.
 //
-// Path of a collective made of messages, called by ring/engine/start_task.h:
+// All members of a group make the same choice, because the choice depends only on what is equal on
+// all of them. The choice is part of the fingerprint. tests/unit/algo.c prints the choice for every
+// operation.
 //
-//   idist__choose_begin     fills idist__op from the call: ranks, operands, reduction; allocates
-//                           scratch; widens or scales the input of a reduction
+// THE PATH OF A COLLECTIVE OVER MESSAGES
+//
+// ring/engine/start_task.h begins the call:
+//
+//   idist__choose_begin     fills in idist__op from the call: ranks, operands, reduction; allocates
+//                           scratch memory; widens or scales the input of a reduction
 //   idist__history_add      records the fingerprint, which includes the algorithm (ring/msg/)
-//   idist__choose_run       hands the call over to its algorithm
+//   idist__choose_run       starts the algorithm
 //   idist__choose_finish    ends a reduction: divides an average, unless a ring has done so, and
 //                           narrows to the dtype of the call
 //
@@ -7176,18 +7294,22 @@ static void idist__host_run_progress(idist__ring *ring) {
 
 typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
     idist__kind kind;
-    void (*latency)(idist__task *t);   // the algorithm itself; NULL: always use the other one
-    size_t latency_kib;                // up to this contribution of one rank it is faster
-    void (*bandwidth)(idist__task *t); // begins the stream; NULL: always use the other one
-    bool keeps_order;                  // `bandwidth` also serves operations that do not commute
+    // The algorithm of few steps itself, or NULL if the call always uses `bandwidth`.
+    void (*latency)(idist__task *t);
+    // Contribution of one rank up to which `latency` is faster, in KiB.
+    size_t latency_kib;
+    // Begins the algorithm of few bytes, or is NULL if the call always uses `latency`.
+    void (*bandwidth)(idist__task *t);
+    // True if `bandwidth` also works for operations that do not commute.
+    bool keeps_order;
 } idist__choice;
 
-// Read a row as: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring beyond. The
-// limits hold for up to IDIST__CHOICE_RANKS ranks; they were measured with idist_perf over unix
-// sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them on other machines. A
-// limit is low where the latency algorithm carries blocks through several ranks. Of reduce_scatter,
-// scatter and all_to_all it is that of one block. See idist__choose_limit for more ranks, and for
-// networks between hosts.
+// Read a row as follows: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring
+// beyond. The limits hold for up to IDIST__CHOICE_RANKS ranks. They were measured with idist_perf
+// over unix sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them on other
+// machines. A limit is low where the latency algorithm carries blocks through several ranks. For
+// reduce_scatter, scatter and all_to_all, the limit is for one block. See idist__choose_limit for
+// more ranks, and for networks between hosts.
 static const idist__choice idist__choose_table[] = {
     // clang-format off
     // operation             few steps                 KiB  few bytes                        order
@@ -7218,23 +7340,24 @@ static const idist__choice *idist__choose_row(idist__kind kind) {
 
 enum {
     IDIST__CHOICE_RANKS = 8,
-    IDIST__CHOICE_RANKS_MOST = 65536, // beyond, limits stay
+    IDIST__CHOICE_RANKS_MOST = 65536, // limits stay the same beyond
     IDIST__CHOICE_LATENCY = 8 * 1024, // a / b where the limits of the table were measured
-    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time in which one is sent
+    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time that sends one byte
     IDIST__CHOICE_OVERHEAD = 12,      // a / o between hosts, roughly
-    // The bandwidth that an interface reports may be wrong, so a / b has a bound, and so have the
-    // limits that follow from it, for each IDIST__CHOICE_RANKS ranks.
+    // Maxima of a / b, and of the limits that follow from a / b for each IDIST__CHOICE_RANKS ranks.
+    // They are needed because the bandwidth that an interface reports may be wrong.
     IDIST__CHOICE_LATENCY_MOST = 512 * 1024,
     IDIST__CHOICE_MOST = 512 * 1024
 };
 
-// The two algorithms take the same time when a rank contributes this many bytes. It follows from
-// COSTS at the top of this file; the time that reductions take is left out. latency: a / b, the
-// bytes that the network moves in the time of an empty message. UINT64_MAX: the one of few steps
-// is never slower.
+// Returns the contribution of a rank, in bytes, for which both algorithms take the same time. The
+// result follows from COSTS at the top of this file, but leaves out the time that reductions take.
+// `latency` is a / b, the number of bytes that the network moves in the time of an empty message.
+// Returns UINT64_MAX if the algorithm of few steps is never slower.
 static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t latency) {
     uint64_t log = 0, direct;
-    uint64_t folded_log; // of doubling: ranks beyond a power of two join before and after
+    // Number of rounds of doubling. Ranks beyond a power of two join before and after the rounds.
+    uint64_t folded_log;
 
     while ((uint64_t)1 << log < n) log++;
     folded_log = (n & (n - 1)) ? log + 1 : log;
@@ -7263,17 +7386,17 @@ static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t 
     if (n - 1 < log) return 0;
     if (log == 1) return kind == IDIST__BROADCAST ? UINT64_MAX : IDIST__CHUNK_BYTES;
 
-    // A chain of chunks takes (n - 2) steps of one chunk, a, and b for each byte.
+    // A chain takes (n - 2) steps of one chunk, plus a, plus b for each byte.
     return ((n - 2) * (latency + IDIST__CHUNK_BYTES) + latency - log * latency) / (log - 1);
 }
 
-// Whether the other algorithm is direct, whose messages overlap. What that gains on one host is
-// little.
+// Returns true if the bandwidth algorithm is `direct`. Its messages overlap, which helps little on
+// one host.
 static bool idist__choose_is_direct(idist__kind kind) {
     return kind == IDIST__GATHER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL;
 }
 
-// The limit for a group over several hosts.
+// Returns the limit for a group over several hosts.
 static uint64_t idist__choose_between_hosts(const idist__choice *row, uint64_t n,
                                             uint64_t latency) {
     uint64_t groups = (n + IDIST__CHOICE_RANKS - 1) / IDIST__CHOICE_RANKS;
@@ -7287,8 +7410,8 @@ static uint64_t idist__choose_between_hosts(const idist__choice *row, uint64_t n
     return even < most ? even : most;
 }
 
-// The limit for a group on one host: that of the table. For more ranks it changes as the break-even
-// does.
+// Returns the limit for a group on one host, which is the limit in the table. For more ranks, the
+// limit changes in proportion to the break-even.
 static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) {
     uint64_t limit = (uint64_t)row->latency_kib * 1024;
     uint64_t at_table, at_n;
@@ -7300,8 +7423,8 @@ static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) 
     return at_table ? limit * at_n / at_table : limit;
 }
 
-// Up to which contribution of a rank the latency algorithm is used. Integer arithmetic, so that
-// every rank computes the same.
+// Returns the contribution of a rank up to which the latency algorithm is used. Uses integer
+// arithmetic, so that every rank computes the same limit.
 static size_t idist__choose_limit(const idist_group *g, const idist__choice *row) {
     int n = g->size < IDIST__CHOICE_RANKS_MOST ? g->size : IDIST__CHOICE_RANKS_MOST;
     uint64_t latency = idist__ring_group_of(g)->spans_hosts ? g->w->machine.latency_nbytes : 0;
@@ -7311,18 +7434,18 @@ static size_t idist__choose_limit(const idist_group *g, const idist__choice *row
     return limit < SIZE_MAX ? (size_t)limit : SIZE_MAX;
 }
 
-// Whether elements are widened to F32 for the reduction.
+// Returns true if elements are widened to F32 for the reduction.
 static bool idist__choose_widens(const idist__call *call, const idist__user_op *user) {
     bool is_function = user && user->fn;
     return idist__kind_reduces(call->kind) && idist__dtype_is_narrow(call->dtype) && !is_function;
 }
 
-// Whether the operation multiplies each contribution by a factor and then sums.
+// Returns true if the operation multiplies each contribution by a factor and then sums.
 static bool idist__choose_scales(const idist__call *call, const idist__user_op *user) {
     return idist__kind_reduces(call->kind) && user && !user->fn;
 }
 
-// Over messages.
+// Chooses between LATENCY and BANDWIDTH for a collective over messages.
 static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *call) {
     const idist__choice *row = idist__choose_row(call->kind);
     bool has_user_op = idist__kind_reduces(call->kind) && idist__reduce_op_is_user(call->op);
@@ -7370,7 +7493,7 @@ static void idist__choose_operands(idist__task *t) {
                                         [op->user ? (unsigned)IDIST_SUM : (unsigned)call->op];
 }
 
-// How many elements this rank contributes.
+// Returns the number of elements that this rank contributes.
 static size_t idist__choose_input_count(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
     return idist__kind_scatters_sum(t->call.kind) ? idist__extent_block_at(&t->call, op->n)
@@ -7379,7 +7502,7 @@ static size_t idist__choose_input_count(const idist__task *t) {
 
 // ---- scratch memory ----
 //
-//   | widened or scaled input | widened result | what the algorithm works in | slots of a stream |
+//   | widened or scaled input | widened result | memory of the algorithm | slots of a stream |
 //   | one element, if it is larger than IDIST__OP_PIECE |
 //
 // Each part begins at a multiple of 64 bytes, and may be empty.
@@ -7433,7 +7556,7 @@ static size_t idist__choose_slots_nbytes(const idist__task *t) {
     return op->slot_count * idist__choose_align(nbytes);
 }
 
-// False when memory is short.
+// Allocates the scratch memory. Returns false if memory is exhausted.
 static bool idist__choose_allocate(idist__task *t) {
     idist__op *op = idist__op_of(t);
     bool widens = idist__choose_widens(&t->call, op->user);
@@ -7462,7 +7585,7 @@ static bool idist__choose_allocate(idist__task *t) {
     return true;
 }
 
-// Puts the input of a reduction that widens or scales into scratch.
+// Copies the input of a reduction to scratch memory if the reduction widens or scales.
 static void idist__choose_convert_input(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist_dtype dtype = t->call.dtype;
@@ -7481,7 +7604,8 @@ static void idist__choose_convert_input(idist__task *t) {
 
 // ---- begin, run, finish ----
 
-// op->out holds the result as it was reduced, on the ranks that get one.
+// Ends a reduction: divides an average, and narrows. On ranks that get a result, op->out holds the
+// result as it was reduced.
 static void idist__choose_finish(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -7489,7 +7613,7 @@ static void idist__choose_finish(idist__task *t) {
     bool has_result = (call->kind != IDIST__REDUCE || op->rank == op->root) &&
                       (call->kind != IDIST__EXSCAN || op->rank != 0);
     bool is_finished =
-        call->kind == IDIST__ALL_REDUCE && op->algorithm != IDIST__ALGO_LATENCY; // a ring
+        call->kind == IDIST__ALL_REDUCE && op->algorithm != IDIST__ALGO_LATENCY; // by a ring
 
     if (!has_result) return;
     if (!op->user && !is_finished)
@@ -7499,7 +7623,7 @@ static void idist__choose_finish(idist__task *t) {
                                   call->dtype);
 }
 
-// Prepares a collective. False when memory is short.
+// Prepares a collective. Returns false if memory is exhausted.
 static bool idist__choose_begin(idist__task *t, idist__algorithm algorithm) {
     idist__op *op = idist__op_of(t);
 
@@ -7987,7 +8111,8 @@ static bool idist__connector_unknown(idist__connector *conn, idist__attempt *att
     if (!conn->unknown[0])
         idist__log_print(
             &conn->ring->w->log, IDIST_LOG_WARN,
-            "%s (IDIST_ADDR of rank %d); retrying until the name resolves or the time to join is up",
+            "%s (IDIST_ADDR of rank %d); retrying until the name resolves or the time to join is "
+            "up",
             idist__me.text, attempt->rank);
     conn->unknown_rank = attempt->rank;
     idist__text_copy(conn->unknown, sizeof conn->unknown, idist__me.text);
@@ -9271,8 +9396,9 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
         if (!l->open || !l->ended || !(all || idist__progress_has_died(ring, i))) continue;
         if (!idist__link_is_connected(l))
             snprintf(how, sizeof how,
-                     "rank %d cannot connect to it (%s): it died, or left after a failure", me,
-                     ring->unreachable);
+                     "no connection to it from rank %d is possible (%s): it died, or left after a "
+                     "failure",
+                     me, ring->unreachable);
         else if (l->ended_errno)
             snprintf(how, sizeof how, "its connection to rank %d broke: %s", me,
                      strerror(l->ended_errno));
@@ -9593,7 +9719,8 @@ static void idist__progress_is_blind(idist__ring *ring) {
     if (!ring->told_blind)
         idist__log_print(
             &ring->w->log, IDIST_LOG_WARN,
-            "cannot detect that other processes of this host have ended (%s), except by a time-out; IDIST_TRANSPORT=socket avoids this",
+            "cannot detect that other processes of this host have ended (%s), except by a "
+            "time-out; IDIST_TRANSPORT=socket avoids this",
             strerror(ring->shm->blind_error));
     ring->told_blind = true;
 }
@@ -10466,7 +10593,8 @@ static idist_status idist__join_failure_hint(const idist__join *j) {
     else if (refused)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
-            ". %d connections were refused or broke: a wrong secret, another build, a process of another job, or a rank that died",
+            ". %d connections were refused or broke: a wrong secret, another build, a process of "
+            "another job, or a rank that died",
             refused);
 
     return IDIST_ERR_TIMEOUT;
@@ -10645,7 +10773,8 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (strcmp(what, "joined") == 0) {
         idist__fail(
             IDIST_ERR_TIMEOUT,
-            "initialize: %d of %d ranks showed up, but did not finish connecting to others within %d ms: rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
+            "initialize: %d of %d ranks showed up, but did not finish connecting to others within "
+            "%d ms: rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
             missing, j->w->group.size, j->w->cfg.init_timeout_ms, text,
             missing > 16 ? ", ..." : "");
         return idist__join_failure_hint(j);
@@ -10657,7 +10786,8 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (!j->w->cfg.store && j->w->cfg.meet.kind == IDIST__MEET_LOCAL)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
-            ". The ranks meet at a local socket; ranks of another user, network namespace (container) or host cannot reach it");
+            ". The ranks meet at a local socket; ranks of another user, network namespace "
+            "(container) or host cannot reach it");
     if (j->w->cfg.rank_drawn)
         idist__text_append(idist__me.text, sizeof idist__me.text,
                            ". Ranks are assigned at %s: start %d processes that meet there",
@@ -10801,7 +10931,8 @@ static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc
         if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
             return idist__fail(
                 status,
-                "initialize: %s (this process is rank 0; to have a rank assigned, set no rank, or desc.rank -1)",
+                "initialize: %s (this process is rank 0; to have a rank assigned, set no rank, or "
+                "desc.rank -1)",
                 idist__me.text);
         j->lost_server = status == IDIST_ERR_PEER_LOST;
         if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
@@ -10965,7 +11096,8 @@ static idist_status idist__records_agree_on_job(idist__join *j) {
             (unsigned long long)job[1], j->w->group.size,
             j->owns_store
                 ? ""
-                : "; or desc.store still holds an earlier world: give each world a prefix of its own (idist_store_prefix)");
+                : "; or desc.store still holds an earlier world: give each world a prefix of its "
+                  "own (idist_store_prefix)");
 
     j->connector->job = job[0];
     idist__secret_key(&j->w->cfg.secret, key);
@@ -11297,7 +11429,8 @@ static idist_status idist__links_late(const idist__join *j) {
                            missing > 16 ? ", ..." : "", conn->unknown, conn->unknown_rank);
     return idist__fail(
         IDIST_ERR_TIMEOUT,
-        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. Possible causes: a firewall, a missing route, or a stopped rank",
+        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. Possible causes: "
+        "a firewall, a missing route, or a stopped rank",
         j->w->group.rank, j->w->about.hostname, j->w->cfg.init_timeout_ms, text,
         missing > 16 ? ", ..." : "");
 }
@@ -11345,7 +11478,8 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
     if (idist__links_trust_host_id(j, where))
         idist__text_append(
             how, sizeof how,
-            ". It has the IDIST_HOSTID (desc.host_id) of this rank, \"%s\", which only ranks of one host may share",
+            ". It has the IDIST_HOSTID (desc.host_id) of this rank, \"%s\", which only ranks of "
+            "one host may share",
             j->w->cfg.host_id);
     else if (idist__links_misled(j, event->rank, where))
         idist__text_append(how, sizeof how,

@@ -2102,7 +2102,8 @@ static void idist__auto_log(const idist_loader_desc *requested, const idist_load
     if (samples->num_replicas != size || samples->rank != rank)
         idist__log_print(
             log, IDIST_LOG_WARN,
-            "auto_loader: the sampler has rank=%d and num_replicas=%d, but this is rank %d of %d: some samples may be used twice or not at all",
+            "auto_loader: the sampler has rank=%d and num_replicas=%d, but this is rank %d of %d: "
+            "some samples may be used twice or not at all",
             samples->rank, samples->num_replicas, rank, size);
 
     idist__log_print(
@@ -3349,7 +3350,8 @@ static int idist__sync_judge(int error, const char *name, const char *folder,
     if (warns)
         idist__log_print(
             log, IDIST_LOG_WARN,
-            "%s: %s: the file system does not sync (%s): the file is complete, but may be lost if this machine crashes",
+            "%s: %s: the file system does not sync (%s): the file is complete, but may be lost if "
+            "this machine crashes",
             name, folder, strerror(error));
 
     return 0;
@@ -7642,7 +7644,8 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     if (!error && memcmp(file->pending, header, n) != 0)
         return idist__fail(
             IDIST_ERR_ARG,
-            "summary_create: %s/%s does not begin with \"%.24s\": idist did not write this file; use another folder",
+            "summary_create: %s/%s does not begin with \"%.24s\": idist did not write this file; "
+            "use another folder",
             summary->folder, file->name, header);
     if (!error)
         error = idist__csv_find_end(file->file, nbytes, file->pending, sizeof file->pending,
@@ -7653,7 +7656,8 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     if (nbytes - file->nbytes > IDIST__CSV_NBYTES)
         return idist__fail(
             IDIST_ERR_ARG,
-            "summary_create: %s/%s is damaged: a line or quote that begins at byte %llu has no end; repair the file or use another folder",
+            "summary_create: %s/%s is damaged: a line or quote that begins at byte %llu has no "
+            "end; repair the file or use another folder",
             summary->folder, file->name, (unsigned long long)file->nbytes);
 
     return IDIST_OK;
@@ -7923,7 +7927,8 @@ idist_status idist_summary_free(idist_summary **summary) {
     if (status == IDIST_OK && is_owner && s->refused)
         status = idist__fail(
             IDIST_ERR_NO_SPACE,
-            "summary_free: %llu values were not written to %s: earlier calls failed, and the buffer for pending values was full",
+            "summary_free: %llu values were not written to %s: earlier calls failed, and the "
+            "buffer for pending values was full",
             (unsigned long long)s->refused, s->folder);
     idist__summary_delete(s);
 
