@@ -382,7 +382,7 @@ struct idist_backend_api {
 
     // Tells the other members that this rank waits in t, so that they can object, and answer that
     // they are alive. Called once when t has waited for a while, and again before its group is
-    // given up (g->asked_ns). For a message the second call (t->asked) is to find out whom its peer
+    // given up (g->asked_ns). For a message the second call (late.asked) finds out whom the peer
     // waits for. May end any task.
     void (*announce)(idist__task *t);
 

@@ -7,168 +7,171 @@
 // environment variables
 //------------------------------------------------------------------------------
 
-// The value of a variable, owned by the environment. NULL when it is not set or empty, as in
-// torch's env://.
+// Returns the value of a variable, owned by the environment, or NULL if the variable is unset or
+// empty, as torch's env:// does.
 static const char *idist__os_env(const char *name);
 
 //------------------------------------------------------------------------------
 // what the system allows this process
 //------------------------------------------------------------------------------
 
+// Returns the limit on open descriptors of this process.
 static long long idist__os_limit_descriptors(void);
 
-// Of all programs of this user together.
+// Returns the limit on processes of this user, over all programs.
 static long long idist__os_limit_processes(void);
 
-// Memory that may be kept from being swapped out, which InfiniBand needs.
+// Returns the limit on memory that is locked against swapping, which InfiniBand needs.
 static long long idist__os_limit_locked_nbytes(void);
 
 //------------------------------------------------------------------------------
 // this process, its children, the memory of others
 //
 // Child processes are created by fork. They are watched through a descriptor that becomes readable
-// when they end, where the kernel has such (pidfd, Linux 5.3); elsewhere by looking often. A port
-// may implement the group with CreateProcess and a job object, or with kqueue and a pipe; without
-// fork, idist__os_process_fork fails always, and workers are started by a launcher.
+// when the child ends, if the kernel has such descriptors (pidfd, Linux 5.3), and by polling
+// otherwise. A port may use CreateProcess and a job object, or kqueue and a pipe. Without fork,
+// idist__os_process_fork always fails, and a launcher starts the workers.
 //------------------------------------------------------------------------------
 
 // How a process ended.
 typedef struct idist__os_process_end {
-    int exit_code; // -1: a signal ended it
-    int signal;    // 0: it exited
+    int exit_code; // -1 if a signal ended the process
+    int signal;    // 0 if the process exited
 } idist__os_process_end;
 
 typedef enum idist__os_process_state {
     IDIST__OS_PROCESS_RUNS,
     IDIST__OS_PROCESS_ENDED,
-    IDIST__OS_PROCESS_UNKNOWN // not our child any more: the program has reaped it
+    IDIST__OS_PROCESS_UNKNOWN // the program has reaped the child itself
 } idist__os_process_state;
 
-// This process. Asks the system each time, so it is right in a child made by fork.
+// Returns this process. Asks the system each time, so the result is right in a forked child.
 static idist__os_process idist__os_process_id(void);
 
-// Tells apart, on one host, processes that may have the same id because they are in different
-// containers. 0: the system does not say.
+// Returns a number for the process ids of this container. Processes of one host may have the same
+// id in different containers. Returns 0 if the system does not tell.
 IDIST__UNUSED static uint64_t idist__os_process_space(void);
 
 // Ends this process immediately, without exit handlers and without flushing stdio buffers.
 static void idist__os_process_exit(int code);
 
-// From here on this process dies with `parent`, or rather with the thread of it that made this
-// process; at once if the parent is gone already. A process with more rights than its user loses
-// this when it executes a program, so the program asks for it again.
+// Makes this process die with the thread of `parent` that created it, or at once if the parent has
+// ended. A process with more rights than its user loses this setting when it executes a program, so
+// the program calls this function again.
 static void idist__os_process_die_with(idist__os_process parent);
 
-// The process that made this one, or that has adopted it.
+// Returns the process that created this one, or that has adopted it.
 static idist__os_process idist__os_process_parent(void);
 
-// Makes a child that dies with the calling thread. Returns its id; 0 in the child; -1 and errno. In
-// a child of a program with threads only simple system calls are safe.
+// Creates a child that dies with the calling thread. Returns the id of the child, 0 in the child,
+// or -1 with errno. In the child of a program with threads only simple system calls are safe.
 static idist__os_process idist__os_process_fork(void);
 
-// From here on, every child that this process makes by fork, however it does, calls the function
-// first. Cannot be taken back. False: no memory. A system without fork has nothing to do.
+// Registers a function that every forked child of this process calls first. A registration is
+// permanent. Returns false without memory. Does nothing on a system without fork.
 IDIST__UNUSED static inline bool idist__os_process_on_fork(void (*in_child)(void));
 
-// Replaces this process by a program; returns errno if that fails. Safe after fork. The second try
-// is for the file of this very process, which may have been replaced or removed since it started.
+// Replaces this process by a program. Returns an errno on failure. Safe after fork. If `path`
+// fails, tries the file of this process, which may have been replaced or removed since the process
+// started.
 static int idist__os_process_execute(const char *path, char **argv, char **envp);
 
-// The path of the running program. False and errno if the system does not tell.
+// Gets the path of the running program. Returns false with errno if the system does not tell.
 static bool idist__os_process_path(char *path, size_t cap);
 
-// A descriptor to read the arguments of this process from, one after the other, each ending in a
-// NUL; the caller closes it. -1 and errno.
+// Opens the arguments of this process for reading: one after another, each ends in a NUL. The
+// caller closes the descriptor. Returns -1 with errno on failure.
 static int idist__os_process_open_args(void);
 
-// Reads from such a descriptor; 0 at the end and after an error.
+// Reads from a descriptor of idist__os_process_open_args. Returns 0 at the end and on an error.
 static size_t idist__os_process_read_args(int fd, char *buf, size_t nbytes);
 
-// The variables of this process, ended by NULL; the system's own array.
+// Returns the environment of this process: the system's own array, which ends in NULL.
 static char **idist__os_process_variables(void);
 
-// Whether a descriptor stays open in a program that this process executes. Safe after fork.
+// Sets whether a descriptor stays open in a program that this process executes. Safe after fork.
 static void idist__os_process_pass(int fd, bool pass);
 
-// Moves a descriptor beyond stdin, stdout and stderr, which may be closed. False and errno; *fd is
-// valid either way.
+// Moves a descriptor above those of stdin, stdout and stderr, which may be closed. Returns false
+// with errno on failure. *fd is valid in both cases.
 static bool idist__os_process_move_fd(int *fd);
 
-// Memory that this process shares with its children: that of a file, or if fd is -1, memory that
-// only forked children have. NULL and errno.
+// Maps memory that this process shares with its children: the memory of a file or, if fd is -1,
+// memory that only forked children inherit. Returns NULL with errno on failure.
 static void *idist__os_process_share(int fd, size_t nbytes);
 
-// Takes such memory back from this process only. NULL is no error.
+// Unmaps memory of idist__os_process_share in this process only. Accepts NULL.
 static void idist__os_process_unshare(void *p, size_t nbytes);
 
-// Whether a descriptor is a file that begins with these bytes.
+// Returns true if a descriptor is a file that begins with these bytes.
 static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbytes);
 
-// Whether a descriptor is a file of exactly this size.
+// Returns true if a descriptor is a file of exactly this size.
 static bool idist__os_process_file_has(int fd, size_t nbytes);
 
-// A descriptor to watch a child by; -1 where the kernel has none. The caller closes it.
+// Returns a descriptor that watches a child, or -1 if the kernel has none. The caller closes it.
 static int idist__os_process_watch(idist__os_process child);
 
-// Sends a signal to a child that was not reaped by us. Through the descriptor, where there is one,
-// no other process is hit that got the same id.
+// Sends a signal to a child that we have not reaped. With a watch descriptor the signal cannot
+// reach another process that got the same id.
 static void idist__os_process_signal(idist__os_process child, int fd, int signal_number);
 
-// Reaps a child if it has ended; *end says how. Does not block.
+// Reaps a child if it has ended, and sets *end. Does not block.
 static idist__os_process_state idist__os_process_reap(idist__os_process child,
                                                       idist__os_process_end *end);
 
-// Fills a slot with what idist__os_process_watch has returned.
+// Fills a slot with a descriptor of idist__os_process_watch.
 static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd);
 
-// Sleeps until a watched child ends, a signal arrives or the time is over; ms < 0: no limit. Slots
-// with fd -1 are skipped.
+// Sleeps until a watched child ends, a signal arrives, or `ms` milliseconds have passed; a negative
+// `ms` is no limit. Skips slots with fd -1.
 static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms);
 
-// Copies from the memory of another process of this user. 0, or an errno: ESRCH (it has ended),
-// EPERM (not allowed), EFAULT (not mapped there), ENOSYS (the system cannot do it).
+// Copies from the memory of another process of this user. Returns 0 or an errno: ESRCH (the process
+// has ended), EPERM (not allowed), EFAULT (not mapped there), ENOSYS (the system cannot do this).
 IDIST__UNUSED static int idist__os_process_read_memory(idist__os_process process, uint64_t address,
                                                        void *buf, size_t nbytes);
 
-// Returns whether another process could read nbytes (not 0) of this process's memory with
+// Returns true if another process can read nbytes (not 0) of this process's memory with
 // idist__os_process_read_memory, as far as eight samples tell. Memory of memfd_secret and of
-// devices cannot be read. Takes a microsecond.
+// devices cannot be read. Takes about a microsecond.
 IDIST__UNUSED static bool idist__os_process_memory_is_open(const void *memory, size_t nbytes);
 
-// Valid until the next call.
+// Returns the name of a signal. The text is valid until the next call.
 static const char *idist__os_process_signal_name(int signal_number);
 
 //------------------------------------------------------------------------------
 // the terminal
 //------------------------------------------------------------------------------
 
-// Whether stderr is a terminal.
+// Returns true if stderr is a terminal.
 IDIST__UNUSED static bool idist__os_terminal_has_stderr(void);
 
-// Columns of the terminal that stderr is connected to; 0 when it is no terminal or does not say.
+// Returns the columns of the terminal at stderr, or 0 if stderr is no terminal or does not tell.
 IDIST__UNUSED static size_t idist__os_terminal_columns(void);
 
 //------------------------------------------------------------------------------
 // shared libraries that are loaded at run time
 //
-// Only idist_nccl.h uses it. The functions are inline so that programs without GPUs need no -ldl,
-// even where nothing is optimized. None of them blocks for longer than reading a file takes.
+// Only idist_nccl.h uses these functions. They are inline so that programs without GPUs need no
+// -ldl, even without optimization. No function blocks for longer than reading a file takes.
 // Libraries are never unloaded, because they may have threads.
 //------------------------------------------------------------------------------
 
-// Loads a library, from where the loader looks if `path` is a plain name. path NULL: the program
-// and the libraries it is linked with. Returns NULL if it cannot be loaded;
+// Loads a library. The loader searches its folders if `path` is a plain name. If `path` is NULL,
+// returns the program with the libraries it is linked with. Returns NULL on failure;
 // idist__os_library_error says why.
 IDIST__UNUSED static inline void *idist__os_library_open(const char *path);
 
-// A library that is loaded already; otherwise NULL.
+// Returns a library that is already loaded, or NULL.
 IDIST__UNUSED static inline void *idist__os_library_loaded(const char *path);
 
-// Loads the first file that a pattern of the shell (with *) matches and that can be loaded.
+// Loads the first loadable file that a pattern of the shell (with *) matches.
 IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern);
 
-// The address of a function or variable; NULL: the library does not have it.
+// Returns the address of a function or variable, or NULL if the library does not have it.
 IDIST__UNUSED static inline void *idist__os_library_find(void *library, const char *name);
 
-// Why the last of these functions failed, in this thread. The text is valid until the next call.
+// Says why the last of these functions failed in this thread. The text is valid until the next
+// call.
 IDIST__UNUSED static inline const char *idist__os_library_error(void);
