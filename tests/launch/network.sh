@@ -160,7 +160,7 @@ then_says() {
 empty="IDIST_SECRET="
 soon "0 1 2" "no secret" "needs a shared secret" $empty
 soon "0" "no secret at rank 0" "needs a shared secret" 0:$empty
-then_says 1 "rank 0 has not started, or has failed and says why"
+then_says 1 "rank 0 has not started, or has failed (see its own message)"
 soon "0 1 2" "a network to trust, only for rank 0" "needs a shared secret" $empty 0:IDIST_INSECURE=1
 soon "1" "no secret at rank 1" "has a secret and this process has none: set IDIST_SECRET" 1:$empty
 then_says 0 "a process on 10.7.0.2 was refused: this process has a secret and the peer has none"
