@@ -2126,170 +2126,173 @@ static void idist__os_random(void *buf, size_t nbytes);
 // environment variables
 //------------------------------------------------------------------------------
 
-// The value of a variable, owned by the environment. NULL when it is not set or empty, as in
-// torch's env://.
+// Returns the value of a variable, owned by the environment, or NULL if the variable is unset or
+// empty, as torch's env:// does.
 static const char *idist__os_env(const char *name);
 
 //------------------------------------------------------------------------------
 // what the system allows this process
 //------------------------------------------------------------------------------
 
+// Returns the limit on open descriptors of this process.
 static long long idist__os_limit_descriptors(void);
 
-// Of all programs of this user together.
+// Returns the limit on processes of this user, over all programs.
 static long long idist__os_limit_processes(void);
 
-// Memory that may be kept from being swapped out, which InfiniBand needs.
+// Returns the limit on memory that is locked against swapping, which InfiniBand needs.
 static long long idist__os_limit_locked_nbytes(void);
 
 //------------------------------------------------------------------------------
 // this process, its children, the memory of others
 //
 // Child processes are created by fork. They are watched through a descriptor that becomes readable
-// when they end, where the kernel has such (pidfd, Linux 5.3); elsewhere by looking often. A port
-// may implement the group with CreateProcess and a job object, or with kqueue and a pipe; without
-// fork, idist__os_process_fork fails always, and workers are started by a launcher.
+// when the child ends, if the kernel has such descriptors (pidfd, Linux 5.3), and by polling
+// otherwise. A port may use CreateProcess and a job object, or kqueue and a pipe. Without fork,
+// idist__os_process_fork always fails, and a launcher starts the workers.
 //------------------------------------------------------------------------------
 
 // How a process ended.
 typedef struct idist__os_process_end {
-    int exit_code; // -1: a signal ended it
-    int signal;    // 0: it exited
+    int exit_code; // -1 if a signal ended the process
+    int signal;    // 0 if the process exited
 } idist__os_process_end;
 
 typedef enum idist__os_process_state {
     IDIST__OS_PROCESS_RUNS,
     IDIST__OS_PROCESS_ENDED,
-    IDIST__OS_PROCESS_UNKNOWN // not our child any more: the program has reaped it
+    IDIST__OS_PROCESS_UNKNOWN // the program has reaped the child itself
 } idist__os_process_state;
 
-// This process. Asks the system each time, so it is right in a child made by fork.
+// Returns this process. Asks the system each time, so the result is right in a forked child.
 static idist__os_process idist__os_process_id(void);
 
-// Tells apart, on one host, processes that may have the same id because they are in different
-// containers. 0: the system does not say.
+// Returns a number for the process ids of this container. Processes of one host may have the same
+// id in different containers. Returns 0 if the system does not tell.
 IDIST__UNUSED static uint64_t idist__os_process_space(void);
 
 // Ends this process immediately, without exit handlers and without flushing stdio buffers.
 static void idist__os_process_exit(int code);
 
-// From here on this process dies with `parent`, or rather with the thread of it that made this
-// process; at once if the parent is gone already. A process with more rights than its user loses
-// this when it executes a program, so the program asks for it again.
+// Makes this process die with the thread of `parent` that created it, or at once if the parent has
+// ended. A process with more rights than its user loses this setting when it executes a program, so
+// the program calls this function again.
 static void idist__os_process_die_with(idist__os_process parent);
 
-// The process that made this one, or that has adopted it.
+// Returns the process that created this one, or that has adopted it.
 static idist__os_process idist__os_process_parent(void);
 
-// Makes a child that dies with the calling thread. Returns its id; 0 in the child; -1 and errno. In
-// a child of a program with threads only simple system calls are safe.
+// Creates a child that dies with the calling thread. Returns the id of the child, 0 in the child,
+// or -1 with errno. In the child of a program with threads only simple system calls are safe.
 static idist__os_process idist__os_process_fork(void);
 
-// From here on, every child that this process makes by fork, however it does, calls the function
-// first. Cannot be taken back. False: no memory. A system without fork has nothing to do.
+// Registers a function that every forked child of this process calls first. A registration is
+// permanent. Returns false without memory. Does nothing on a system without fork.
 IDIST__UNUSED static inline bool idist__os_process_on_fork(void (*in_child)(void));
 
-// Replaces this process by a program; returns errno if that fails. Safe after fork. The second try
-// is for the file of this very process, which may have been replaced or removed since it started.
+// Replaces this process by a program. Returns an errno on failure. Safe after fork. If `path`
+// fails, tries the file of this process, which may have been replaced or removed since the process
+// started.
 static int idist__os_process_execute(const char *path, char **argv, char **envp);
 
-// The path of the running program. False and errno if the system does not tell.
+// Gets the path of the running program. Returns false with errno if the system does not tell.
 static bool idist__os_process_path(char *path, size_t cap);
 
-// A descriptor to read the arguments of this process from, one after the other, each ending in a
-// NUL; the caller closes it. -1 and errno.
+// Opens the arguments of this process for reading: one after another, each ends in a NUL. The
+// caller closes the descriptor. Returns -1 with errno on failure.
 static int idist__os_process_open_args(void);
 
-// Reads from such a descriptor; 0 at the end and after an error.
+// Reads from a descriptor of idist__os_process_open_args. Returns 0 at the end and on an error.
 static size_t idist__os_process_read_args(int fd, char *buf, size_t nbytes);
 
-// The variables of this process, ended by NULL; the system's own array.
+// Returns the environment of this process: the system's own array, which ends in NULL.
 static char **idist__os_process_variables(void);
 
-// Whether a descriptor stays open in a program that this process executes. Safe after fork.
+// Sets whether a descriptor stays open in a program that this process executes. Safe after fork.
 static void idist__os_process_pass(int fd, bool pass);
 
-// Moves a descriptor beyond stdin, stdout and stderr, which may be closed. False and errno; *fd is
-// valid either way.
+// Moves a descriptor above those of stdin, stdout and stderr, which may be closed. Returns false
+// with errno on failure. *fd is valid in both cases.
 static bool idist__os_process_move_fd(int *fd);
 
-// Memory that this process shares with its children: that of a file, or if fd is -1, memory that
-// only forked children have. NULL and errno.
+// Maps memory that this process shares with its children: the memory of a file or, if fd is -1,
+// memory that only forked children inherit. Returns NULL with errno on failure.
 static void *idist__os_process_share(int fd, size_t nbytes);
 
-// Takes such memory back from this process only. NULL is no error.
+// Unmaps memory of idist__os_process_share in this process only. Accepts NULL.
 static void idist__os_process_unshare(void *p, size_t nbytes);
 
-// Whether a descriptor is a file that begins with these bytes.
+// Returns true if a descriptor is a file that begins with these bytes.
 static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbytes);
 
-// Whether a descriptor is a file of exactly this size.
+// Returns true if a descriptor is a file of exactly this size.
 static bool idist__os_process_file_has(int fd, size_t nbytes);
 
-// A descriptor to watch a child by; -1 where the kernel has none. The caller closes it.
+// Returns a descriptor that watches a child, or -1 if the kernel has none. The caller closes it.
 static int idist__os_process_watch(idist__os_process child);
 
-// Sends a signal to a child that was not reaped by us. Through the descriptor, where there is one,
-// no other process is hit that got the same id.
+// Sends a signal to a child that we have not reaped. With a watch descriptor the signal cannot
+// reach another process that got the same id.
 static void idist__os_process_signal(idist__os_process child, int fd, int signal_number);
 
-// Reaps a child if it has ended; *end says how. Does not block.
+// Reaps a child if it has ended, and sets *end. Does not block.
 static idist__os_process_state idist__os_process_reap(idist__os_process child,
                                                       idist__os_process_end *end);
 
-// Fills a slot with what idist__os_process_watch has returned.
+// Fills a slot with a descriptor of idist__os_process_watch.
 static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd);
 
-// Sleeps until a watched child ends, a signal arrives or the time is over; ms < 0: no limit. Slots
-// with fd -1 are skipped.
+// Sleeps until a watched child ends, a signal arrives, or `ms` milliseconds have passed; a negative
+// `ms` is no limit. Skips slots with fd -1.
 static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms);
 
-// Copies from the memory of another process of this user. 0, or an errno: ESRCH (it has ended),
-// EPERM (not allowed), EFAULT (not mapped there), ENOSYS (the system cannot do it).
+// Copies from the memory of another process of this user. Returns 0 or an errno: ESRCH (the process
+// has ended), EPERM (not allowed), EFAULT (not mapped there), ENOSYS (the system cannot do this).
 IDIST__UNUSED static int idist__os_process_read_memory(idist__os_process process, uint64_t address,
                                                        void *buf, size_t nbytes);
 
-// Returns whether another process could read nbytes (not 0) of this process's memory with
+// Returns true if another process can read nbytes (not 0) of this process's memory with
 // idist__os_process_read_memory, as far as eight samples tell. Memory of memfd_secret and of
-// devices cannot be read. Takes a microsecond.
+// devices cannot be read. Takes about a microsecond.
 IDIST__UNUSED static bool idist__os_process_memory_is_open(const void *memory, size_t nbytes);
 
-// Valid until the next call.
+// Returns the name of a signal. The text is valid until the next call.
 static const char *idist__os_process_signal_name(int signal_number);
 
 //------------------------------------------------------------------------------
 // the terminal
 //------------------------------------------------------------------------------
 
-// Whether stderr is a terminal.
+// Returns true if stderr is a terminal.
 IDIST__UNUSED static bool idist__os_terminal_has_stderr(void);
 
-// Columns of the terminal that stderr is connected to; 0 when it is no terminal or does not say.
+// Returns the columns of the terminal at stderr, or 0 if stderr is no terminal or does not tell.
 IDIST__UNUSED static size_t idist__os_terminal_columns(void);
 
 //------------------------------------------------------------------------------
 // shared libraries that are loaded at run time
 //
-// Only idist_nccl.h uses it. The functions are inline so that programs without GPUs need no -ldl,
-// even where nothing is optimized. None of them blocks for longer than reading a file takes.
+// Only idist_nccl.h uses these functions. They are inline so that programs without GPUs need no
+// -ldl, even without optimization. No function blocks for longer than reading a file takes.
 // Libraries are never unloaded, because they may have threads.
 //------------------------------------------------------------------------------
 
-// Loads a library, from where the loader looks if `path` is a plain name. path NULL: the program
-// and the libraries it is linked with. Returns NULL if it cannot be loaded;
+// Loads a library. The loader searches its folders if `path` is a plain name. If `path` is NULL,
+// returns the program with the libraries it is linked with. Returns NULL on failure;
 // idist__os_library_error says why.
 IDIST__UNUSED static inline void *idist__os_library_open(const char *path);
 
-// A library that is loaded already; otherwise NULL.
+// Returns a library that is already loaded, or NULL.
 IDIST__UNUSED static inline void *idist__os_library_loaded(const char *path);
 
-// Loads the first file that a pattern of the shell (with *) matches and that can be loaded.
+// Loads the first loadable file that a pattern of the shell (with *) matches.
 IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern);
 
-// The address of a function or variable; NULL: the library does not have it.
+// Returns the address of a function or variable, or NULL if the library does not have it.
 IDIST__UNUSED static inline void *idist__os_library_find(void *library, const char *name);
 
-// Why the last of these functions failed, in this thread. The text is valid until the next call.
+// Says why the last of these functions failed in this thread. The text is valid until the next
+// call.
 IDIST__UNUSED static inline const char *idist__os_library_error(void);
 
 // ---- os/cpu.h ------------------------------------------------------------------------------------
@@ -2345,81 +2348,80 @@ IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce);
 // SwitchToThread.
 //------------------------------------------------------------------------------
 
-// Starts a thread that takes no signals, because they belong to the program's own threads. What fn
-// returns is dropped. 0, or an errno. The caller joins or detaches the thread, once.
+// Starts a thread with all signals blocked: signals belong to the program's own threads. Ignores
+// what fn returns. Returns 0 or an errno. The caller joins or detaches the thread, once.
 static int idist__os_thread_start(idist__os_thread *thread, void *(*fn)(void *), void *arg);
 
-// Blocks until the thread has ended.
+// Waits until the thread has ended.
 IDIST__UNUSED static inline void idist__os_thread_join(idist__os_thread thread);
 
-// Nobody will join the thread: the system frees it when it ends. Does not block.
+// Lets the system free the thread when the thread ends, because nobody joins it. Does not block.
 IDIST__UNUSED static inline void idist__os_thread_detach(idist__os_thread thread);
 
-// The calling thread, for comparisons only: it must not be joined through this.
+// Returns the calling thread, for comparisons only. The result must not be joined.
 IDIST__UNUSED static inline idist__os_thread idist__os_thread_self(void);
 
-// Whether both are the same thread, which has not been joined yet.
+// Returns true if both are the same thread. Neither may have been joined.
 IDIST__UNUSED static inline bool idist__os_thread_equal(idist__os_thread a, idist__os_thread b);
 
 // Offers the processor to other threads and processes that are ready to run. Does not block.
 IDIST__UNUSED static inline void idist__os_thread_yield(void);
 
-// Threads of this process; a large number if the system does not tell.
+// Returns the number of threads of this process, or a large number if the system does not tell.
 IDIST__UNUSED static int idist__os_thread_count(void);
 
-// To be called before something is published through shared memory, and after it was seen. Only for
-// the thread sanitizer: ranks that are threads of one process map the memory at different
-// addresses, so it cannot see that one synchronizes with the other.
+// Tells the thread sanitizer that two threads synchronize. Called before something is published
+// through shared memory, and after it was seen. Ranks that are threads of one process map the
+// memory at different addresses, so the sanitizer cannot see the synchronization by itself.
 IDIST__UNUSED static void idist__os_thread_handover(void);
 
 //------------------------------------------------------------------------------
 // locks among the threads of a process
 //
-// A mutex is not recursive, belongs to the thread that has locked it, and stays where it is in
-// memory. Only lock blocks. None of the functions fails when it is used like that.
-//
-// One in static memory may begin as IDIST__OS_MUTEX_INIT (os/mutex_init.h).
+// A mutex is not recursive, belongs to the thread that has locked it, and does not move in memory.
+// Only idist__os_mutex_lock blocks. No function fails if these rules are kept. A mutex in static
+// memory may be initialized with IDIST__OS_MUTEX_INIT (os/mutex_init.h).
 //
 // Elsewhere: pthreads on macOS; SRWLOCK and CONDITION_VARIABLE on Windows.
 //------------------------------------------------------------------------------
 
-// Makes an unlocked mutex. Also of one that a child made by fork has inherited, whatever state it
-// was in.
+// Initializes a mutex, unlocked. Also resets a mutex that a child inherited by fork, whatever its
+// state.
 static inline void idist__os_mutex_init(idist__os_mutex *mutex);
 
-// Of an unlocked mutex that nobody will use again.
+// Destroys a mutex, which must be unlocked.
 static inline void idist__os_mutex_destroy(idist__os_mutex *mutex);
 
-// Blocks until this thread has the mutex.
+// Locks a mutex. Blocks while another thread holds it.
 static inline void idist__os_mutex_lock(idist__os_mutex *mutex);
 
-// False: somebody has locked it.
+// Locks a mutex if it is free. Returns false if a thread holds it. Does not block.
 static inline bool idist__os_mutex_try_lock(idist__os_mutex *mutex);
 
-// Of a mutex that this thread has locked. Does not block.
+// Unlocks a mutex that this thread holds. Does not block.
 static inline void idist__os_mutex_unlock(idist__os_mutex *mutex);
 
 //------------------------------------------------------------------------------
 // condition variables
 //
-// macOS cannot choose the clock of a condition variable: there a wait takes the time that is left
+// macOS cannot choose the clock of a condition variable. A wait takes the remaining time there
 // (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
 //------------------------------------------------------------------------------
 
-// Makes a condition variable, which the caller destroys. Its deadlines are those of os/clock.h.
+// Initializes a condition variable, which the caller destroys. Deadlines are times of os/clock.h.
 static void idist__os_cond_init(idist__os_cond *cond);
 
-// Nobody waits for it any more.
+// Destroys a condition variable, for which no thread may be waiting.
 static inline void idist__os_cond_destroy(idist__os_cond *cond);
 
-// Wakes one of the threads that wait, if any. Does not block.
+// Wakes one waiting thread, if there is one. Does not block.
 static inline void idist__os_cond_signal(idist__os_cond *cond);
 
-// Wakes all of them.
+// Wakes all waiting threads. Does not block.
 static inline void idist__os_cond_broadcast(idist__os_cond *cond);
 
-// Unlocks the mutex, blocks until the condition is signalled or the deadline passes, and locks the
-// mutex again; may return for no reason.
+// Unlocks the mutex, blocks until the condition is signaled or the deadline passes, and locks the
+// mutex again. May wake up spuriously.
 static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, int64_t deadline_ns);
 
 // ---- os/file.h -----------------------------------------------------------------------------------
@@ -2727,72 +2729,75 @@ IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events 
 
 // os/socket.h: stream sockets, multicast datagrams, addresses and name lookup
 //
-// Every socket is non-blocking and closed on exec; a descriptor belongs to the caller. A function
-// blocks only where it takes a deadline, except for the name lookup. Failures leave the reason in
-// errno. Elsewhere: on macOS a local name becomes a path in a private folder, on Windows too; there
-// a SOCKET is cast to int, as its values allow.
+// Every socket is non-blocking and closed on exec. The caller owns the descriptors. Only functions
+// with a deadline, and the name lookup, block. Failures leave the reason in errno. Elsewhere: on
+// macOS and Windows a local name becomes a path in a private folder. On Windows a SOCKET is cast to
+// int, as its values allow.
 
-// False: the name is empty or longer than IDIST__OS_SOCKET_NAME_MAX bytes.
+// Makes the address of a local socket. Returns false if the name is empty or longer than
+// IDIST__OS_SOCKET_NAME_MAX bytes.
 static bool idist__os_socket_local_address(idist__os_address *address, const char *name);
 
-// One of the TCP addresses of a host, which is a name or the text of an IP address: *count gets how
-// many it has, and `which`, counted modulo that, chooses. May block for as long as the resolver
-// takes. Returns NULL, or why the lookup failed (a static text).
+// Looks up a TCP address of a host, which is a name or the text of an IP address. Sets *count to
+// the number of addresses; `which` modulo *count selects one. May block as long as the resolver
+// does. Returns NULL, or a static text that says why the lookup failed.
 static const char *idist__os_socket_resolve(idist__os_address *address, const char *host, int port,
                                             int which, int *count);
 
-// Whether the address is that of a local socket.
+// Returns true if the address is the address of a local socket.
 static bool idist__os_socket_is_local(const idist__os_address *address);
 
-// Whether it is an IPv4 address.
+// Returns true if the address is an IPv4 address.
 static bool idist__os_socket_is_ipv4(const idist__os_address *address);
 
-// Whether only this host can reach the address.
+// Returns true if only this host can reach the address.
 static bool idist__os_socket_is_loopback(const idist__os_address *address);
 
-// Whether it is an IP address that is valid on one link only: 169.254.0.0/16 or fe80::/10.
+// Returns true if an IP address is valid on one link only: 169.254.0.0/16 or fe80::/10.
 static bool idist__os_socket_is_link_local(const idist__os_address *address);
 
-// Whether two IP addresses are equal, whatever their ports.
+// Returns true if two IP addresses are equal, whatever their ports.
 static bool idist__os_socket_is_same_host(const idist__os_address *a, const idist__os_address *b);
 
-// The text of an IP address, without the port.
+// Writes the text of an IP address, without the port.
 static void idist__os_socket_host_text(const idist__os_address *address, char *buf,
                                        size_t capacity);
 
-// The port of a TCP address; 0: it has none.
+// Returns the port of a TCP address, or 0 if it has none.
 static int idist__os_socket_port(const idist__os_address *address);
 
-// The address to which a socket is bound.
+// Gets the address to which a socket is bound. Returns false on failure.
 static bool idist__os_socket_own_address(int fd, idist__os_address *address);
 
-// The address of the other end of a connection.
+// Gets the address of the other end of a connection. Returns false on failure.
 static bool idist__os_socket_peer_address(int fd, idist__os_address *address);
 
+// Returns true if an error means that this process or the system has no descriptor left.
 static bool idist__os_socket_out_of_fds(int error);
 
-// Why the system refuses local sockets to this process: an errno; 0: it does not refuse them.
+// Returns the errno with which the system refuses local sockets to this process, or 0 if the system
+// allows them.
 static int idist__os_socket_local_error(void);
 
-// The shortest round trip through a TCP socket so far, in us; 0: not known.
+// Returns the shortest round trip through a TCP socket so far in us, or 0 if it is unknown.
 IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd);
 
-// How many bytes can be under way in one TCP socket, as far as the system's limits on buffers go,
-// of which about half holds data; 0: not known.
+// Returns how many bytes the system's limits on buffers allow in flight in one TCP socket, or 0 if
+// that is unknown. About half of a buffer holds data.
 IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void);
 
-// The bandwidth of a network interface in Mbit/s, as its driver gives it; 0: not known.
+// Returns the bandwidth of a network interface in Mbit/s as its driver reports it, or 0 if unknown.
 IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name);
 
-// Called when some bytes have gone back and forth through a TCP socket: if the peer is far away,
-// the congestion control of the system returns, as BBR is what helps against losses there.
+// Adapts a TCP socket after some bytes went back and forth. If the peer is far away, restores the
+// congestion control of the system, because BBR copes with losses there.
 IDIST__UNUSED static void idist__os_socket_measured(int fd);
 
-// A socket that listens at an address, or -1; errno EADDRINUSE: another socket does.
+// Returns a socket that listens at an address, or -1. EADDRINUSE means that another socket does.
 static int idist__os_socket_listen(const idist__os_address *address);
 
-// A socket that listens at a port of all addresses of this host, IPv4 and IPv6, or -1 as above.
-// Port 0: a free one.
+// Returns a socket that listens at a port of all addresses of this host, IPv4 and IPv6, or -1. Port
+// 0 selects a free port. EADDRINUSE means that another socket listens there.
 static int idist__os_socket_listen_everywhere(int port);
 
 // An IP address of a network interface that is up.
@@ -2801,84 +2806,84 @@ typedef struct idist__os_interface {
     idist__os_address address;
 } idist__os_interface;
 
-// The addresses of this host, in the order of the system, at most `capacity`. Returns how many are
-// in `list`, or -1: they cannot be listed, errno says why.
+// Lists the addresses of this host in the order of the system, at most `capacity`. Returns the
+// number of entries, or -1 if the addresses cannot be listed.
 static int idist__os_socket_interfaces(idist__os_interface *list, int capacity);
 
-// The next connection, or -1; errno EAGAIN: none is pending. A local connection of another user is
-// closed at once and reported as EAGAIN.
+// Accepts the next connection. Returns -1 with EAGAIN if none is pending. Closes a local connection
+// of another user at once and reports EAGAIN.
 static int idist__os_socket_accept(int listener);
 
-// Begins to connect. The socket is writable once the attempt has ended; see below. -1: errno says
-// why.
+// Begins to connect. The returned socket becomes writable when the attempt has ended; then call
+// idist__os_socket_connect_end. Returns -1 on failure.
 static int idist__os_socket_connect_begin(const idist__os_address *address);
 
-// The attempt has ended: 0, or why it failed; then the socket is closed. EPERM: another user
-// listens at the local address.
+// Ends an attempt to connect. Returns 0, or an errno after closing the socket. EPERM means that
+// another user listens at the local address.
 static int idist__os_socket_connect_end(int *fd, bool local);
 
-// One attempt to connect; blocks until the deadline at the latest. -1: errno says why, and the
-// caller decides whether to try again. ETIMEDOUT: the deadline has passed.
+// Tries once to connect, and blocks until the deadline at the latest. Returns -1 on failure; the
+// caller decides whether to try again. ETIMEDOUT means that the deadline has passed.
 static int idist__os_socket_connect(const idist__os_address *address, int64_t deadline_ns);
 
-// Whether an error of connect means that the network is down, or that this host has no address of
-// that kind (IPv4, IPv6), rather than that the peer is gone.
+// Returns true if an error of connect means that the network is down, or that this host has no
+// address of that kind (IPv4, IPv6). Other errors mean that the peer is gone.
 static bool idist__os_socket_is_unreachable(int error);
 
-// Whether an error means that this process or the system has no descriptor left.
-// Reads what has arrived. > 0: bytes; 0: it would block; -1: the end of the stream (errno 0) or an
-// error.
+// Reads what has arrived. Returns the number of bytes, 0 if the call would block, or -1 at the end
+// of the stream (errno 0) or on an error.
 static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes);
 
-// A piece of memory that is sent from. Laid out as struct iovec, so that a send copies no list.
+// A piece of memory to send. Has the layout of struct iovec, so that a send copies no list.
 typedef struct idist__os_part {
     const void *data;
     size_t nbytes;
 } idist__os_part;
 
-// Writes as much of several pieces as the socket takes now. > 0: bytes; 0: it would block; -1: an
-// error. Never raises SIGPIPE.
+// Writes as much of several pieces as the socket takes now. Returns the number of bytes, 0 if the
+// call would block, or -1 on an error. Never raises SIGPIPE.
 static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int nparts);
 
-// Tells the peer that nothing more will be sent: it reads the end of the stream after what was sent
-// before. This side may still read. Does not block.
+// Ends the outgoing stream: the peer reads the end of the stream after the data sent before. This
+// side may still read. Does not block.
 IDIST__UNUSED static void idist__os_socket_end_stream(int fd);
 
-// Ends both directions: what has arrived can still be read, and then the end.
+// Ends both directions. Data that have arrived can still be read, followed by the end.
 IDIST__UNUSED static void idist__os_socket_end(int fd);
 
-// Whether the peer has closed the connection and everything it sent has been read.
+// Returns true if the peer has closed the connection and all its data have been read.
 IDIST__UNUSED static bool idist__os_socket_at_end(int fd);
 
-// The address of the interface through which datagrams to an IPv4 address leave this host.
+// Gets the address of the interface through which datagrams to an IPv4 address leave this host.
 static bool idist__os_socket_route(const idist__os_address *to, idist__os_address *own);
 
-// A datagram socket that sends to an IPv4 multicast group through the interface of `own`, and as a
-// member receives what is sent to the group. -1 on failure.
+// Returns a datagram socket that sends to an IPv4 multicast group through the interface of `own`,
+// or -1. If `member` is set, the socket also receives what is sent to the group.
 static int idist__os_socket_multicast(const idist__os_address *group, const idist__os_address *own,
                                       bool member);
 
-// Sends one datagram. It may be lost without notice, so there is no result.
+// Sends one datagram. A datagram may be lost without notice, so there is no result.
 static void idist__os_socket_send_datagram(int fd, const void *data, size_t nbytes,
                                            const idist__os_address *to);
 
-// Takes the next datagram: returns its whole size, of which at most `capacity` bytes are in buf, or
-// -1 when none is pending.
+// Receives the next datagram, at most `capacity` bytes of it. Returns the whole size of the
+// datagram, or -1 if none is pending.
 static ptrdiff_t idist__os_socket_receive_datagram(int fd, void *buf, size_t capacity,
                                                    idist__os_address *from);
 
-// The user whose processes may share local sockets, as a number for their names.
+// Returns the user of this process as a number for the names of local sockets. Only processes of
+// one user share local sockets.
 static unsigned long idist__os_socket_user(void);
 
-// The name of this host; false when it has none that fits.
+// Gets the name of this host. Returns false if the host has no name that fits.
 static bool idist__os_socket_host_name(char *buf, size_t capacity);
 
-// A text that the processes of one machine have in common, whatever containers they are in: that of
-// the boot, or else the host name.
+// Writes a text that all processes of one machine have in common, in whatever container they run:
+// the id of the boot, or else the host name.
 static void idist__os_socket_machine(char *text, size_t capacity);
 
-// A text that exactly those processes have in common which can connect through local sockets: the
-// machine, the network namespace and the user.
+// Writes a text that two processes have in common if, and only if, they can connect through local
+// sockets: the machine, the network namespace and the user.
 IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity);
 
 // ---- os/beacon.h ---------------------------------------------------------------------------------
@@ -12710,7 +12715,7 @@ struct idist_backend_api {
 
     // Tells the other members that this rank waits in t, so that they can object, and answer that
     // they are alive. Called once when t has waited for a while, and again before its group is
-    // given up (g->asked_ns). For a message the second call (t->asked) is to find out whom its peer
+    // given up (g->asked_ns). For a message the second call (late.asked) finds out whom the peer
     // waits for. May end any task.
     void (*announce)(idist__task *t);
 
