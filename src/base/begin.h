@@ -1,7 +1,7 @@
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
-// restores the settings. Without an include guard, so that each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins. base/end.h ends the implementation
+// and restores the settings. Has no include guard, so that each drop-in gets a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -13,7 +13,7 @@
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+// C++ programs may enable these warnings, but code that is also C needs the casts they report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -23,7 +23,8 @@
 #endif
 #endif
 
-// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
+// memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -45,10 +46,10 @@
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
-// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
-// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
-// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
-// The function around the macro is IDIST__NOINLINE.
+// IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
+// catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
+// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
+// the macro is IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -73,8 +74,8 @@
         }                                                                         \
     } while (0)
 #else
-// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
-// unwind tables the stack ends here anyway.
+// Tells the unwinder that the stack ends in this function, because the return address is undefined.
+// Without unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
@@ -92,7 +93,8 @@
     } while (0)
 #endif
 
-// The same for a callback, which must not call idist: see base/fail.h.
+// IDIST__CALLBACK(statement) is IDIST__TRY for a callback, which must not call idist and runs with
+// cancellation disabled: see base/fail.h.
 #define IDIST__CALLBACK(statement)                           \
     do {                                                     \
         int cancel_state_ = idist__os_unwind_block_cancel(); \
@@ -107,8 +109,9 @@
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
-// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
-// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+// A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
+// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
+// norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1

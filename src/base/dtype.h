@@ -1,7 +1,7 @@
 // base/dtype.h: names, sizes and classes of dtypes
 //
-// A dtype that a program creates has its number in the lowest byte, which is all that fingerprints
-// carry of it, and its size above.
+// A dtype that a program creates has its number in the lowest byte and its size in the bytes above.
+// Fingerprints carry the lowest byte only.
 #pragma once
 
 enum {
@@ -14,7 +14,7 @@ typedef enum idist__dtype_class {
     IDIST__DTYPE_FLOAT,
     IDIST__DTYPE_NARROW,    // floats of 16 and 8 bits, which are reduced as F32
     IDIST__DTYPE_PAIR,      // a value and an index
-    IDIST__DTYPE_OF_PROGRAM // idist_dtype_create has made it, or nothing has
+    IDIST__DTYPE_OF_PROGRAM // created by idist_dtype_create, or unknown
 } idist__dtype_class;
 
 #define IDIST__DTYPE_MAP(X)                 \
@@ -52,7 +52,7 @@ static inline idist__dtype_class idist__dtype_class_of(idist_dtype dtype) {
     return (idist__dtype_class)classes[(unsigned)dtype];
 }
 
-// The number of a dtype that a program created, from 0 on; -1 for all others.
+// Returns the number of a dtype that a program created, counted from 0, or -1 for any other dtype.
 static int idist__dtype_user_number(idist_dtype dtype) {
     int number = (int)(((unsigned)dtype & 255u) - IDIST_DTYPE_USER);
 

@@ -1,7 +1,7 @@
-// base/end.h: undoes what base/begin.h has set
+// base/end.h: undoes the settings of base/begin.h
 //
 // In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
-// no macro reaches the program. Included without a guard, as base/begin.h.
+// no macro reaches the program. Has no include guard, because each drop-in includes this file.
 
 #ifdef IDIST__FAST_MATH
 #if defined(__clang__)

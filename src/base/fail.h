@@ -2,9 +2,9 @@
 //
 // Functions: idist__fail_*, idist__callback_*.
 //
-// Every failure gets its status and its text here, once, where the failure is noticed;
-// idist_last_error returns the text. The functions of the program are called here, too, so that
-// what they throw ends here.
+// Every failure gets its status and its text here, once, where the failure is noticed.
+// idist_last_error returns the text. The functions of the program are called through this file,
+// too, so that their exceptions are caught.
 #pragma once
 
 //------------------------------------------------------------------------------
@@ -12,12 +12,12 @@
 //------------------------------------------------------------------------------
 
 typedef struct idist__thread { // thread-local state
-    char text[1024];           // of idist_last_error
-    char kept_text[1024];      // `text` as it was before the first failure inside a call
-    int quiet_depth;           // > 0: inside a call that may succeed in spite of a failure
+    char text[1024];           // the result of idist_last_error
+    char kept_text[1024];      // `text` before the first failure inside a call
+    int quiet_depth;           // > 0 inside a call that may succeed in spite of a failure
     bool has_kept;             // kept_text is in use
-    int callbacks;             // > 0: inside a function of the caller's, which must not call us
-    char thrown[256];          // what that function has thrown; "": nothing
+    int callbacks;             // > 0 inside a callback, which must not call idist
+    char thrown[256];          // what the callback has thrown, or ""
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;
@@ -61,13 +61,13 @@ void idist_set_last_error(const char *text) {
     size_t n = text ? strlen(text) : 0;
 
     if (n >= sizeof idist__me.text) n = sizeof idist__me.text - 1;
-    if (n) memmove(idist__me.text, text, n); // text may be that of idist_last_error
+    if (n) memmove(idist__me.text, text, n); // text may be the result of idist_last_error
     idist__me.text[n] = 0;
 }
 
-// Every failure passes through here at the place where it is noticed. The text says what happened,
-// to whom, and what to do. Its arguments may include the previous text, to which a caller adds what
-// it was doing.
+// Records a failure where it is noticed, and returns its status. Every failure passes through this
+// function. The text says what happened, to whom, and what to do about it. Its arguments may
+// include the previous text, to which a caller adds what it was doing.
 IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
     char text[sizeof idist__me.text];
     va_list args;
@@ -85,14 +85,15 @@ IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const c
     return status;
 }
 
-// Begins a part of a call that may succeed although something fails on the way: an attempt that is
-// repeated, or replaced by another one. A failure then changes idist_last_error only if the
-// outermost such part ends with it.
+// Begins a part of a call that may succeed in spite of a failure inside it: an attempt that is
+// repeated, or replaced by another. A failure then changes idist_last_error only if the outermost
+// such part fails.
 static inline void idist__fail_begin(void) {
     if (!idist__me.quiet_depth++) idist__me.has_kept = false;
 }
 
-// Ends such a part, which returns this status.
+// Ends a part of a call that idist__fail_begin began. `status` is the result of the part; returns
+// it.
 static inline idist_status idist__fail_end(idist_status status) {
     idist__thread *self = &idist__me;
 
@@ -101,13 +102,13 @@ static inline idist_status idist__fail_end(idist_status status) {
     return status;
 }
 
-// The same for a failed system call, with the system's words for errno.
+// Records the failure of a system call, with the system's text for errno.
 static idist_status idist__fail_errno(const char *what, int err) {
     idist_status status = IDIST_ERR_SYSTEM;
 
     if (err == EMFILE)
         return idist__fail(IDIST_ERR_NO_FDS, "%s: %s: raise ulimit -n", what, strerror(err));
-    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // those of the whole machine
+    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // the machine has no descriptor left
     if (err == ENOMEM) status = IDIST_ERR_NO_MEMORY;
     if (err == ENOSPC) status = IDIST_ERR_NO_SPACE;
     if (err == EADDRINUSE) status = IDIST_ERR_ADDR_IN_USE;
@@ -117,20 +118,21 @@ static idist_status idist__fail_errno(const char *what, int err) {
 //------------------------------------------------------------------------------
 // calling functions of the program
 //
-// A callback runs with locks held. So it must not call idist, and this thread is not cancelled in
-// it. IDIST__CALLBACK (base/begin.h) makes the call; where the implementation is C++, what the
-// callback has thrown is in idist__me.thrown afterwards, and the caller turns that into an error.
+// A callback runs with locks held. So a callback must not call idist, and cancellation of its
+// thread is disabled. IDIST__CALLBACK (base/begin.h) makes the call. If the implementation is
+// compiled as C++, idist__me.thrown then says what the callback has thrown, and the caller reports
+// an error.
 //------------------------------------------------------------------------------
 
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
-// Keeps what a function of the program has thrown.
+// Records what a function of the program has thrown.
 static void idist__callback_note(const char *what) {
     snprintf(idist__me.thrown, sizeof idist__me.thrown, "%s", *what ? what : "no text");
 }
 #endif
 
-// Returns true once if the callback that was just made has thrown something: the text of the
-// failure is then "all_reduce: the user op threw an exception: ...".
+// Returns true, once, if the last callback has thrown an exception. Records the failure as
+// "all_reduce: the user op threw an exception: ...".
 static bool idist__callback_threw(const char *name, const char *callback) {
     if (!idist__me.thrown[0]) return false;
     idist__fail(IDIST_ERR_CALLBACK, "%s: %s threw an exception: %s", name, callback,

@@ -86,7 +86,7 @@ static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
     for (i = 0; i < 32; i++) out[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
 }
 
-// out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
+// Computes out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
 static void idist__sha_hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
                             const void *b, size_t nb, uint8_t out[32]) {
     idist__sha s;
@@ -110,10 +110,10 @@ static void idist__sha_hmac(const uint8_t key[32], const char *label, const void
 //------------------------------------------------------------------------------
 // fast hashes for ids
 //
-// Not for secrets.
+// These hashes do not protect secrets.
 //------------------------------------------------------------------------------
 
-// A well-mixed 64-bit number from two: splitmix64's finaliser.
+// Mixes two 64-bit numbers into one with the finalizer of splitmix64.
 static uint64_t idist__hash_mix(uint64_t a, uint64_t b) {
     uint64_t x = a + b * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -121,7 +121,7 @@ static uint64_t idist__hash_mix(uint64_t a, uint64_t b) {
     return x ^ (x >> 31);
 }
 
-// FNV-1a, mixed.
+// Returns the FNV-1a hash of nbytes, mixed.
 static uint64_t idist__hash(const void *data, size_t nbytes) {
     const uint8_t *p = (const uint8_t *)data;
     uint64_t h = 0xcbf29ce484222325u;

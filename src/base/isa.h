@@ -7,8 +7,8 @@
 // the instruction set that loops over elements use
 //
 // Every loop over elements exists once per instruction set, in base/small_float.h and
-// base/reduce.h. `base` is what the compiler was asked for; the others run where the processor has
-// them. All give the same bits, so the machines of a world may differ.
+// base/reduce.h. `base` is the target of the compiler. The other instruction sets are used on
+// processors that have them. All of them give the same bits, so the machines of a world may differ.
 //------------------------------------------------------------------------------
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -23,13 +23,13 @@ typedef enum idist__isa { IDIST__BASE, IDIST__AVX2, IDIST__AVX512, IDIST__ISA_CO
 
 static idist__isa idist__isa_used; // set once, before main, by idist__reduce_start
 
-// The best instruction set of this processor that its operating system lets us use.
+// Returns the best instruction set that this processor has and its operating system allows.
 static idist__isa idist__isa_best(void) {
 #ifdef IDIST__X86
     unsigned a, b, c, d;
 
     __builtin_cpu_init();
-    // Through cpuid, because not all compilers know the name f16c.
+    // Asks cpuid, because not all compilers know the name f16c.
     if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C))
         return IDIST__BASE;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
@@ -44,11 +44,11 @@ static idist__isa idist__isa_best(void) {
 //------------------------------------------------------------------------------
 // the floating-point mode in which numbers are reduced and converted
 //
-// A library built with -ffast-math sets flush-to-zero in the thread that loads it, a program may
-// round upwards in one of its threads: the same sum would have other bits in the progress thread,
-// or on another rank. So numbers are reduced and converted in the mode that a C program begins with
-// (nearest, subnormals kept, no traps), whatever mode the thread is in. Reading the mode takes two
-// nanoseconds.
+// A library built with -ffast-math sets flush-to-zero in the thread that loads it, and a program
+// may round upward in one of its threads. A sum would then have other bits in the progress thread,
+// or on another rank. So numbers are reduced and converted in the mode in which a C program starts
+// (round to nearest, keep subnormals, no traps), whatever the thread's mode is. Reading the mode
+// takes two nanoseconds.
 //
 //     uint32_t mode = idist__mode_enter();
 //     ...
@@ -56,12 +56,12 @@ static idist__isa idist__isa_best(void) {
 //------------------------------------------------------------------------------
 
 #if defined(__SSE__)
-#define IDIST__MODE_BITS 0xffc0u  // of MXCSR: DAZ, the masks of exceptions, rounding, FTZ
-#define IDIST__MODE_PLAIN 0x1f80u // all exceptions are masked
+#define IDIST__MODE_BITS 0xffc0u  // MXCSR: DAZ, exception masks, rounding, FTZ
+#define IDIST__MODE_PLAIN 0x1f80u // all exceptions masked
 IDIST__INLINE uint32_t idist__mode_read(void) { return __builtin_ia32_stmxcsr(); }
 IDIST__INLINE void idist__mode_write(uint32_t mode) { __builtin_ia32_ldmxcsr(mode); }
 #elif defined(__aarch64__)
-#define IDIST__MODE_BITS 0xffffffffu // of FPCR
+#define IDIST__MODE_BITS 0xffffffffu // FPCR
 #define IDIST__MODE_PLAIN 0u
 IDIST__INLINE uint32_t idist__mode_read(void) {
     uint64_t mode;
@@ -71,24 +71,24 @@ IDIST__INLINE uint32_t idist__mode_read(void) {
 IDIST__INLINE void idist__mode_write(uint32_t mode) {
     __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)mode));
 }
-#else // unknown: the mode of the thread stays
+#else // other processors: the thread keeps its mode
 #define IDIST__MODE_BITS 0u
 #define IDIST__MODE_PLAIN 0u
 IDIST__INLINE uint32_t idist__mode_read(void) { return 0; }
 IDIST__INLINE void idist__mode_write(uint32_t mode) { (void)mode; }
 #endif
 
-// Enters the mode that a program begins with. Returns the mode of the thread, for
+// Enters the mode in which a C program starts. Returns the previous mode of the thread, for
 // idist__mode_leave.
 IDIST__INLINE uint32_t idist__mode_enter(void) {
     uint32_t mode = idist__mode_read();
 
     if ((mode & IDIST__MODE_BITS) != IDIST__MODE_PLAIN) idist__mode_write(IDIST__MODE_PLAIN);
-    __asm__ volatile("" : : : "memory"); // no operand is loaded before
+    __asm__ volatile("" : : : "memory"); // loads of operands stay below
     return mode;
 }
 
 IDIST__INLINE void idist__mode_leave(uint32_t mode) {
-    __asm__ volatile("" : : : "memory"); // every result has been stored
+    __asm__ volatile("" : : : "memory"); // stores of results stay above
     if ((mode & IDIST__MODE_BITS) != IDIST__MODE_PLAIN) idist__mode_write(mode);
 }

@@ -9,15 +9,16 @@
 typedef struct idist__log {
     idist_logger logger;
     idist_log_level level;
-    char who[96]; // whose lines these are: "rank 3/8 host"
+    char who[96]; // prefix of each line, as "rank 3/8 host"
 } idist__log;
 
 static idist__os_mutex idist__log_lock = IDIST__OS_MUTEX_INIT;
-// Printed before the next line, to erase the progress bar that it would be glued to. Under the
-// lock.
+// Printed before the next line to erase a progress bar on the current line. Protected by
+// idist__log_lock.
 static const char *idist__log_before = "";
 
-// Reads IDIST_LOG. An unknown level is an error, and the level is then the default (warn).
+// Initializes a log: its logger, if one is given, and its level from IDIST_LOG. An unknown level is
+// an error; the level is then the default (warn).
 static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
     static const char *const names[] = {"", "error", "warn", "info", "debug"};
     const char *env = idist__os_env("IDIST_LOG");
@@ -45,8 +46,9 @@ static void idist__log_to_stderr(const char *line) {
     idist__os_unwind_allow_cancel(cancel_state);
 }
 
-// Calls a logger. False: it has thrown an exception, which this reports, and the line is still to
-// be logged. Under the lock.
+// Calls a logger. Returns false if the logger has thrown an exception; then this function has
+// logged the exception to stderr, and the caller still has to log the line. Called with the lock
+// held.
 IDIST__NOINLINE static bool idist__log_call(const idist_logger *logger, idist_log_level level,
                                             const char *line) {
     char thrown[320];
@@ -61,7 +63,7 @@ IDIST__NOINLINE static bool idist__log_call(const idist_logger *logger, idist_lo
     return false;
 }
 
-// One line, if the level is at most that of the log.
+// Logs one line if `level` is at most the level of the log.
 IDIST__PRINTF(3, 4)
 static void idist__log_print(const idist__log *log, idist_log_level level, const char *fmt, ...) {
     static const char *const names[] = {"", "error", "warning", "info", "debug"};

@@ -4,7 +4,7 @@
 #include "os/memory.h"
 #include "base/fail.h"
 
-// Records that nbytes could not be allocated, and the limit that was in the way, if one was.
+// Records that nbytes could not be allocated, and the limit that prevents it, if there is one.
 static void idist__mem_refused(size_t nbytes) {
     char limit[160];
 
@@ -22,14 +22,14 @@ IDIST__NOINLINE static void *idist__mem_ask(const idist_allocator *a, size_t nby
     return p;
 }
 
-// Calls free_fn. An exception is dropped, as there is nothing that the caller could do.
+// Calls free_fn. Drops an exception, because the caller can do nothing about it.
 IDIST__NOINLINE static void idist__mem_give_back(const idist_allocator *a, void *p) {
     IDIST__CALLBACK(a->free_fn(p, a->user));
     idist__me.thrown[0] = 0;
 }
 
-// Not zeroed: for large buffers that are written before they are read. NULL: out of memory, and
-// idist_last_error says so.
+// Allocates memory without zeroing it, for large buffers that are written before they are read.
+// Returns NULL without memory, and sets idist_last_error.
 static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     void *p;
 
@@ -39,7 +39,7 @@ static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     return p;
 }
 
-// The same, zeroed.
+// Allocates zeroed memory. Returns NULL without memory, and sets idist_last_error.
 static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
     void *p = idist__mem_raw(a, nbytes);
 
@@ -48,19 +48,20 @@ static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
 }
 
 // Zeroes an object of 128 bytes or more where nanoseconds count. Hides the size from gcc, which
-// would otherwise emit `rep stos`; starting that takes longer than the whole memset.
+// would otherwise emit `rep stos`. Starting `rep stos` takes longer than the whole memset.
 static inline void idist__mem_clear(void *p, size_t nbytes) {
     __asm__("" : "+r"(nbytes));
     memset(p, 0, nbytes);
 }
 
+// Frees memory of idist__mem_raw or idist__mem_alloc. Accepts NULL.
 static void idist__mem_free(const idist_allocator *a, void *p) {
     if (!p) return;
     if (a && a->free_fn) idist__mem_give_back(a, p);
     else free(p);
 }
 
-// Frees a list whose entries begin with the pointer to the next one.
+// Frees a list whose entries begin with the pointer to the next entry.
 IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void *first) {
     while (first) {
         void *next = *(void **)first;

@@ -7,10 +7,10 @@
 #include "base/isa.h"
 #include "base/small_float.h"
 
-// `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every
-// processor, whatever the instruction set and wherever an element lies in its buffer. out may be lo
-// or hi: element i is read before it is written and no other element depends on it, which is what
-// IDIST__NO_ALIAS promises.
+// A kernel that computes out = lo (op) hi. `lo` comes from the lower ranks. Equal operands in equal
+// order give equal bits on every processor, for every instruction set and every alignment. out may
+// be lo or hi, because each element is read before it is written and no other element depends on
+// it. IDIST__NO_ALIAS promises this to the compiler.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 
@@ -30,8 +30,8 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
         }                                                                                      \
     }
 
-// Sums and products wrap modulo 2^bits: they are computed unsigned, in a type that C does not
-// promote to a signed one.
+// Sums and products wrap modulo 2^bits. They are computed in an unsigned type that C does not
+// promote to a signed type.
 #define IDIST__KERNELS_INT(i, u, wide, isa)                       \
     IDIST__KERNEL(min_##i, isa, i, idist__any_##i, x < y ? x : y) \
     IDIST__KERNEL(max_##i, isa, i, idist__any_##i, x > y ? x : y) \
@@ -45,8 +45,9 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
     IDIST__KERNEL(land_##u, isa, u, wide, (x && y) ? 1 : 0)       \
     IDIST__KERNEL(lor_##u, isa, u, wide, (x || y) ? 1 : 0)        \
     IDIST__KERNEL(lxor_##u, isa, u, wide, (!x != !y) ? 1 : 0)
-// Of two NaNs x wins here, because a processor returns one of them and a compiler may swap the
-// operands. x < y is false when either is NaN, so MIN and MAX return the NaN of either side.
+// If both operands are NaN, the result is x. Without this rule the result would vary, because a
+// processor returns one of two NaNs and a compiler may swap the operands. x < y is false if x or y
+// is NaN, so MIN and MAX return a NaN of either operand.
 #define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
     IDIST__KERNEL(sum_##f, isa, f, wide, x + (x != x ? x : y))      \
     IDIST__KERNEL(prod_##f, isa, f, wide, x *(x != x ? x : y))      \
@@ -71,9 +72,9 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 #define IDIST__ROW_PAIR(pair) \
     { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, idist__reduce_minloc_##pair, idist__reduce_maxloc_##pair }
 
-// Beyond the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
-// MIN and MAX of 64 bits. The floats have it too, for sums that stay in that cache. More instances
-// would only make this header slower to compile.
+// Outside the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
+// MIN and MAX of 64 bits. Floats use AVX-512 too, for sums that stay in the first-level cache. More
+// instances would only make this header slower to compile.
 #define IDIST__KERNELS_NARROW(isa)              \
     IDIST__KERNELS_INT(i8, u8, uint32_t, isa)   \
     IDIST__KERNELS_INT(i16, u16, uint32_t, isa) \
@@ -91,8 +92,8 @@ IDIST__KERNELS_WIDE(avx2)
 IDIST__KERNELS_WIDE(avx512)
 #endif
 
-// out = (lo + hi) / n: the last step of AVG, in one pass over memory instead of two. Where n is a
-// power of two, the product with 1 / n equals the quotient, and takes less time.
+// A kernel that computes out = (lo + hi) / n, the last step of AVG, in one pass over memory instead
+// of two. If n is a power of two, the product with 1 / n equals the quotient and takes less time.
 typedef void (*idist__average_fn)(void *out, const void *lo, const void *hi, size_t count, int n);
 
 #define IDIST__KERNEL_AVERAGE(name, f, type, isa, by_n, expr)                                  \
@@ -123,8 +124,8 @@ IDIST__KERNELS_AVERAGE(f64, double, avx2)
 #pragma clang diagnostic pop
 #endif
 
-// MINLOC and MAXLOC: the pair whose value is best, or of equal values that with the lowest index. A
-// NaN beats every number, and of two NaNs that with the lowest index wins.
+// MINLOC and MAXLOC select the pair with the best value, and among equal values the pair with the
+// lowest index. A NaN beats every number, and among NaNs the lowest index wins.
 #define IDIST__KERNEL_PAIR(name, pair, better, is_nan)                                            \
     static void idist__reduce_##name##_##pair(void *out, const void *lo, const void *hi,          \
                                               size_t count) {                                     \
@@ -152,8 +153,8 @@ IDIST__KERNELS_PAIR(f64_i64, IDIST__FLOAT_IS_NAN)
 IDIST__KERNELS_PAIR(i32_i64, IDIST__INT_IS_NAN)
 IDIST__KERNELS_PAIR(i64_i64, IDIST__INT_IS_NAN)
 
-// By instruction set, dtype and op. AVG adds; the division comes at the end. Narrow floats are
-// reduced as F32.
+// The kernels by instruction set, dtype and op. The kernel of AVG adds; the division comes at the
+// end. Narrow floats are reduced as F32.
 #define IDIST__REDUCE_TABLE(narrow, wide)                                                          \
     {                                                                                              \
         IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow),                            \
@@ -173,7 +174,8 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 #endif
 };
 
-// By instruction set: of F32 and F64 over a power of two of ranks, and over others.
+// The kernels of AVG by instruction set. In each row, F32 and F64 for a power of two of ranks come
+// first, then F32 and F64 for other numbers of ranks.
 #define IDIST__ROW_AVERAGE(isa)                                                      \
     {                                                                                \
         idist__reduce_average_mul_f32_##isa, idist__reduce_average_mul_f64_##isa,    \
@@ -187,7 +189,7 @@ static const idist__average_fn idist__average_tables[][4] = {
 #endif
 };
 
-// By dtype and op, for this processor.
+// The kernels for this processor, by dtype and op.
 static const idist__reduce_row *idist__reduce_table = idist__reduce_tables[IDIST__BASE];
 
 static void idist__reduce_use(idist__isa isa) {
@@ -200,11 +202,12 @@ __attribute__((constructor)) static void idist__reduce_start(void) {
     idist__reduce_use(idist__isa_best());
 }
 
-// Whether a product with 1 / n equals the quotient.
+// Returns true if a product with 1 / n equals the quotient.
 static bool idist__reduce_is_exact(int n) { return (n & (n - 1)) == 0; }
 
-// What adds the last operand of an AVG over n ranks and divides. NULL: these are two steps. On an
-// x87 they always are: it would divide a sum that has not been rounded.
+// Returns the kernel that adds the last operand of an AVG over n ranks and divides in the same
+// pass, or NULL if that takes two passes. On x87 it always does, because the sum must be rounded
+// first.
 static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
     const idist__average_fn *row = idist__average_tables[idist__isa_used];
     bool is_rounded = FLT_EVAL_METHOD == 0;
@@ -215,7 +218,7 @@ static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
     return dtype == IDIST_F64 ? row[1] : row[0];
 }
 
-// buf[i] = buf[i] / n: the end of AVG. The caller has entered the mode.
+// Divides each element of buf by n, the last step of AVG. The caller has called idist__mode_enter.
 IDIST__VECTORIZE static void idist__reduce_quotients(void *buf, size_t count, idist_dtype dtype,
                                                      int n) {
     bool is_power_of_2 = idist__reduce_is_exact(n);
@@ -261,7 +264,7 @@ IDIST__NOINLINE static void idist__reduce_divide(void *buf, size_t count, idist_
     idist__mode_leave(mode);
 }
 
-// acc[i] = lo[i] (op) hi[i], by a kernel of idist__reduce_table.
+// Computes acc[i] = lo[i] (op) hi[i] with a kernel of idist__reduce_table.
 IDIST__UNUSED static void idist__reduce_by(idist__reduce_fn kernel, void *acc, const void *lo,
                                            const void *hi, size_t count) {
     uint32_t mode = idist__mode_enter();
@@ -270,22 +273,23 @@ IDIST__UNUSED static void idist__reduce_by(idist__reduce_fn kernel, void *acc, c
     idist__mode_leave(mode);
 }
 
-// The last step of a reduction: the division of AVG, and 0 or 1 as the result of logical ops, even
-// when only one rank contributes.
+// Performs the last step of a reduction, even if only one rank contributes. Divides for AVG, and
+// turns the results of logical ops into 0 or 1.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
     if (idist__reduce_op_class_of(op) == IDIST__OP_LOGICAL && idist__dtype_is_integer(dtype))
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
-// In pieces of 4 KiB, so that intermediate results stay in the first-level cache, and memory sees
-// each input once and out once. Only the last operand's step writes to out, which may be an input
-// that is still to be read.
+// Reduces in pieces of 4 KiB, so that intermediate results stay in the first-level cache. Reads
+// each input once and writes out once. Only the step of the last operand writes to out, because out
+// may be an input that is still to be read.
 __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
                                                            size_t count, idist_dtype dtype,
                                                            idist_op op, int divide_by) {
     enum { PIECE = 4096 };
-    // For any dtype. Aligned, because vectors that straddle cache lines cost a third of the speed.
+    // Buffers for any dtype. Aligned, because vectors that straddle cache lines cost a third of the
+    // speed.
     float sum[PIECE / sizeof(float)] __attribute__((aligned(64))),
         wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
     bool narrow = idist__dtype_is_narrow(dtype);
@@ -328,16 +332,16 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
     }
 }
 
-// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right; with AVG divided by `divide_by`,
-// which is 0 otherwise. n >= 1. out may be one of the inputs; otherwise they do not overlap. Narrow
-// floats are rounded once, at the end.
+// Computes out = in[0] (op) in[1] ... (op) in[n - 1] from left to right. Divides an AVG by
+// `divide_by`, which is 0 for other ops. n >= 1. out may be one of the inputs; otherwise the
+// buffers do not overlap. Narrow floats are rounded once, at the end.
 static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
                                idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__dtype_is_narrow(dtype);
     idist__average_fn average = idist__reduce_average(dtype, divide_by);
     uint32_t mode = idist__mode_enter();
 
-    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR)) { // makes it 0 or 1
+    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR)) { // gives 0 or 1
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](out, in[0], in[0], count);
     } else if (n == 1 && !(narrow && divide_by)) {
         if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
@@ -353,7 +357,8 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
     idist__mode_leave(mode);
 }
 
-// buf[i] = buf[i] * factor, of any floating dtype: the first step of a premultiplied sum.
+// Multiplies each element of buf by a factor, for any floating dtype: the first step of a
+// premultiplied sum.
 static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
     uint32_t mode = idist__mode_enter();
     float wide[256];

@@ -2,11 +2,11 @@
 #pragma once
 
 typedef enum idist__reduce_op_class {
-    IDIST__OP_ARITHMETIC, // of all numbers
-    IDIST__OP_BITWISE,    // of integers
-    IDIST__OP_LOGICAL,    // of integers; the result is 0 or 1
+    IDIST__OP_ARITHMETIC, // on all numbers
+    IDIST__OP_BITWISE,    // on integers
+    IDIST__OP_LOGICAL,    // on integers; the result is 0 or 1
     IDIST__OP_OF_PAIRS,
-    IDIST__OP_OF_PROGRAM // idist_op_create has made it, or nothing has
+    IDIST__OP_OF_PROGRAM // created by idist_op_create, or unknown
 } idist__reduce_op_class;
 
 #define IDIST__OP_MAP(X) \

@@ -1,7 +1,7 @@
 // base/small_float.h: floats of 16 and 8 bits
 //
-// All conversions are computed without branches, which would keep the loops that use them from
-// being vectorized: zero and subnormals are computed as well, and selected by a mask.
+// The conversions have no branches, so that compilers can vectorize the loops that use them. They
+// always compute the result for zero and subnormals as well, and select it by a mask.
 #pragma once
 
 #include "base/isa.h"
@@ -18,24 +18,25 @@ IDIST__INLINE uint32_t idist__small_float_to_bits(float f) {
     return u;
 }
 
-// From a float with e bits of exponent and m of fraction, in the manner of IEEE 754. `special` is
-// the first code that is not a finite number: infinity, or NaN in formats that have no infinity.
+// Converts from a float with e bits of exponent and m bits of fraction, in the manner of IEEE 754.
+// `special` is the first code that is not a finite number: infinity, or NaN in formats without
+// infinity.
 IDIST__INLINE float idist__small_float_decode(uint32_t x, uint32_t e, uint32_t m,
                                               uint32_t special) {
     uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31,
-             bias = 128 - (1u << (e - 1)); // of the exponents
+             bias = 128 - (1u << (e - 1)); // difference of the exponent biases
     uint32_t u = (abs << (23 - m)) + (bias << 23), low = 0 - (uint32_t)(abs >> m == 0);
     float subnormal = (float)(int32_t)abs * idist__small_float_from_bits((bias + 1 - m) << 23);
 
     if ((int32_t)abs >= (int32_t)special) u |= 0x7f800000u;
-    if ((int32_t)abs > (int32_t)special) u |= 0x400000u; // quiet
+    if ((int32_t)abs > (int32_t)special) u |= 0x400000u; // makes the NaN quiet
     return idist__small_float_from_bits(sign | (u & ~low) |
                                         (idist__small_float_to_bits(subnormal) & low));
 }
 
-// To such a float: rounds to nearest, ties to even. What is larger than the code `most` becomes
-// `most`, a NaN becomes `nan`. Subnormals: adding a float whose last bit is worth the smallest
-// subnormal rounds to a multiple of that.
+// Converts to a float with e bits of exponent and m bits of fraction. Rounds to nearest, ties to
+// even. Codes above `most` become `most`, and a NaN becomes `nan`. To round subnormals, adds a
+// float whose last bit has the value of the smallest subnormal.
 IDIST__INLINE uint32_t idist__small_float_encode(float f, uint32_t e, uint32_t m, uint32_t most,
                                                  uint32_t nan) {
     uint32_t u = idist__small_float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
@@ -52,8 +53,8 @@ IDIST__INLINE uint32_t idist__small_float_encode(float f, uint32_t e, uint32_t m
     return (int32_t)abs > 0x7f800000 ? nan : x | u >> 31 << (e + m);
 }
 
-// F16, as the hardware does it (F16C, Arm): overflow gives infinity, a NaN becomes quiet and keeps
-// its payload.
+// Converts F16 as the hardware does (F16C, Arm). Overflow gives infinity. A NaN becomes quiet and
+// keeps its payload.
 IDIST__INLINE float idist__small_float_from_half(uint16_t h) {
     return idist__small_float_decode(h, 5, 10, 0x7c00);
 }
@@ -63,7 +64,8 @@ IDIST__INLINE uint16_t idist__small_float_to_half(float f) {
     return (uint16_t)idist__small_float_encode(f, 5, 10, 0x7c00, nan);
 }
 
-// F8, as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity becomes the largest finite number, too.
+// Converts F8 as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2 do. Even infinity becomes the largest
+// finite number.
 IDIST__INLINE float idist__small_float_from_f8e4m3(uint8_t h) {
     return idist__small_float_decode(h, 4, 3, 0x7f);
 }
@@ -86,7 +88,7 @@ IDIST__INLINE uint16_t idist__small_float_to_bf16(float f) {
     return (uint16_t)((u + ((int32_t)(u & 0x7fffffffu) > 0x7f800000 ? quiet : round)) >> 16);
 }
 
-// Element types that may lie at any address: user buffers need not be aligned.
+// Element types that may lie at any address, because user buffers need not be aligned.
 #define IDIST__UNALIGNED __attribute__((aligned(1), may_alias))
 typedef uint8_t IDIST__UNALIGNED idist__any_u8;
 typedef int8_t IDIST__UNALIGNED idist__any_i8;
@@ -99,7 +101,8 @@ typedef int64_t IDIST__UNALIGNED idist__any_i64;
 typedef float IDIST__UNALIGNED idist__any_f32;
 typedef double IDIST__UNALIGNED idist__any_f64;
 
-// clang warns of loops that it does not vectorize, as at -O0. Until the end of the kernels.
+// clang warns about loops that it does not vectorize, for example at -O0. The warning stays off
+// until the end of the kernels in base/reduce.h.
 #ifdef __clang__
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wpass-failed"
@@ -132,7 +135,8 @@ IDIST__CONVERTERS(bf16, u16, idist__small_float_from_bf16, idist__small_float_to
 IDIST__CONVERTERS(f8e4m3, u8, idist__small_float_from_f8e4m3, idist__small_float_to_f8e4m3, avx2)
 IDIST__CONVERTERS(f8e5m2, u8, idist__small_float_from_f8e5m2, idist__small_float_to_f8e5m2, avx2)
 
-// In assembly because reading <immintrin.h> would cost every program a quarter of a second.
+// The F16 loops use assembly, because <immintrin.h> would cost every program a quarter of a second
+// of compile time.
 typedef float idist__f32x8 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef uint16_t idist__u16x8 __attribute__((vector_size(16), aligned(1), may_alias));
 
@@ -155,7 +159,7 @@ IDIST__ISA_avx2 static void idist__small_float_narrow_half_avx2(void *dst, const
     idist__any_u16 *d = (idist__any_u16 *)dst;
     size_t i;
 
-    for (i = 0; i + 8 <= count; i += 8) { // 0 rounds to nearest, ties to even
+    for (i = 0; i + 8 <= count; i += 8) { // $0 rounds to nearest, ties to even
         idist__f32x8 v = *(const idist__f32x8 *)(const void *)(src + i);
         __asm__("vcvtps2ph $0, %1, %0" : "=m"(*(idist__u16x8 *)(void *)(d + i)) : "x"(v));
     }
@@ -164,7 +168,7 @@ IDIST__ISA_avx2 static void idist__small_float_narrow_half_avx2(void *dst, const
 }
 #endif
 
-// The converters of an instruction set, by dtype from F16 on.
+// The converters by instruction set, and by dtype from F16 on.
 #define IDIST__CONVERTER(name, isa) \
     { idist__small_float_widen_##name##_##isa, idist__small_float_narrow_##name##_##isa }
 #define IDIST__CONVERTER_ROW(isa, wide)                                            \

@@ -7,14 +7,14 @@
 // copying, appending and decoding text
 //------------------------------------------------------------------------------
 
-// Returns what follows `prefix` in a text that begins with it; otherwise the whole text. For texts
-// that quote each other; nothing is decided by them.
+// Returns the rest of a text that begins with `prefix`, or the whole text if it does not. For texts
+// that quote each other. No decision depends on the result.
 IDIST__UNUSED static const char *idist__text_behind(const char *text, const char *prefix) {
     size_t nbytes = strlen(prefix);
     return strncmp(text, prefix, nbytes) == 0 ? text + nbytes : text;
 }
 
-// Appends to a string in a buffer of `capacity` bytes. What does not fit is cut off.
+// Appends to a string in a buffer of `capacity` bytes. Truncates the string if it does not fit.
 IDIST__PRINTF(3, 4)
 static void idist__text_append(char *buf, size_t capacity, const char *fmt, ...) {
     size_t used = strlen(buf);
@@ -25,7 +25,7 @@ static void idist__text_append(char *buf, size_t capacity, const char *fmt, ...)
     va_end(args);
 }
 
-// Copies a string to a buffer of `capacity` bytes. What does not fit is cut off.
+// Copies a string to a buffer of `capacity` bytes. Truncates the copy if it does not fit.
 static void idist__text_copy(char *to, size_t capacity, const char *from) {
     size_t nbytes = strlen(from);
 
@@ -34,10 +34,11 @@ static void idist__text_copy(char *to, size_t capacity, const char *from) {
     to[nbytes] = 0;
 }
 
-// Decodes the first character of a text in UTF-8. Returns how many bytes the character has, 0 at
+// Decodes the first character of a UTF-8 text. Returns the number of bytes of the character, 0 at
 // the end of the text, or -1 if the text does not begin with a character.
 IDIST__UNUSED static int idist__text_decode(const char *text, uint32_t *code) {
-    static const uint32_t lowest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by the number of bytes
+    static const uint32_t lowest[5] = {0, 0, 0x80, 0x800,
+                                       0x10000}; // lowest code, by number of bytes
     const unsigned char *from = (const unsigned char *)text;
     int i, nbytes = from[0] < 0x80 ? 1 : from[0] < 0xe0 ? 2 : from[0] < 0xf0 ? 3 : 4;
 
@@ -60,13 +61,13 @@ IDIST__UNUSED static int idist__text_decode(const char *text, uint32_t *code) {
 //------------------------------------------------------------------------------
 // numbers with fractions as text, in every locale
 //
-// The functions printf and strtod use the decimal point of the program's locale. Everywhere else in
-// idist, numbers with fractions are printed by the functions of this section (`make lint` checks).
+// The functions printf and strtod use the decimal point of the program's locale. The rest of idist
+// prints numbers with fractions only through this section; `make lint` checks this rule.
 //------------------------------------------------------------------------------
 
-enum { IDIST__NUMBER_NBYTES = 40 }; // of a number as text, with the 0 at its end
+enum { IDIST__NUMBER_NBYTES = 40 }; // size of a number as text, with its final NUL
 
-// Copies what printf has printed to text. The decimal point becomes a period, and -nan becomes nan.
+// Copies the output of printf to text. The decimal point becomes a period, and -nan becomes nan.
 static const char *idist__number_convert(char *text, const char *printed) {
     const char *from = printed;
     char *to = text;
@@ -75,7 +76,7 @@ static const char *idist__number_convert(char *text, const char *printed) {
     if (strstr(printed, "nan")) from = "nan";
 
     for (; *from; from++) {
-        bool is_point = !strchr("0123456789+-einfa", *from); // perhaps one of its several bytes
+        bool is_point = !strchr("0123456789+-einfa", *from); // perhaps one of several bytes
 
         if (!is_point) *to++ = *from;
         else if (!in_point) *to++ = '.';
@@ -95,7 +96,8 @@ IDIST__UNUSED static const char *idist__number_print(char *text, double value, i
     return idist__number_convert(text, printed);
 }
 
-// Prints like %.*f with at most 9 decimals, and numbers from 1e15 on like %g. Returns text.
+// Prints like %.*f with at most 9 decimals, or like %g if the magnitude is 1e15 or more. Returns
+// text.
 IDIST__UNUSED static const char *idist__number_print_fixed(char *text, double value, int decimals) {
     char printed[64];
 
@@ -104,7 +106,7 @@ IDIST__UNUSED static const char *idist__number_print_fixed(char *text, double va
     return idist__number_convert(text, printed);
 }
 
-// Prints the fewest of 15 to 17 digits that give the same double when they are read. Returns text.
+// Prints the fewest digits, from 15 to 17, that read back as the same double. Returns text.
 IDIST__UNUSED static const char *idist__number_print_exact(char *text, double value) {
     char printed[64];
     int digits;
@@ -121,7 +123,8 @@ IDIST__UNUSED static const char *idist__number_print_exact(char *text, double va
 // numbers and host:port in texts
 //------------------------------------------------------------------------------
 
-// The whole text must be a decimal number within the limits; otherwise *value stays as it is.
+// Parses a decimal number within limits. Returns false, and leaves *value unchanged, unless the
+// whole text is such a number.
 static bool idist__parse_int(const char *text, int64_t lowest, int64_t highest, int64_t *value) {
     char *end = NULL;
     long long number;
@@ -135,7 +138,8 @@ static bool idist__parse_int(const char *text, int64_t lowest, int64_t highest, 
     return true;
 }
 
-// "host:port", or "[v6]:port", from which the brackets are taken.
+// Parses "host:port" or "[v6]:port". Removes the brackets. Returns false if the text has another
+// form or the host does not fit.
 static bool idist__parse_host_port(const char *text, char *host, size_t capacity, int *port) {
     const char *colon = strrchr(text, ':');
     size_t nbytes = colon ? (size_t)(colon - text) : 0;

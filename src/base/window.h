@@ -1,26 +1,29 @@
 // base/window.h: memory that all ranks of the host have mapped, for idist_alloc
 //
-// A window is this rank's part of a file that the ranks of the host share; the others read what
-// lies in the window without a copy. The window is as large as the memory of the host, but takes
-// neither memory nor addresses until idist_alloc needs them: the window grows by extents, which the
-// owner maps at once and the others when they first look for new ones (ring/shm/view.h).
+// A window is this rank's part of a file that the ranks of the host share. The other ranks read the
+// contents of the window without a copy. The window is as large as the memory of the host, but
+// takes neither memory nor addresses until idist_alloc needs them. It grows by extents. The owner
+// maps a new extent at once. The other ranks map it when they first look for new extents
+// (ring/shm/view.h).
 //
 //   | extent 0 | extent 1 | extent 2      | hole ...
 //
-// idist_alloc takes pages from the first gap that is large enough. Blocks may outlive the world,
-// and the mappings go with the last of them. idist_free finds the window by the address, hence the
-// list of all windows.
+// idist_alloc takes pages from the first gap that is large enough. Blocks may outlive the world;
+// the mappings go with the last block. idist_free finds the window by the address, in a list of all
+// windows.
 #pragma once
 
 #include "os/process.h"
 #include "os/thread.h"
 #include "os/memory.h"
 
-enum { IDIST__EXTENTS = 40 }; // of a window; each is larger than half of those before it together
+// Maximum number of extents of a window. An extent is about half as large as all extents before it
+// together, or larger.
+enum { IDIST__EXTENTS = 40 };
 #define IDIST__EXTENT_MIN ((size_t)1 << 20)
 
 typedef struct idist__block {
-    struct idist__block *next; // by address
+    struct idist__block *next; // in order of address
     size_t at, nbytes;         // within the extent
 } idist__block;
 
@@ -32,19 +35,19 @@ typedef struct idist__window_extent {
 
 typedef struct idist__window {
     struct idist__window *next;
-    int fd;                    // the file, not ours; -1: the memory is somebody else's
-    idist__os_process process; // a child made by fork must not discard pages that its parent uses
+    int fd;                    // the file, owned by the caller; -1 if somebody else owns the memory
+    idist__os_process process; // the creator: a forked child must not discard its parent's pages
     size_t at, nbytes;         // our part of the file
     idist__window_extent extents[IDIST__EXTENTS];
-    uint32_t extent_count; // written last: an extent below it never changes its place
+    uint32_t extent_count; // written last; the extents below it never move
     size_t block_count;
-    bool closed; // the world is gone; unmapped with the last block
+    bool closed; // the world is gone; the last block unmaps the window
 } idist__window;
 
 static idist__os_mutex idist__windows_lock = IDIST__OS_MUTEX_INIT;
 static idist__window *idist__windows;
 
-// Unmaps and frees a window, under the lock.
+// Unmaps and frees a window. Called with the lock held.
 static void idist__window_unmap(idist__window *window) {
     idist__window **at;
     uint32_t i;
@@ -56,8 +59,8 @@ static void idist__window_unmap(idist__window *window) {
     free(window);
 }
 
-// Makes a window of nbytes bytes of a file, from `at` on. The file must stay open until the window
-// is closed. NULL: out of memory.
+// Creates a window of nbytes of a file, starting at `at`. The file must stay open until the window
+// is closed. Returns NULL without memory.
 IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t at, size_t nbytes) {
     idist__window *window = (idist__window *)calloc(1, sizeof *window);
 
@@ -75,8 +78,8 @@ IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t at, size_t
     return window;
 }
 
-// Makes a window of memory that somebody else has mapped, and unmaps after the window is closed.
-// NULL: out of memory.
+// Creates a window in memory that somebody else has mapped, and will unmap after the window is
+// closed. Returns NULL without memory.
 IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nbytes) {
     idist__window *window = idist__window_open(-1, 0, nbytes);
 
@@ -88,6 +91,7 @@ IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nby
     return window;
 }
 
+// Closes a window. Its memory stays mapped until its last block is freed.
 IDIST__UNUSED static void idist__window_close(idist__window *window) {
     idist__os_mutex_lock(&idist__windows_lock);
     window->closed = true;
@@ -95,8 +99,8 @@ IDIST__UNUSED static void idist__window_close(idist__window *window) {
     idist__os_mutex_unlock(&idist__windows_lock);
 }
 
-// Adds an extent with room for nbytes, under the lock. NULL: the window is full, or there are no
-// addresses for the extent.
+// Adds an extent that can hold nbytes. Returns NULL if the window is full, or if there are no
+// addresses for the extent. Called with the lock held.
 static idist__window_extent *idist__window_grow(idist__window *window, size_t nbytes) {
     size_t page = idist__os_memory_page_nbytes(), at = 0, size;
     uint32_t count = window->extent_count;
@@ -111,7 +115,7 @@ static idist__window_extent *idist__window_grow(idist__window *window, size_t nb
     if (size < nbytes || size > window->nbytes - at) size = nbytes;
     extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
 
-    if (!extent->map) { // a limit, which may leave room for what is needed now
+    if (!extent->map) { // a limit, which may still allow the size needed now
         size = nbytes;
         extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
     }
@@ -124,8 +128,8 @@ static idist__window_extent *idist__window_grow(idist__window *window, size_t nb
     return extent;
 }
 
-// Returns where a block of nbytes fits into the blocks of an extent, and its offset in *at. NULL:
-// no gap is large enough. Under the lock.
+// Finds a gap of nbytes among the blocks of an extent. Returns the link where the new block goes,
+// and its offset in *at, or NULL if no gap is large enough. Called with the lock held.
 static idist__block **idist__window_gap(idist__window_extent *extent, size_t nbytes, size_t *at) {
     idist__block **link;
 
@@ -136,8 +140,8 @@ static idist__block **idist__window_gap(idist__window_extent *extent, size_t nby
     return extent->nbytes - *at < nbytes ? NULL : link;
 }
 
-// Finds a place for a block in the window, which grows if need be, and takes memory for the block.
-// NULL: there is no place, or no memory. Under the lock.
+// Finds a place for a block in the window, which grows if needed, and allocates the block's memory.
+// Returns NULL if there is no place or no memory. Called with the lock held.
 static char *idist__window_place(idist__window *window, idist__block *block) {
     idist__window_extent *extent = NULL;
     idist__block **link = NULL;
@@ -165,7 +169,7 @@ static char *idist__window_place(idist__window *window, idist__block *block) {
     return extent->map + block->at;
 }
 
-// Allocates zeroed pages. NULL: no gap is large enough, or out of memory.
+// Allocates zeroed pages. Returns NULL if no gap is large enough, or without memory.
 IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nbytes) {
     size_t page = idist__os_memory_page_nbytes();
     idist__block *block = NULL;
@@ -184,8 +188,8 @@ IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nby
     return memory;
 }
 
-// Returns the extent that p lies in, or NULL. The caller holds the lock, or owns p, which keeps the
-// extent.
+// Returns the extent that contains p, or NULL. The caller holds the lock, or owns p, which keeps
+// the extent mapped.
 static idist__window_extent *idist__window_extent_of(idist__window *window, const void *p) {
     uint32_t count = __atomic_load_n(&window->extent_count, __ATOMIC_ACQUIRE), i;
 
@@ -198,7 +202,8 @@ static idist__window_extent *idist__window_extent_of(idist__window *window, cons
     return NULL;
 }
 
-// Frees the block that begins at p; nothing, if that was freed before. False: p lies in no window.
+// Frees the block that begins at p. Does nothing if the block was already freed. Returns false if p
+// lies in no window.
 static bool idist__window_free(void *p) {
     idist__window_extent *extent = NULL;
     idist__window *window;

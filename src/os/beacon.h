@@ -1,33 +1,34 @@
 // os/beacon.h: a name that exists as long as its process, and wakes it
 //
-// A process opens a beacon under a local name. The kernel takes the name away when the process
-// ends, however it ends. Others need no connection to see that, or to wake the process while it
-// watches its beacon in poll: one socket of their own serves for any number of beacons.
+// A process opens a beacon under a local name. The kernel removes the name when the process ends,
+// for whatever reason. Other processes need no connection to see this, or to wake the process while
+// it polls its beacon. One socket per observer serves any number of beacons.
 //
-// Here a beacon is a datagram socket. On macOS its name is a path, and one on which no socket is
-// open gives ECONNREFUSED, too. On Windows the same takes a named mutex, which tells that its owner
-// has ended, and an event.
+// On Linux a beacon is a datagram socket. On macOS its name is a path; a path on which no socket is
+// open gives ECONNREFUSED, too. On Windows a beacon takes an event, and a named mutex, which shows
+// that its owner has ended.
 #pragma once
 
 #include "os/socket.h"
 #include "os/system.h"
 
-// A beacon under a local address, or -1 and errno. Watch it for IDIST__OS_READABLE.
+// Opens a beacon under a local address. Returns its descriptor, or -1 with errno. Poll the
+// descriptor for IDIST__OS_READABLE.
 IDIST__UNUSED static int idist__os_beacon_light(const idist__os_address *address);
 
-// The socket that the next two functions take, or -1 and errno.
+// Returns the socket that idist__os_beacon_wake and idist__os_beacon_look take, or -1 with errno.
 IDIST__UNUSED static int idist__os_beacon_observer(void);
 
 // Makes a beacon readable. Never blocks.
 //
-// EAGAIN has two reasons. The queue of the beacon may be full; then it is readable already. Or the
-// bytes that we have sent to all beacons, and that nobody has read yet, fill the send buffer of our
-// socket (about 280 of them); then another socket can send.
+// EAGAIN has two possible reasons. The queue of the beacon may be full; then the beacon is already
+// readable. Or the send buffer of our socket is full of datagrams that nobody has read yet (about
+// 280 of one byte each, over all beacons). Then another socket can still send.
 IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address);
 
-// Looks at a beacon, without waking its process. 0: it is lit; ECONNREFUSED: it has gone out;
-// another errno: the system does not let us see it.
+// Checks a beacon without waking its process. Returns 0 if the beacon is open, ECONNREFUSED if it
+// is closed, or another errno if the system does not let us see the beacon.
 IDIST__UNUSED static int idist__os_beacon_look(int observer, const idist__os_address *address);
 
-// Makes our own beacon unreadable again.
+// Makes the beacon of this process unreadable again.
 IDIST__UNUSED static void idist__os_beacon_clear(int beacon);

@@ -7,69 +7,72 @@
 //------------------------------------------------------------------------------
 // pages, aligned memory, memory that processes share
 //
-// Elsewhere: a file without a name is shm_open and shm_unlink on macOS, and on Windows
-// CreateFileMapping, whose handle stands for the descriptor. Discarding pages may do nothing, and
-// the guard against fork may be NULL.
+// A file without a name is made by shm_open and shm_unlink on macOS, and by CreateFileMapping on
+// Windows, where its handle serves as the descriptor. On other systems idist__os_memory_discard may
+// do nothing, and idist__os_memory_fork_word may return NULL.
 //------------------------------------------------------------------------------
 
 // A number in shared memory that is read and written atomically. i386 would align it to 4 bytes, so
-// that it could lie in two cache lines.
+// that it could span two cache lines.
 typedef uint64_t idist__counter __attribute__((aligned(8)));
 
-// The size of a page: a mapping begins and ends at multiples of it.
+// Returns the size of a page. A mapping begins and ends at a multiple of the page size.
 static size_t idist__os_memory_page_nbytes(void);
 
-// Memory at a multiple of `alignment`, a power of two from 64 to 4096, with anything in it. NULL:
-// no memory. The caller frees it with idist__os_memory_free_aligned, and with nothing else.
+// Allocates memory at a multiple of `alignment`, a power of two from 64 to 4096. The contents are
+// undefined. Returns NULL without memory. The caller frees the memory with
+// idist__os_memory_free_aligned, and with no other function.
 IDIST__UNUSED static void *idist__os_memory_aligned(size_t alignment, size_t nbytes);
 
-// NULL is no error.
+// Frees memory of idist__os_memory_aligned. Accepts NULL.
 IDIST__UNUSED static void idist__os_memory_free_aligned(void *p);
 
-// Maps a part of a file, shared with the other processes that map it, without reserving memory.
-// `at` and `nbytes` are multiples of the page size. Core dumps leave the mapping out. NULL and
-// errno on failure. The caller unmaps it; `fd` stays the caller's.
+// Maps a part of a file, shared with other processes that map it, without reserving memory. `at`
+// and `nbytes` are multiples of the page size. Core dumps leave the mapping out. Returns NULL with
+// errno on failure. The caller unmaps the memory and keeps `fd`.
 IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes);
 
-// Takes such a mapping back, whole.
+// Unmaps a whole mapping of idist__os_memory_map.
 IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes);
 
-// Gives whole pages of a mapped file back to the system, for all processes: they read as zeros from
-// then on.
+// Returns whole pages of a mapped file to the system. From then on they read as zeros in all
+// processes.
 IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes);
 
-// A file in memory, without a name, whose size can never change. -1 and errno on failure. The
-// caller closes it.
+// Creates a file in memory, without a name, whose size can never change. Returns its descriptor, or
+// -1 with errno. The caller closes the descriptor.
 IDIST__UNUSED static int idist__os_memory_file(size_t nbytes);
 
-// Says which limit of this process is in the way of nbytes more memory, as "locked memory is
-// limited to 8192 KiB (ulimit -l), and the program locks all its memory (mlockall)". "" if none is.
-// Elsewhere: always "".
+// Names the limit of this process that prevents an allocation of nbytes, or writes "" if no limit
+// does. For example: "locked memory is limited to 8192 KiB (ulimit -l), and the program locks all
+// its memory (mlockall)". On other systems than Linux the text is always "".
 static void idist__os_memory_limit(size_t nbytes, char *text, size_t capacity);
 
-// Takes memory for a part of such a file now, so that no access to it can fail later. 0, or an
-// errno. May take long for large parts.
+// Allocates memory for a part of a file of idist__os_memory_file now, so that no access to the part
+// can fail later. Returns 0 or an errno. May take long for large parts.
 static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes);
 
-// A new word, 0, that also reads 0 in a child made by fork until somebody writes to it there. NULL:
-// the kernel cannot do that. Freed by idist__os_memory_fork_word_free.
+// Allocates a word that is 0, and reads as 0 in a forked child until the child writes to it.
+// Returns NULL if the kernel cannot do this. The caller frees the word with
+// idist__os_memory_fork_word_free.
 static uint32_t *idist__os_memory_fork_word(void);
 
-// NULL is no error.
+// Frees a word of idist__os_memory_fork_word. Accepts NULL.
 static void idist__os_memory_fork_word_free(uint32_t *word);
 
 //------------------------------------------------------------------------------
 // a part of a file as memory
 //------------------------------------------------------------------------------
 
-// Where a window may begin: at, rounded down.
+// Returns `at` rounded down to a position where a window may begin.
 IDIST__UNUSED static size_t idist__os_window_begin(size_t at);
 
-// Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
-// long, with space on the disk, so that no access to the window can fail. What is written to the
-// window is in the file even if the process is killed. 0 or an errno. The caller unmaps it.
+// Maps nbytes of a file from a position that idist__os_window_begin returned. Extends the file to
+// the end of the window and reserves the disk space, so that no access to the window can fail.
+// Bytes written to the window are in the file even if the process is killed. Returns 0 or an errno.
+// The caller unmaps the window.
 IDIST__UNUSED static int idist__os_window_map(idist__os_file file, size_t at, size_t nbytes,
                                               char **window);
 
-// NULL is no error.
+// Unmaps a window of idist__os_window_map. Accepts NULL.
 IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes);

@@ -1,5 +1,6 @@
-// os/mutex_init.h: what a lock in static memory begins as
+// os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+// Included by base/begin.h. Neither file has an include guard, because each drop-in has locks of
+// its own.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER

@@ -27,9 +27,9 @@ static long long idist__os_limit_locked_nbytes(void);
 //------------------------------------------------------------------------------
 // this process, its children, the memory of others
 //
-// Child processes are created by fork. They are watched through a descriptor that becomes readable
-// when the child ends, if the kernel has such descriptors (pidfd, Linux 5.3), and by polling
-// otherwise. A port may use CreateProcess and a job object, or kqueue and a pipe. Without fork,
+// Child processes are created by fork. If the kernel has descriptors that become readable when a
+// child ends (pidfd, Linux 5.3), such a descriptor watches each child. Otherwise the parent polls.
+// A port may use CreateProcess and a job object, or kqueue and a pipe. Without fork,
 // idist__os_process_fork always fails, and a launcher starts the workers.
 //------------------------------------------------------------------------------
 
@@ -92,8 +92,8 @@ static char **idist__os_process_variables(void);
 // Sets whether a descriptor stays open in a program that this process executes. Safe after fork.
 static void idist__os_process_pass(int fd, bool pass);
 
-// Moves a descriptor above those of stdin, stdout and stderr, which may be closed. Returns false
-// with errno on failure. *fd is valid in both cases.
+// Moves a descriptor above 2, because stdin, stdout and stderr may be closed. Returns false with
+// errno on failure. *fd is valid in both cases.
 static bool idist__os_process_move_fd(int *fd);
 
 // Maps memory that this process shares with its children: the memory of a file or, if fd is -1,

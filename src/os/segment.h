@@ -1,23 +1,23 @@
 // os/segment.h: passing a file in memory to another process of this host
 //
-// A descriptor travels with a short message over a local socket. Where sockets cannot carry one, a
-// port uses a name instead (shm_open, CreateFileMapping) and passes that.
+// A descriptor travels with a short message over a local socket. If the sockets of a system cannot
+// pass descriptors, a port passes a name instead (shm_open, CreateFileMapping).
 #pragma once
 
 #include "os/system.h"
 
-// Sends a message, with a descriptor unless fd is -1. Does not block. Returns the bytes sent, or -1
-// and errno; EAGAIN: the socket is full.
+// Sends a message, with a descriptor unless fd is -1. Does not block. Returns the number of bytes
+// sent, or -1 with errno. EAGAIN means that the socket is full.
 IDIST__UNUSED static ptrdiff_t idist__os_segment_send(int sock, const void *buf, size_t nbytes,
                                                       int fd);
 
-// Receives a message; *fd becomes its descriptor, which the caller closes, or -1. Does not block.
-// Returns the bytes received, 0 at the end of the stream, or -1 and errno.
+// Receives a message. Sets *fd to its descriptor, which the caller closes, or to -1. Does not
+// block. Returns the number of bytes received, 0 at the end of the stream, or -1 with errno.
 IDIST__UNUSED static ptrdiff_t idist__os_segment_receive(int sock, void *buf, size_t nbytes,
                                                          int *fd);
 
-// The size of such a file; 0 when it cannot be told.
+// Returns the size of a file that was passed this way, or 0 if the size is unknown.
 IDIST__UNUSED static size_t idist__os_segment_nbytes(int fd);
 
-// The memory of this host in bytes.
+// Returns the size of this host's memory in bytes.
 IDIST__UNUSED static uint64_t idist__os_segment_ram(void);

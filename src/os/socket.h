@@ -1,9 +1,9 @@
 // os/socket.h: stream sockets, multicast datagrams, addresses and name lookup
 //
 // Every socket is non-blocking and closed on exec. The caller owns the descriptors. Only functions
-// with a deadline, and the name lookup, block. Failures leave the reason in errno. Elsewhere: on
-// macOS and Windows a local name becomes a path in a private folder. On Windows a SOCKET is cast to
-// int, as its values allow.
+// with a deadline, and the name lookup, block. Failures leave the reason in errno. On macOS and
+// Windows a local name becomes a path in a private folder. On Windows a SOCKET is cast to int, as
+// its values allow.
 #pragma once
 
 #include "os/system.h"
@@ -152,10 +152,10 @@ static unsigned long idist__os_socket_user(void);
 // Gets the name of this host. Returns false if the host has no name that fits.
 static bool idist__os_socket_host_name(char *buf, size_t capacity);
 
-// Writes a text that all processes of one machine have in common, in whatever container they run:
-// the id of the boot, or else the host name.
+// Writes a text that all processes of one machine have in common, even across containers: the id of
+// the boot, or else the host name.
 static void idist__os_socket_machine(char *text, size_t capacity);
 
-// Writes a text that two processes have in common if, and only if, they can connect through local
-// sockets: the machine, the network namespace and the user.
+// Writes a text that is equal in two processes if and only if local sockets can connect them. It
+// names the machine, the network namespace and the user.
 IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity);

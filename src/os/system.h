@@ -1,18 +1,20 @@
 // os/system.h: the operating system as idist sees it
 //
-// The files of this folder are an interface: types, constants and functions named idist__os_*, with
-// the contract of each function above its declaration. It says whether the function may block, what
-// it returns, and who owns what. The bodies for one system are in a folder of their own; os/linux
-// is the only one so far. The rest of idist includes no system header and calls nothing else of the
-// system; lint checks that.
+// The files of this folder are an interface of types, constants and functions named idist__os_*.
+// The comment above a function is its contract: whether the function may block, what it returns,
+// and who owns what. The bodies for each system are in a folder of their own; os/linux is the only
+// one so far. The rest of idist includes no system header and makes no system call by itself; lint
+// checks this rule.
 //
-// A port adds a folder with types.h, which has the system headers and the types that depend on the
-// system, and with a body for every function. Where a system lacks a service (reading the memory of
-// another process, fencing the others), its function may fail always: the callers have another way.
-// IDIST__OS_TYPES and IDIST__OS_BODIES name two headers that take the place of both, for tests.
+// A port adds a folder with a body for every function. Its types.h includes the system headers and
+// defines the types that depend on the system. If a system lacks a service (reading the memory of
+// another process, fencing other processes), the function for the service may always fail; its
+// callers have a fallback. For tests, IDIST__OS_TYPES and IDIST__OS_BODIES name two headers that
+// replace types.h and the bodies.
 //
-// Errors are numbers of errno.h, as C compilers for all systems have them; a port translates those
-// of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int, and -1 is none.
+// Errors are the numbers of errno.h, which C compilers for all systems have. A port translates the
+// errors of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int; -1 is no
+// descriptor.
 #pragma once
 
 #if defined(IDIST__OS_TYPES)

@@ -6,7 +6,7 @@
 //------------------------------------------------------------------------------
 // threads
 //
-// Elsewhere: pthreads on macOS; on Windows _beginthreadex, a handle with the id of the thread, and
+// macOS has pthreads. Windows has _beginthreadex, a handle with the id of the thread, and
 // SwitchToThread.
 //------------------------------------------------------------------------------
 
@@ -40,11 +40,11 @@ IDIST__UNUSED static void idist__os_thread_handover(void);
 //------------------------------------------------------------------------------
 // locks among the threads of a process
 //
-// A mutex is not recursive, belongs to the thread that has locked it, and does not move in memory.
-// Only idist__os_mutex_lock blocks. No function fails if these rules are kept. A mutex in static
-// memory may be initialized with IDIST__OS_MUTEX_INIT (os/mutex_init.h).
+// A mutex is not recursive and does not move in memory. The thread that has locked a mutex unlocks
+// it. Only idist__os_mutex_lock blocks. No function fails if these rules are kept. A mutex in
+// static memory may be initialized with IDIST__OS_MUTEX_INIT (os/mutex_init.h).
 //
-// Elsewhere: pthreads on macOS; SRWLOCK and CONDITION_VARIABLE on Windows.
+// macOS has pthreads; Windows has SRWLOCK and CONDITION_VARIABLE.
 //------------------------------------------------------------------------------
 
 // Initializes a mutex, unlocked. Also resets a mutex that a child inherited by fork, whatever its

@@ -36,7 +36,8 @@ static bool idist__os_cpu_bind(int index, bool stay) {
         one.bits[i / width] = 1ul << (i % width);
         if (syscall(SYS_sched_setaffinity, 0, sizeof one, &one) != 0) return false;
         if (stay) return true;
-        return syscall(SYS_sched_setaffinity, 0, sizeof all, &all) == 0; // it has moved by now
+        // The thread has moved by now.
+        return syscall(SYS_sched_setaffinity, 0, sizeof all, &all) == 0;
     }
 
     return false;
@@ -52,7 +53,7 @@ IDIST__UNUSED static void idist__os_cpu_relax(void) {
 
 IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p) {
 #if defined(__x86_64__)
-    // For old targets the builtin would prefetch for reading only.
+    // For old targets the builtin would only prefetch for reading.
     __asm__ __volatile__("prefetchw %0" : : "m"(*(const char *)p));
 #else
     __builtin_prefetch(p, 1);

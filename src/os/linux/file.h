@@ -25,7 +25,7 @@ static ptrdiff_t idist__os_file_read(idist__os_file file, void *buf, size_t capa
     return n;
 }
 
-static const size_t IDIST__OS_FILE_AT_ONCE = (size_t)1 << 30; // bytes, per system call
+static const size_t IDIST__OS_FILE_AT_ONCE = (size_t)1 << 30; // bytes per system call
 
 static bool idist__os_file_read_at(idist__os_file file, void *buf, size_t nbytes, uint64_t at) {
     char *to = (char *)buf;
@@ -136,10 +136,10 @@ static bool idist__os_file_has_folder(const char *path) {
     return access(folder, F_OK) == 0;
 }
 
-// The fcntl command of a lock; headers hide its name in strict modes.
+// The fcntl commands for locks. In strict modes the headers hide their names.
 enum { IDIST__OS_FILE_GETLK = 36 /* F_OFD_GETLK */, IDIST__OS_FILE_SETLK = 37 /* F_OFD_SETLK */ };
 
-// Asks for a lock on one byte, or about it: 0, or -1 and errno.
+// Sets or queries a lock on one byte. Returns 0, or -1 with errno.
 static int idist__os_file_fcntl(idist__os_file file, int command, uint64_t byte,
                                 struct flock *lock_at) {
     lock_at->l_whence = SEEK_SET;
@@ -221,7 +221,7 @@ IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const 
 
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
                                                 idist__os_folder folder) {
-    // A handle of its own: two that are duplicates would share the position in the folder.
+    // The walk has a handle of its own, because duplicates would share the position in the folder.
     idist__os_folder own = IDIST__OS_CALL(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     int error;
 
@@ -237,8 +237,9 @@ IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_wa
                                                        int *error) {
     struct dirent *entry;
 
-    errno = 0; // readdir returns NULL at the end, and when it fails: on a number that 32 bits
-               // cannot hold, for example
+    // readdir returns NULL both at the end and on failure, for example if an entry has a number
+    // that 32 bits cannot hold.
+    errno = 0;
     entry = IDIST__OS_CALL(readdir(walk->dir));
     *error = entry ? 0 : errno;
 

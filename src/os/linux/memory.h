@@ -115,7 +115,7 @@ IDIST__UNUSED static int idist__os_window_map(idist__os_file file, size_t at, si
     *window = NULL;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         limit.rlim_cur < at + nbytes)
-        return EFBIG; // to exceed the limit would raise a signal
+        return EFBIG; // exceeding the limit would raise a signal
 
     error = idist__os_memory_reserve(file, at, nbytes);
     if (error) return error;

@@ -24,12 +24,12 @@ IDIST__UNUSED static bool idist__os_poll_ready(const idist__os_poll_entry *entry
     return entry->revents != 0;
 }
 
-// Whether it found that the descriptor takes bytes.
+// Returns true if the last idist__os_poll found that the descriptor takes bytes.
 IDIST__UNUSED static bool idist__os_poll_writable(const idist__os_poll_entry *entry) {
     return (entry->revents & POLLOUT) != 0;
 }
 
-// Whether it found bytes, the end of the stream, or an error.
+// Returns true if the last idist__os_poll found bytes, the end of the stream, or an error.
 IDIST__UNUSED static bool idist__os_poll_readable(const idist__os_poll_entry *entry) {
     return (entry->revents & ~POLLOUT) != 0;
 }

@@ -10,7 +10,7 @@ static const char *idist__os_env(const char *name) {
     return value && value[0] ? value : NULL;
 }
 
-// The soft limit; -1: there is none.
+// Returns the soft limit, or -1 if there is none.
 static long long idist__os_limit_get(int resource) {
     struct rlimit limit;
 

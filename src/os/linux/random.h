@@ -5,8 +5,8 @@
 #include "os/unwind.h"
 #include "os/clock.h"
 
-// Some random bytes: how many, or -1 and errno. The system call goes by number, because glibc
-// before 2.25 has no getrandom(); kernels before 3.17 have none either.
+// Gets up to nbytes random bytes. Returns their number, or -1 with errno. Makes the system call by
+// number, because glibc before 2.25 has no getrandom(). Kernels before 3.17 have no such call.
 static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
     ssize_t n = -1;
     int fd;

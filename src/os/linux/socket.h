@@ -12,7 +12,7 @@ static bool idist__os_socket_local_address(idist__os_address *address, const cha
     memset(address, 0, sizeof *address);
     if (!nbytes || nbytes > IDIST__OS_SOCKET_NAME_MAX) return false;
     local->sun_family = AF_UNIX;
-    memcpy(local->sun_path + 1, name, nbytes); // the zero byte before it means abstract
+    memcpy(local->sun_path + 1, name, nbytes); // a leading zero byte: abstract namespace
     address->nbytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + nbytes);
 
     return true;
@@ -112,7 +112,8 @@ static bool idist__os_socket_peer_address(int fd, idist__os_address *address) {
     return getpeername(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
 }
 
-// The congestion control of a TCP socket. False: the system does not tell.
+// Gets the name of the congestion control of a TCP socket. Returns false if the system does not
+// tell.
 static bool idist__os_socket_congestion(int fd, char name[16]) {
     socklen_t nbytes = 15;
 
@@ -122,10 +123,10 @@ static bool idist__os_socket_congestion(int fd, char name[16]) {
 
 static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || error == ENFILE; }
 
-// A stream socket without Nagle's delay, or -1.
+// Opens a stream socket without Nagle's delay. Returns -1 on failure.
 //
-// BBR sends by a timer, which inside a machine room costs more than half of the bandwidth. Another
-// congestion control takes its place until idist__os_socket_measured.
+// BBR paces its sends by a timer, which costs more than half of the bandwidth inside a machine
+// room. Another congestion control replaces BBR until idist__os_socket_measured.
 static int idist__os_socket_open(int family) {
     int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     char name[16];
@@ -150,7 +151,8 @@ static int idist__os_socket_local_error(void) {
 }
 
 IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
-    enum { MIN_RTT_AT = 148 }; // in struct tcp_info, of which the C library may know the beginning
+    // Offset in struct tcp_info. The C library may declare only the beginning of the struct.
+    enum { MIN_RTT_AT = 148 };
     unsigned char info[256];
     socklen_t nbytes = sizeof info;
     uint32_t min_rtt_us = 0;
@@ -160,10 +162,11 @@ IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
     if (nbytes >= MIN_RTT_AT + sizeof min_rtt_us)
         memcpy(&min_rtt_us, info + MIN_RTT_AT, sizeof min_rtt_us);
 
-    return min_rtt_us != UINT32_MAX ? min_rtt_us : 0; // the kernel has not measured any
+    return min_rtt_us != UINT32_MAX ? min_rtt_us : 0; // UINT32_MAX: not measured
 }
 
-// The third number in a file of the kernel's settings: the most bytes of a buffer. 0: not known.
+// Returns the third number in a file of kernel settings, the maximum size of a buffer, or 0 if
+// unknown.
 static uint64_t idist__os_socket_setting(const char *path) {
     char text[64], *at = text;
     uint64_t number = 0;
@@ -214,7 +217,7 @@ IDIST__UNUSED static void idist__os_socket_measured(int fd) {
 
     if (idist__os_socket_round_trip_us(fd) < NEAR_US) return;
 
-    fresh = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); // has that of the system
+    fresh = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); // has the system's congestion control
     if (fresh < 0) return;
     if (idist__os_socket_congestion(fresh, name))
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
@@ -227,7 +230,7 @@ static int idist__os_socket_listen(const idist__os_address *address) {
     if (fd < 0) return -1;
     if (!idist__os_socket_is_local(address))
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (address->sa.ss_family == AF_INET6) // IPv4 as well, at the wildcard
+    if (address->sa.ss_family == AF_INET6) // the wildcard accepts IPv4 as well
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
     if (bind(fd, (const struct sockaddr *)&address->sa, address->nbytes) == 0 &&
         listen(fd, 4096) == 0)
@@ -253,7 +256,7 @@ static int idist__os_socket_listen_everywhere(int port) {
     fd = idist__os_socket_listen(&any);
     if (fd >= 0 || errno == EADDRINUSE) return fd;
 
-    memset(&any, 0, sizeof any); // a system without IPv6
+    memset(&any, 0, sizeof any); // the system has no IPv6
     v4->sin_family = AF_INET;
     v4->sin_port = htons((uint16_t)port);
     any.nbytes = sizeof *v4;
@@ -286,8 +289,8 @@ static int idist__os_socket_interfaces(idist__os_interface *list, int capacity) 
     return count;
 }
 
-// Whether the process at the other end of a local socket belongs to our user: abstract sockets have
-// no permissions.
+// Returns true if the process at the other end of a local socket belongs to our user. Abstract
+// sockets have no permissions, so this check replaces them.
 static bool idist__os_socket_is_same_user(int fd) {
     struct {
         pid_t pid;
@@ -420,8 +423,8 @@ static bool idist__os_socket_route(const idist__os_address *to, idist__os_addres
     bool found;
 
     if (fd < 0) return false;
-    found = IDIST__OS_CALL(connect(fd, (const struct sockaddr *)&to->sa, to->nbytes)) ==
-                0 && // sends nothing
+    // Connecting a datagram socket sends nothing.
+    found = IDIST__OS_CALL(connect(fd, (const struct sockaddr *)&to->sa, to->nbytes)) == 0 &&
             idist__os_socket_own_address(fd, own);
     error = errno;
     IDIST__OS_CALL(close(fd));

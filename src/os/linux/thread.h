@@ -34,7 +34,7 @@ IDIST__UNUSED static inline bool idist__os_thread_equal(idist__os_thread a, idis
 IDIST__UNUSED static inline void idist__os_thread_yield(void) { sched_yield(); }
 
 IDIST__UNUSED static int idist__os_thread_count(void) {
-    enum { UNKNOWN = 1000, FIELD = 20 }; // of /proc/self/stat
+    enum { UNKNOWN = 1000, FIELD = 20 }; // FIELD of /proc/self/stat
     char text[512], *at;
     ssize_t n;
     int i, fd = IDIST__OS_CALL(open("/proc/self/stat", O_RDONLY | O_CLOEXEC));
@@ -47,7 +47,7 @@ IDIST__UNUSED static int idist__os_thread_count(void) {
     if (n <= 0) return UNKNOWN;
 
     text[n] = 0;
-    at = strrchr(text, ')'); // field 2 is the program's name, which may contain anything
+    at = strrchr(text, ')'); // field 2 is the program's name, which may contain any character
     for (i = 2; at && i < FIELD; i++) at = strchr(at + 1, ' ');
 
     return at ? atoi(at) : UNKNOWN;

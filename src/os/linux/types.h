@@ -44,8 +44,8 @@
 
 // ---- of unwind.h ----
 
-// Evaluates an expression that is a cancellation point, and lets no request to cancel this thread
-// interrupt it. Leaves errno as the expression does.
+// Evaluates an expression that is a cancellation point, and postpones any request to cancel this
+// thread. Leaves errno as the expression sets it.
 #define IDIST__OS_CALL(expression)                                       \
     __extension__({                                                      \
         int cancel_before_;                                              \
@@ -57,7 +57,8 @@
         value_;                                                          \
     })
 
-// Only the first member is set by glibc's callers; the struct is glibc's _pthread_cleanup_buffer.
+// The frame of a watch. Has the layout of glibc's struct _pthread_cleanup_buffer, whose members
+// _pthread_cleanup_push sets.
 typedef struct idist__os_unwind_frame {
     void (*left)(void *arg);
     void *arg;
@@ -69,18 +70,18 @@ typedef struct idist__os_unwind_frame {
 
 typedef pthread_t idist__os_thread; // a thread of this process
 typedef pthread_mutex_t idist__os_mutex;
-typedef pthread_cond_t idist__os_cond; // stays where it is in memory
+typedef pthread_cond_t idist__os_cond; // must not move in memory
 
 // ---- of process.h ----
 
-typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0: none
+typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0 if none
 typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
 
-// Signals that idist sends itself. A system without signals ends the process on the first two.
+// Signals that idist itself sends. A system without signals ends the process on the first two.
 enum {
-    IDIST__OS_PROCESS_TERMINATE = SIGTERM, // it may clean up
+    IDIST__OS_PROCESS_TERMINATE = SIGTERM, // the process may clean up
     IDIST__OS_PROCESS_KILL = SIGKILL,
-    IDIST__OS_PROCESS_CONTINUE = SIGCONT // if it is stopped
+    IDIST__OS_PROCESS_CONTINUE = SIGCONT // continues a stopped process
 };
 
 // ---- of poll.h ----
@@ -89,7 +90,7 @@ typedef struct pollfd idist__os_poll_entry;
 
 enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
 
-enum { IDIST__OS_WATCH_EVENTS = 32 }; // that are taken at once, at most
+enum { IDIST__OS_WATCH_EVENTS = 32 }; // maximum number of events in one take
 
 typedef struct idist__os_watch_events {
     struct epoll_event event[IDIST__OS_WATCH_EVENTS];
@@ -108,15 +109,17 @@ enum {
     IDIST__OS_HERE = AT_FDCWD // the current folder, where paths begin; needs no closing
 };
 
-// A walk over the names in a folder. The caller ends it, unless idist__os_folder_begin has failed.
+// A walk over the names in a folder. The caller ends the walk, unless idist__os_folder_begin
+// failed.
 typedef struct idist__os_folder_walk {
     DIR *dir;
 } idist__os_folder_walk;
 
 // ---- of socket.h ----
 
-// Where a socket is or connects to. A local address is a name in the abstract namespace, which
-// leaves no file behind and is visible inside one network namespace only, as loopback TCP is.
+// The address where a socket is bound or connects to. A local address is a name in the abstract
+// namespace. It leaves no file behind, and is visible only inside one network namespace, like
+// loopback TCP.
 typedef struct idist__os_address {
     struct sockaddr_storage sa;
     socklen_t nbytes;

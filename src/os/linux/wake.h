@@ -4,9 +4,9 @@
 #include "os/wake.h"
 #include "os/clock.h"
 
-// The futex system call takes a time of its own, which is not always struct timespec: two longs on
-// most architectures, even where time_t has 64 bits and long has 32; two 64-bit numbers on those
-// that came later (futex_time64).
+// A timeout of the futex system call is not always a struct timespec. It is two longs on most
+// architectures, even if time_t has 64 bits and long has 32. On newer architectures it is two
+// 64-bit numbers (futex_time64).
 #ifdef SYS_futex
 enum { IDIST__OS_FUTEX = SYS_futex };
 typedef long idist__os_futex_part;
