@@ -1,7 +1,8 @@
 // spawn/parallel.h: Ignite's Parallel
 //
-// With nproc_per_node it spawns; without, it joins the world that a launcher made and runs fn in
-// this process. Checks, their order and the log lines are those of Ignite.
+// With nproc_per_node, idist_parallel_run spawns workers. Without nproc_per_node,
+// idist_parallel_run joins the world that a launcher made and runs fn in this process. Ignite's
+// Parallel makes the same checks in the same order, and prints the same log lines.
 #pragma once
 
 #include "os/process.h"
@@ -13,6 +14,7 @@
 #include "calls/life.h"
 #include "spawn/worker.h"
 
+// Checks that every backend in a comma-separated list is available.
 static idist_status idist__parallel_check_backend(const char *names) {
     const char *at = names;
     const idist_backend_api *host;
@@ -30,7 +32,7 @@ static idist_status idist__parallel_check_backend(const char *names) {
     return IDIST_OK;
 }
 
-// Several nodes have to know where to meet.
+// Checks that the program says where the nodes meet, if there is more than one node.
 static idist_status idist__parallel_check_master(const idist_desc *d) {
     const char *init = d->init_method ? d->init_method : idist__os_env("IDIST_INIT_METHOD");
     const char *addr = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR");
@@ -91,7 +93,7 @@ static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn
         idist__log_print(log, IDIST_LOG_INFO, "- Run '%s' in %d processes", name,
                          idist_get_world_size());
     memcpy(text, idist__me.text, sizeof text);
-    idist__me.text[0] = 0; // the text of a failure is to be fn's own
+    idist__me.text[0] = 0; // only failures inside fn may leave a text
     code = idist__worker_try("parallel_run", fn, idist_get_local_rank(), arg);
     if (!code && !idist__me.text[0]) memcpy(idist__me.text, text, sizeof text);
     if (logs) idist__log_print(log, IDIST_LOG_INFO, "End of run");

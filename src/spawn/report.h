@@ -1,4 +1,4 @@
-// spawn/report.h: wait for workers, and report
+// spawn/report.h: wait for workers and report the first failure
 #pragma once
 
 #include "os/clock.h"
@@ -9,7 +9,7 @@
 #include "spawn/watch.h"
 #include "spawn/start.h"
 
-// How a worker failed, in words.
+// Writes a text that says how a worker failed.
 static void idist__report_text(const idist_workers *spawn, int i, const idist_report *r, char *text,
                                size_t cap) {
     const idist__worker *worker = &spawn->workers[i];
@@ -40,6 +40,7 @@ static void idist__report_text(const idist_workers *spawn, int i, const idist_re
     if (result->text[0] && !r->signal) idist__text_append(text, cap, ": %s", result->text);
 }
 
+// Fills in the caller's report. Returns IDIST_ERR_WORKER_FAILED if a worker failed.
 static idist_status idist__report_make(idist_workers *spawn) {
     idist_report r;
     int i = spawn->first_failed;

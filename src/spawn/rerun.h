@@ -1,9 +1,9 @@
 // spawn/rerun.h: workers that execute the program again
 //
-// start_method "exec": a program with threads, or with a device in use, cannot go on in a forked
-// child. Such a worker executes the program again, with the same arguments and one more variable,
-// IDIST_SPAWN=call,worker,descriptor,pid. The program runs up to the same call of idist_spawn, in
-// which it becomes the worker; earlier calls return at once.
+// A program that has threads or uses a device cannot continue in a forked child. With start_method
+// "exec", a worker executes the program again, with unchanged arguments and one more variable,
+// IDIST_SPAWN=call,worker,descriptor,pid. The program runs to the call of idist_spawn with this
+// number and becomes the worker there. Earlier calls of idist_spawn return at once.
 #pragma once
 
 #include "os/process.h"
@@ -15,12 +15,12 @@
 
 static int idist__rerun_call_count; // calls of idist_spawn_start in this process, atomic
 
-// Everything such a worker is made of, prepared before the fork: after it only simple system calls
-// are allowed, since other threads may have held any lock.
+// What a worker needs to execute the program again. The parent prepares it before the fork. After
+// the fork only simple system calls are allowed, because another thread may have held any lock.
 typedef struct idist__rerun {
     char path[4096];
     char variable[80]; // IDIST_SPAWN=..., see idist__rerun_find
-    char *args;        // of this process, one after the other
+    char *args;        // arguments of this process, one after another
     size_t args_nbytes;
     char **argv, **envp;
 } idist__rerun;
@@ -31,7 +31,7 @@ static void idist__rerun_free(idist__rerun *r, const idist_allocator *mem) {
     idist__mem_free(mem, r->envp);
 }
 
-// Reads the arguments of this process; args NULL: no memory.
+// Reads the arguments of this process. Leaves args NULL if there is no memory.
 static void idist__rerun_read_args(idist__rerun *r, const idist_allocator *mem, int fd) {
     size_t cap = 0, got;
 
@@ -44,6 +44,7 @@ static void idist__rerun_read_args(idist__rerun *r, const idist_allocator *mem, 
     } while (got);
 }
 
+// Prepares the path, arguments and environment of the workers.
 static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *mem) {
     char **variables = idist__os_process_variables();
     size_t argc = 0, envc = 0, i, n;
@@ -72,9 +73,9 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     return IDIST_OK;
 }
 
-// In the child. Its descriptors of the shared memory and, for worker 0, of the listener stay open.
-// The last number of the variable is its own process id, written without snprintf, which may take a
-// lock.
+// Executes the program again, in the child. The descriptor of the shared memory stays open, and in
+// worker 0 also the listener's. Appends the process id to the variable, without snprintf, which may
+// take a lock.
 static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
     char *at = r->variable + strlen(r->variable), digits[16];
     int pid = (int)idist__os_process_id(), n = 0;
@@ -87,8 +88,9 @@ static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
     idist__os_process_exit(127);
 }
 
-// Whether this process was made to run one call of idist_spawn, and which. What a worker starts
-// inherits the variable, hence the process id in it.
+// Returns true if this process was executed again as a worker, and fills in which call of
+// idist_spawn it belongs to. Programs that a worker starts inherit the variable, so the process id
+// in it must be this process's.
 static bool idist__rerun_find(int *call, int *worker, int *fd) {
     const char *text = idist__os_env("IDIST_SPAWN");
     int pid = 0, end = 0;
@@ -97,8 +99,8 @@ static bool idist__rerun_find(int *call, int *worker, int *fd) {
            pid == (int)idist__os_process_id();
 }
 
-// Makes this process worker i of the call it has come to. Returns only on failure; it must never go
-// on as if it were the parent.
+// Turns this process into worker i of the current call of idist_spawn. Returns only on failure,
+// because a worker must never continue as if it were the parent.
 static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
     idist__worker_shared *shared = NULL;
 

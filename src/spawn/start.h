@@ -1,8 +1,7 @@
 // spawn/start.h: start workers
 //
-// Starts the workers of idist_spawn on this host, each a rank of a new world. watch.h watches the
-// workers, report.h waits for them and reports the first that failed, and parallel.h is Ignite's
-// Parallel.
+// Starts the workers of idist_spawn on this host. Each worker is a rank of a new world. watch.h
+// watches the workers, and report.h waits for them and reports the first failure.
 //
 //     idist_spawn_start
 //       idist__start_check      arguments
@@ -34,7 +33,7 @@
 #include "spawn/rerun.h"
 #include "spawn/watch.h"
 
-// A TCP port of the loopback interface, for the workers of a system without local sockets.
+// Listens at a TCP port of the loopback interface, for systems without local sockets.
 static idist_status idist__start_listen_tcp(idist_workers *spawn) {
     idist__config *cfg = &spawn->cfg;
     idist__os_address addr;
@@ -49,6 +48,7 @@ static idist_status idist__start_listen_tcp(idist_workers *spawn) {
     return IDIST_OK;
 }
 
+// Listens at a local socket with a random name.
 static idist_status idist__start_listen_local(idist_workers *spawn) {
     idist__os_address addr;
     uint64_t id[2];
@@ -67,8 +67,8 @@ static idist_status idist__start_listen_local(idist_workers *spawn) {
     return idist__connection_listen(&addr, text, &spawn->cfg.listener);
 }
 
-// Where the workers meet: a local socket without a file, which listens before the first of them
-// runs. Their secret is in their memory.
+// Creates the meeting point of the workers: a local socket without a file, which listens before the
+// first worker runs. Workers get the secret through memory.
 static idist_status idist__start_meeting_point(idist_workers *spawn) {
     bool by_tcp = spawn->cfg.transport == IDIST__TRANSPORT_TCP && idist__os_socket_local_error();
     idist_status status;
@@ -86,8 +86,8 @@ static idist_status idist__start_meeting_point(idist_workers *spawn) {
     return IDIST_OK;
 }
 
-// Memory that workers and parent share: a file that an executed worker can map again, or for forked
-// workers the mapping itself.
+// Creates the memory that the workers share with the parent. Forked workers inherit the mapping.
+// Executed workers map a file again.
 static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
     if (by_exec) {
         spawn->shared_fd = idist__os_memory_file(spawn->shared_nbytes);
@@ -103,6 +103,7 @@ static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
     return IDIST_OK;
 }
 
+// Creates the meeting point, the shared memory and the table of workers.
 static idist_status idist__start_prepare(idist_workers *spawn, bool by_exec) {
     const idist_allocator *mem = &spawn->cfg.mem;
     size_t n = (size_t)spawn->n;
@@ -129,7 +130,7 @@ static idist_status idist__start_prepare(idist_workers *spawn, bool by_exec) {
     return IDIST_OK;
 }
 
-// Makes one worker. rerun NULL: it runs in the forked child itself.
+// Starts worker i. If rerun is NULL, the forked child runs the worker itself.
 static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun, int i) {
     idist__os_process child;
 
@@ -154,7 +155,7 @@ static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun,
     return IDIST_OK;
 }
 
-// Starts them all, or none.
+// Starts all workers. On failure, kills the workers that run already and waits until they end.
 static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
     idist__rerun rerun;
     idist_status status = idist__start_prepare(spawn, by_exec);
@@ -162,7 +163,7 @@ static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
 
     memset(&rerun, 0, sizeof rerun);
     if (status == IDIST_OK && by_exec) status = idist__rerun_make(&rerun, &spawn->cfg.mem);
-    if (!by_exec) fflush(NULL); // or each worker would print again what is in the buffers
+    if (!by_exec) fflush(NULL); // otherwise each worker would print the buffered output again
     for (i = 0; i < spawn->n && status == IDIST_OK; i++)
         status = idist__start_fork(spawn, by_exec ? &rerun : NULL, i);
     idist__rerun_free(&rerun, &spawn->cfg.mem);
@@ -194,8 +195,8 @@ static void idist__start_free(idist_workers *spawn) {
     idist__mem_free(&mem, spawn);
 }
 
-// The configuration of worker 0. On one host it is made as for a world of 1, because the workers
-// meet at a place of our own.
+// Fills in the configuration of worker 0. On one host the configuration starts as for a world of
+// one rank, because the workers need no rendezvous: spawn creates their meeting point.
 static idist_status idist__start_config(idist_workers *spawn, const idist_desc *d) {
     idist_desc alone = *d;
     int nnodes = d->nnodes > 1 ? d->nnodes : 1;
@@ -215,7 +216,7 @@ static idist_status idist__start_config(idist_workers *spawn, const idist_desc *
     return IDIST_OK;
 }
 
-// by_exec: start_method "exec" was asked for.
+// Checks the arguments, and sets *by_exec if the program asks for start_method "exec".
 static idist_status idist__start_check(const idist_desc *d, int nproc_per_node, bool *by_exec) {
     int method = 0;
     idist_status status;
@@ -238,6 +239,7 @@ static idist_status idist__start_check(const idist_desc *d, int nproc_per_node, 
     return status;
 }
 
+// Refuses start_method "exec" inside a worker.
 static idist_status idist__start_check_worker(bool by_exec) {
     if (!by_exec || !idist__is_worker) return IDIST_OK;
     return idist__fail(IDIST_ERR_UNSUPPORTED,
@@ -282,7 +284,7 @@ idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node
         return idist__fail(IDIST_ERR_ARG, "spawn: %s is NULL", fn ? "workers" : "fn");
     status = idist__start_check(&d, nproc_per_node, &by_exec);
     if (status != IDIST_OK) return status;
-    if (executed && number < call) return IDIST_OK; // the parent is past this one
+    if (executed && number < call) return IDIST_OK; // the parent has finished this call
     status = idist__start_check_worker(by_exec);
     if (status != IDIST_OK) return status;
 

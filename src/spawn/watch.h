@@ -1,9 +1,9 @@
 // spawn/watch.h: the parent's watch over its workers
 //
 //     idist__watch_turn
-//       idist__watch_reap     who has ended?
-//       idist__watch_judge    which failure was the first?
-//       idist__watch_expect   who has not come to its call in time?
+//       idist__watch_reap     collects workers that have ended
+//       idist__watch_judge    decides which failure came first
+//       idist__watch_expect   kills executed workers that do not arrive in time
 //       idist__watch_end      after a failure: grace, SIGTERM, 400 ms, SIGKILL
 #pragma once
 
@@ -20,7 +20,7 @@ static bool idist__watch_has_failed(const idist_workers *spawn, int i) {
     return worker->ended && !(worker->end.exit_code == 0 && finished);
 }
 
-// Collects the workers that ended. Returns whether one did.
+// Collects the workers that have ended. Returns true if there was one.
 static bool idist__watch_reap(idist_workers *spawn) {
     bool any = false;
     int i;
@@ -34,7 +34,7 @@ static bool idist__watch_reap(idist_workers *spawn) {
         state = idist__os_process_reap(worker->process, &worker->end);
         if (state == IDIST__OS_PROCESS_RUNS) continue;
 
-        if (state == IDIST__OS_PROCESS_UNKNOWN) { // its result tells, if it has left one
+        if (state == IDIST__OS_PROCESS_UNKNOWN) { // uses the worker's result, if it left one
             worker->lost = !__atomic_load_n(&result->finished, __ATOMIC_ACQUIRE);
             worker->end.exit_code = worker->lost ? 127 : result->code;
         }
@@ -47,9 +47,9 @@ static bool idist__watch_reap(idist_workers *spawn) {
     return any;
 }
 
-// The first failure is the first that did not follow from another: a rank that ends because its
-// peer was killed may well be reaped before that peer. While only such are known the decision waits
-// a little.
+// Decides which failure came first. A rank that failed because its peer was killed may be reaped
+// before that peer, and its failure is secondary. While all known failures are secondary, the
+// decision waits for 500 ms.
 static void idist__watch_judge(idist_workers *spawn) {
     int i, secondary = -1;
 
@@ -76,7 +76,8 @@ static void idist__watch_signal(idist_workers *spawn, int signal_number) {
     for (i = 0; i < spawn->n; i++) idist__watch_signal_one(&spawn->workers[i], signal_number);
 }
 
-// A program that never comes to its call, executed again, would be waited for without an end.
+// Kills the executed workers that have not reached their call of idist_spawn in time. Otherwise the
+// parent would wait forever.
 static void idist__watch_expect(idist_workers *spawn) {
     int i;
 
@@ -93,6 +94,7 @@ static void idist__watch_expect(idist_workers *spawn) {
     }
 }
 
+// Ends the other workers after a failure, step by step: grace period, SIGTERM, SIGKILL.
 static void idist__watch_end(idist_workers *spawn) {
     bool term = spawn->stage == IDIST__WORKER_GRACE;
 
@@ -107,12 +109,13 @@ static void idist__watch_end(idist_workers *spawn) {
     idist__log_print(&spawn->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", spawn->running,
                      term ? "SIGTERM" : "SIGKILL");
     idist__watch_signal(spawn, term ? IDIST__OS_PROCESS_TERMINATE : IDIST__OS_PROCESS_KILL);
-    if (term) idist__watch_signal(spawn, IDIST__OS_PROCESS_CONTINUE); // a stopped one must get it
+    // A stopped worker handles SIGTERM only after it continues.
+    if (term) idist__watch_signal(spawn, IDIST__OS_PROCESS_CONTINUE);
     spawn->signal_ns = idist__os_clock_deadline(term ? 400 : 1000);
     spawn->stage = IDIST__WORKER_SIGNALLED;
 }
 
-// Looks after the workers, once. Does not block.
+// Performs all due steps of the watch. Does not block.
 static void idist__watch_turn(idist_workers *spawn) {
     bool any = idist__watch_reap(spawn);
 
@@ -122,7 +125,7 @@ static void idist__watch_turn(idist_workers *spawn) {
     idist__watch_end(spawn);
 }
 
-// When the next turn is needed even if no worker ends.
+// Returns the time of the next turn if no worker ends before.
 static int64_t idist__watch_next(const idist_workers *spawn, int64_t deadline_ns) {
     int64_t until_ns = spawn->signal_ns < deadline_ns ? spawn->signal_ns : deadline_ns;
 
@@ -130,6 +133,7 @@ static int64_t idist__watch_next(const idist_workers *spawn, int64_t deadline_ns
     return spawn->arrive_ns < until_ns ? spawn->arrive_ns : until_ns;
 }
 
+// Sleeps until a worker ends or the time is reached.
 static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
     int i, n = 0, ms = idist__os_clock_ms_until(until_ns);
     bool blind = false;
@@ -140,6 +144,6 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
         idist__os_process_slot_set(&spawn->slots[n++], spawn->workers[i].watch_fd);
     }
 
-    if (blind && (ms < 0 || ms > 5)) ms = 5; // look often
+    if (blind && (ms < 0 || ms > 5)) ms = 5; // polls, because the end of a worker wakes nobody
     idist__os_process_sleep(spawn->slots, n, ms);
 }
