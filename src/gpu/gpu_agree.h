@@ -1,4 +1,4 @@
-// gpu/gpu_agree.h: what the members of a group tell each other
+// gpu/gpu_agree.h: how the members of a group exchange information
 #pragma once
 
 #include "os/clock.h"
@@ -10,8 +10,9 @@
 #include "core/together.h"
 #include "core/call.h"
 
-// Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
-// and released meanwhile. False: the deadline has passed.
+// Waits until `ready` returns true or the deadline passes, while the backend watches the other
+// ranks. Returns false if the deadline has passed. Called with the lock held. Releases the lock
+// between checks.
 static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const void *arg),
                                         const void *arg, int64_t deadline_ns) {
     while (!ready(arg)) {
@@ -25,14 +26,13 @@ static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const voi
     return true;
 }
 
-// All-gathers nbytes of each member. Called with the lock, which is released while waiting.
+// All-gathers nbytes of each member. Called with the lock held. Releases the lock while it waits.
 static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, void *all,
                                               size_t nbytes) {
     idist__call call;
     idist_opts opts;
     idist_status status;
-    int depth =
-        idist__together_now.depth; // of idist_group_begin, which must not hold this call back
+    int depth = idist__together_now.depth; // idist_group_begin must not hold this call back
 
     memset(&opts, 0, sizeof opts);
     opts.group = g;
@@ -45,13 +45,14 @@ static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, 
     return status;
 }
 
-// What one member tells the others.
+// The result that each member sends to the other members.
 typedef struct idist__gpu_outcome {
     int32_t failed;
     char reason[200];
 } idist__gpu_outcome;
 
-// Whether all members succeeded. If not, `reason` becomes that of the first that did not.
+// Sets *all to true if all members succeeded. If a member failed, `reason` becomes the reason of
+// the first member that failed.
 static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, char *reason,
                                                    size_t capacity, bool *all) {
     idist__gpu_outcome mine, *theirs;

@@ -1,4 +1,4 @@
-// gpu/gpu_device.h: CUDA errors, and whose device is the current one
+// gpu/gpu_device.h: CUDA errors and the current device
 #pragma once
 
 #include "os/clock.h"
@@ -8,14 +8,15 @@
 #include "core/group.h"
 #include "gpu/gpu_model.h"
 
-// Waits a little, longer from turn to turn: yields at first, later sleeps up to 1 ms.
+// Waits briefly: yields in turns 1 to 50, sleeps 50 us in turns 51 to 100, and then sleeps 1 ms per
+// turn.
 static void idist__gpu_device_nap(int *turns) {
     if (++*turns <= 50) idist__os_thread_yield();
     else idist__os_clock_pause_ns(*turns <= 100 ? 50000 : 1000000);
 }
 
 static idist_status idist__gpu_device_fail(const char *what, cudaError_t error) {
-    cudaGetLastError(); // reported here: nobody else should get it again
+    cudaGetLastError(); // clears the error, which is reported here
     if (error == cudaErrorMemoryAllocation)
         return idist__fail(IDIST_ERR_NO_MEMORY, "%s: %s", what, cudaGetErrorString(error));
 
@@ -33,19 +34,19 @@ static cudaError_t idist__gpu_device_owns_pointer(const void *p, bool *holds) {
     *holds = error == cudaSuccess && a.type == cudaMemoryTypeDevice;
     if (error == cudaSuccess || !p) return cudaSuccess;
     cudaGetLastError();
-    // Old runtimes call plain memory invalid.
+    // Old runtimes return cudaErrorInvalidValue for plain host memory.
     return error == cudaErrorInvalidValue ? cudaSuccess : error;
 }
 
-// Fails the group because of this rank, for the reason in idist_last_error.
+// Fails the group with this rank as the cause. The reason is the text of idist_last_error.
 static void idist__gpu_device_fail_group(idist_group *g, idist_status status) {
     char cause[300];
     snprintf(cause, sizeof cause, "rank %d: %.250s", g->w->cfg.rank, idist__me.text);
     idist__group_fail(g, status, cause);
 }
 
-// Looks in the program, if it is linked with the driver's library, or in that library, which the
-// runtime has loaded by now.
+// Finds cuDevicePrimaryCtxGetState. Searches the program first, which may be linked with the
+// driver's library. Then searches libcuda.so.1, which the runtime has loaded by now.
 static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
     static const char name[] = "cuDevicePrimaryCtxGetState";
     void *library = idist__os_library_open(NULL),
@@ -56,9 +57,9 @@ static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
     memcpy(&gpu->context_state, &at, sizeof at);
 }
 
-// Whether cudaSetDevice(device) would create a context there, as it does from CUDA 12 on where none
-// exists. A context takes hundreds of MB of a GPU that is another rank's. (cudaGetDevice is 0 in a
-// thread that never chose a device.)
+// Returns true if cudaSetDevice(device) would create a context on a device that has none, as CUDA
+// does from version 12 on. A context takes hundreds of MB of a GPU that may belong to another rank.
+// (cudaGetDevice returns device 0 in a thread that never chose a device.)
 static bool idist__gpu_device_lacks_context(const idist__gpu *gpu, int device) {
     unsigned flags = 0;
     int active = 1;
@@ -67,7 +68,7 @@ static bool idist__gpu_device_lacks_context(const idist__gpu *gpu, int device) {
     return gpu->context_state(device, &flags, &active) == 0 && !active;
 }
 
-// Makes our device the current one. Returns the one before, for idist__gpu_device_restore.
+// Makes our device the current one. Returns the previous device, for idist__gpu_device_restore.
 static int idist__gpu_device_set(const idist__gpu *gpu) {
     int device = gpu->device;
 
@@ -76,15 +77,17 @@ static int idist__gpu_device_set(const idist__gpu *gpu) {
     return device;
 }
 
-// A thread that had not chosen a device keeps ours, and so does our own thread.
+// Makes the previous device the current one again. A thread that had not chosen a device keeps
+// ours, and so does our progress thread.
 static void idist__gpu_device_restore(const idist__gpu *gpu, int device) {
     if (device == gpu->device || idist__gpu_device_lacks_context(gpu, device)) return;
     if (gpu->thread && idist__os_thread_equal(*gpu->thread, idist__os_thread_self())) return;
     cudaSetDevice(device);
 }
 
-// From idist__gpu_device_enter to idist__gpu_device_leave our device is the current one, and a
-// stream capture of another thread does not make CUDA calls fail.
+// The state that idist__gpu_device_enter saves for idist__gpu_device_leave. Between these two calls
+// our device is the current one, and a stream capture of another thread does not make CUDA calls
+// fail.
 typedef struct idist__gpu_guard {
     int device;
     enum cudaStreamCaptureMode mode;
@@ -104,14 +107,15 @@ static void idist__gpu_device_leave(const idist__gpu *gpu, idist__gpu_guard guar
     idist__gpu_device_restore(gpu, guard.device);
 }
 
-// The device that a world chose last, plus 1; 0: none ever did. Atomic. It outlives the world, as
-// its context does.
+// The device that a world chose last, plus 1, or 0 if no world ever chose one. Atomic. The value
+// outlives the world, as the context of the device does.
 static int idist__gpu_home_device;
 
-// The same as idist__gpu_device_enter and idist__gpu_device_leave, for memory that belongs to no
-// world. Does nothing if no world ever had a device.
+// The state between idist__gpu_device_home_enter and idist__gpu_device_home_leave. Both act like
+// idist__gpu_device_enter and idist__gpu_device_leave, for memory that belongs to no world. Both do
+// nothing if no world ever had a device.
 typedef struct idist__gpu_home {
-    idist__gpu gpu; // only what the guard needs
+    idist__gpu gpu; // only the members that the guard needs
     idist__gpu_guard guard;
 } idist__gpu_home;
 

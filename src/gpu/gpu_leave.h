@@ -1,7 +1,8 @@
-// gpu/gpu_leave.h: closing a world waits for the threads that use it
+// gpu/gpu_leave.h: how closing a world waits for the threads that use the world
 //
 // The thread that closes a world calls idist__gpu_leave_wait_unused. A thread that has released the
-// lock asks idist__gpu_leave_goes_on when it has it again, and leaves if the world is being closed.
+// lock calls idist__gpu_leave_goes_on when it holds the lock again. If the world is being closed,
+// the thread returns from its call.
 #pragma once
 
 #include "os/clock.h"
@@ -12,8 +13,8 @@
 #include "gpu/gpu_device.h"
 #include "gpu/gpu_agree.h"
 
-// Called when the lock has been released meanwhile: another thread may be closing the world, and
-// waits for us to leave it.
+// Returns `status`, or IDIST_ERR_STATE instead of IDIST_OK if another thread is closing the world
+// and waits for this thread to leave. Called when this thread holds the lock again after a release.
 static idist_status idist__gpu_leave_goes_on(const idist_group *g, idist_status status) {
     if (status != IDIST_OK || !g->w->progress.stops) return status;
     return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
@@ -29,8 +30,8 @@ static void idist__gpu_leave_set_deadline(idist__gpu *gpu) {
         gpu->leave_deadline_ns = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
 }
 
-// Takes the lock in the thread that closes the world. False: another thread never releases it; the
-// world is abandoned.
+// Locks the world in the thread that closes it. Returns false if another thread still holds the
+// lock at the deadline; the world is then abandoned.
 static bool idist__gpu_leave_lock(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int turns = 0;
@@ -45,9 +46,9 @@ static bool idist__gpu_leave_lock(idist__world *w) {
     return !w->life.abandoned;
 }
 
-// The world is being closed: waits, once, for the threads that use without the lock what is to be
-// freed. If some still do (w->life.abandoned), nothing that they use is freed. Called without the
-// lock.
+// Waits for the threads that use the world without the lock, before closing the world frees what
+// they use. If a thread has not left by the deadline, the world is abandoned (w->life.abandoned),
+// and nothing that such a thread uses is freed. Called once per world, without the lock.
 static void idist__gpu_leave_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 

@@ -1,4 +1,4 @@
-// gpu/gpu_task.h: calls, and the parts of them that the host's backend gets
+// gpu/gpu_task.h: calls on device memory, and the parts that the host's backend gets
 #pragma once
 
 #include "os/clock.h"
@@ -22,11 +22,11 @@ static void idist__gpu_task_set_waiting(idist__task *t, bool waits) {
     if (waits) gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
     if (waits) gpu->spin_until_ns = idist__os_clock_now_ns() + IDIST__GPU_SPIN_NS;
     if (waits && t->group->w->wait.driver != IDIST__DRIVER_NONE)
-        gpu->host_backend->wake(t->group->w); // a sleeping driver polls the device too
+        gpu->host_backend->wake(t->group->w); // a driver that sleeps must poll the device now
 }
 
-// Whether the event that a call waits for has come. On an error of CUDA the call has failed and is
-// gone.
+// Returns true if the event that a call waits for has completed. After a CUDA error, fails the
+// group and returns false; the task must not be used any more.
 static bool idist__gpu_task_event_done(idist__task *t, cudaEvent_t event) {
     idist__gpu_op *op = idist__gpu_op_of(t);
 
@@ -48,8 +48,8 @@ static bool idist__gpu_task_event_done(idist__task *t, cudaEvent_t event) {
     return false;
 }
 
-// Gives the host's backend a part of a call. The first part carries the fingerprint that the ranks
-// compare. The part may be done on return.
+// Gives a part of a call to the host's backend. The first part of a collective call carries the
+// fingerprint that the ranks compare. The part may be complete on return.
 static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -58,7 +58,7 @@ static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) 
     t->call.label = op->call.label;
     t->state = IDIST__TASK_ON_HOST;
     t->late.announced = false;
-    t->group->w->wait.timers_due_ns = 0; // timers look at it again
+    t->group->w->wait.timers_due_ns = 0; // timers check the task again
     op->with_backend = true;
     idist__gpu_task_set_waiting(t, false);
 
@@ -71,22 +71,22 @@ static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) 
         }
     }
 
-    memset(t->impl, 0, gpu->host_backend->task_nbytes); // a new task to the backend
+    memset(t->impl, 0, gpu->host_backend->task_nbytes); // to the backend this is a new task
     gpu->host_backend->start(t);
 }
 
-// A part that moves no data: the ranks meet and compare fingerprints.
+// Starts a part that moves no data, in which the ranks meet and compare fingerprints.
 static void idist__gpu_task_start_barrier(idist__task *t) {
     idist__call part;
     idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
     idist__gpu_task_start_part(t, &part);
 }
 
-// How many parts of `count` elements the buffers of a call have.
+// The number of parts of `count` elements in each buffer of a call.
 typedef struct idist__gpu_shape {
-    size_t send, recv;   // on this rank; 0: no such buffer
-    size_t most;         // the largest number on any rank
-    size_t contribution; // the largest number that others read from a rank
+    size_t send, recv;   // on this rank; 0 if there is no such buffer
+    size_t most;         // largest number on any rank
+    size_t contribution; // largest number that other ranks read from a rank
 } idist__gpu_shape;
 
 static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idist__call *call) {
@@ -117,7 +117,8 @@ static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idi
     return shape;
 }
 
-// Copies k elements of each of `parts` parts, which lie to_count and from_count elements apart.
+// Copies k elements of each of `parts` parts. Parts are to_count elements apart in `to`, and
+// from_count elements apart in `from`.
 static cudaError_t idist__gpu_task_copy(void *to, size_t to_count, const void *from,
                                         size_t from_count, size_t k, size_t parts, size_t size,
                                         cudaStream_t stream) {
@@ -149,7 +150,8 @@ static void idist__gpu_task_release(idist__task *t) {
 
     idist__gpu_task_set_waiting(t, false);
     idist__gpu_task_dequeue(t);
-    for (i = 0; i < IDIST__GPU_SLOTS; i++) // the copies are done, or ordered before the next user's
+    // The copies are done, or the device runs them before the copies of the next call.
+    for (i = 0; i < IDIST__GPU_SLOTS; i++)
         idist__pinned_give(idist__gpu_of(t->group->w), &op->slots[i].memory);
 }
 

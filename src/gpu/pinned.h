@@ -1,4 +1,4 @@
-// gpu/pinned.h: host memory that devices copy from
+// gpu/pinned.h: pinned host memory, which the device copies to and from
 #pragma once
 
 #include "os/clock.h"
@@ -10,8 +10,9 @@
 #include "gpu/gpu_model.h"
 #include "gpu/gpu_device.h"
 
-// Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
-// lost rank. Whoever would abort it needs the world's lock, so a thread of its own pins the memory.
+// A job that pins memory in a thread of its own. Pinning may wait for all work of the device, for
+// example for an NCCL kernel that waits for a lost rank. The thread that would abort the kernel
+// needs the world's lock, so no thread that holds the lock may wait for the pinning.
 typedef struct idist__pinning {
     idist__pinned *memory;
     int device;
@@ -20,7 +21,8 @@ typedef struct idist__pinning {
     idist__os_thread thread;
 } idist__pinning;
 
-// Memory that cannot be pinned serves all the same, only slower (idist__stage_may_copy).
+// Pins the memory of a job. Memory that cannot be pinned is used as well, but staging is slower
+// (idist__stage_may_copy).
 static void *idist__pinned_work(void *arg) {
     idist__pinning *job = (idist__pinning *)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -32,8 +34,8 @@ static void *idist__pinned_work(void *arg) {
     return NULL;
 }
 
-// Memory that the ranks of a host share, if the backend provides it; otherwise plain memory. None
-// is ever given back, so sizes are powers of two.
+// Allocates memory that the ranks of a host share if the backend provides it, otherwise plain
+// memory. No memory is freed before the world ends, so sizes are powers of two.
 static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     const idist_backend_api *under = idist__gpu_of(w)->host_backend;
     idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
@@ -49,7 +51,8 @@ static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     return NULL;
 }
 
-// Collects the memory that a thread has pinned. False: the thread is still at it.
+// Adds the memory that a thread has pinned to the free memory. Returns false if the thread is still
+// pinning.
 static bool idist__pinned_finish(const idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinning *job = gpu->pinning_job;
@@ -71,8 +74,9 @@ static bool idist__pinned_finish(const idist__world *w) {
     return true;
 }
 
-// At least nbytes of memory, pinned if that is possible: the smallest that fits. NULL with *later:
-// a thread is pinning memory, ask again. NULL without: out of memory.
+// Takes at least nbytes of memory, pinned if possible: the smallest free memory that fits, or new
+// memory. Returns NULL and sets *later if a thread is pinning memory; the caller tries again later.
+// Returns NULL without *later if there is no memory.
 static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, bool *later) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinned **at, **best = NULL, *p;
@@ -114,7 +118,7 @@ static void idist__pinned_give(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// Like idist__pinned_give, but nobody gets the memory any more: a copy may still use it.
+// Puts memory aside for good, because a copy may still use the memory. Sets *p to NULL.
 static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     if (!*p) return;
     (*p)->next = gpu->abandoned_pinned;
@@ -122,8 +126,8 @@ static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// At the end of a world: waits for the thread that pins memory. If it does not come back the device
-// is busy.
+// Waits for the thread that pins memory when the world ends. If the thread does not return within
+// IDIST__GPU_ABORT_MS, the device is busy: the thread is detached, and gpu->stuck is set.
 static void idist__pinned_end(const idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
@@ -140,7 +144,8 @@ static void idist__pinned_end(const idist__world *w) {
     }
 }
 
-// Frees memory that has been unpinned. If the device is stuck, it is still pinned, and is kept.
+// Frees a list of memory that has been unpinned. If the device is stuck, the memory is still pinned
+// and stays allocated.
 static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
     idist__pinned *p;
 

@@ -1,18 +1,18 @@
-// gpu/stage.h: calls that go through pinned memory, a chunk at a time
+// gpu/stage.h: calls that go through pinned memory, one chunk at a time
 //
 // Any call on device memory that no other path supports is staged. The host's backend gets each
 // chunk as a call of its own, with pinned memory for its buffers. Meanwhile the next chunk leaves
-// the device and the one before arrives there:
+// the device and the previous chunk arrives there:
 //
-//     out   0  1  2  3        a chunk of a buffer of n parts is a piece of each part, so that any
-//     host     0  1  2  3     collective of k elements per rank is one of fewer elements per rank
-//     in          0  1  2  3
+//     out   0  1  2  3        If a buffer has n parts, a chunk is a piece of each part. So a chunk
+//     host     0  1  2  3     of any collective of k elements per rank is a collective of fewer
+//     in          0  1  2  3  elements per rank.
 //
-// Calls whose parts differ in size (v-forms, send and receive) are one chunk.
+// Calls whose parts differ in size (v-forms, send and receive) consist of one chunk.
 //
-//     idist__stage_step  called for the head of the group's queue: copies chunks out as slots are
-//                        free, and gives the next one that is out to the host's backend
-//     idist__stage_part_done  the backend is done with a chunk: copies it in
+//     idist__stage_step  advances the head of the group's queue: copies chunks out while slots are
+//                        free, and gives the next copied chunk to the host's backend
+//     idist__stage_part_done  copies a chunk in when the host's backend has finished it
 #pragma once
 
 #include "core/kind.h"
@@ -42,8 +42,9 @@ static void idist__stage_plan_chunks(idist__task *t, size_t nbytes, size_t parts
     if (op->chunk_count) op->nchunks = (call->count + op->chunk_count - 1) / op->chunk_count;
 }
 
-// The host's call for chunk `nth`: its buffers are pinned memory, the same for both where the call
-// works in place. False: no memory yet (op->waits_for_memory), or none at all.
+// Fills in the host's call for chunk `nth`. Its buffers are pinned memory, one inside the other as
+// in a call in place, except in an all_to_all. Returns false if there is no pinned memory yet
+// (op->waits_for_memory), or no memory at all.
 static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -74,8 +75,9 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     return true;
 }
 
-// Whether a copy between the device and this memory may be enqueued. If the memory is not pinned,
-// the copy blocks this thread until the stream comes to it, so the group's streams must be idle.
+// Returns true if a copy between the device and this memory may be enqueued. If the memory is not
+// pinned, the copy blocks this thread until the stream reaches it, so the group's streams must be
+// idle.
 static bool idist__stage_may_copy(const idist__task *t, const idist__pinned *memory) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     int i;
@@ -89,8 +91,8 @@ static bool idist__stage_may_copy(const idist__task *t, const idist__pinned *mem
     return true;
 }
 
-// Copies the next chunk out of the device. False: there is no pinned memory for it (yet), or it is
-// not its turn.
+// Copies the next chunk out of the device. Returns false if there is no pinned memory for the chunk
+// (yet), or if the copy would block.
 static bool idist__stage_out(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -131,7 +133,8 @@ static bool idist__stage_out(idist__task *t) {
     return true;
 }
 
-// Copies in what a call in one chunk has received: the parts of a v-form, or the message.
+// Copies to the device what a call of one chunk has received: the parts of a v-form, or the
+// message.
 static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part,
                                          cudaStream_t stream) {
     const idist_group *g = t->group;
@@ -156,7 +159,7 @@ static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part
     return error;
 }
 
-// Copies the chunk that the host's backend has just finished to the device.
+// Copies to the device the chunk that the host's backend has just finished.
 static cudaError_t idist__stage_in(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -181,7 +184,8 @@ static cudaError_t idist__stage_in(idist__task *t) {
     return error;
 }
 
-// One step of the call at the head of its group's queue. False: it waits, or has failed.
+// Advances the call at the head of its group's queue by one step. Returns false if the call waits
+// or has failed.
 static bool idist__stage_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__gpu_slot *slot = &op->slots[op->started_count % IDIST__GPU_SLOTS];
@@ -200,21 +204,23 @@ static bool idist__stage_step(idist__task *t) {
         if (!idist__stage_out(t)) {
             if (t->group->status != IDIST_OK || op->enqueued_count == op->started_count)
                 return false;
-            break; // chunks that are out already proceed
+            break; // the chunks that are already out proceed
         }
 
     if (!idist__gpu_task_event_done(t, slot->out)) return false;
-    if (!idist__stage_may_copy(t, slot->memory)) return false; // in again, when the part is done
+    // When the part is done, idist__stage_in copies to the device and must not block.
+    if (!idist__stage_may_copy(t, slot->memory)) return false;
     idist__stage_slot(t, op->started_count++, &part);
     if (op->started_count == op->nchunks)
-        idist__gpu_task_dequeue(t); // the next calls may use the backend now
+        idist__gpu_task_dequeue(t); // the next call in the queue may use the backend now
     idist__gpu_task_start_part(t, &part);
 
     return true;
 }
 
-// The host's backend is done with a chunk. True: the call is complete. The caller's stream need not
-// wait for op->event, because the call itself does before it returns.
+// Handles a chunk that the host's backend has finished. Returns true if the call is complete. The
+// caller's stream need not wait for op->event, because the call itself waits for the event before
+// it returns.
 static bool idist__stage_part_done(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     cudaError_t error = idist__stage_in(t);

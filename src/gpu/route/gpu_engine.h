@@ -1,11 +1,11 @@
-// gpu/route/gpu_engine.h: the device's part of a backend
+// gpu/route/gpu_engine.h: the backend functions of a world with a device
 //
-// A world with a device has a backend that consists of these functions; they pass on to the host's
-// backend what concerns host memory.
+// A world with a device has a backend that consists of these functions. They pass calls on host
+// memory to the host's backend.
 //
-// A group gives the host's backend its calls, and the parts of them, in the program's order, so
-// that all ranks number them alike. A call whose next part is not ready holds up those behind it,
-// even those on host memory.
+// A group gives calls, and parts of calls, to the host's backend in the program's order, so that
+// all ranks number them alike. A call whose next part is not ready holds up all later calls, even
+// calls on host memory.
 #pragma once
 
 #include "os/clock.h"
@@ -39,14 +39,14 @@
 #include "gpu/route/gpu_setup.h"
 #include "gpu/route/gpu_route.h"
 
-// Passes on a call on host memory that had to wait for those before it.
+// Passes a call on host memory, which had to wait for earlier calls, to the host's backend.
 static void idist__gpu_engine_host_part(idist__task *t) {
     t->state = IDIST__TASK_ON_HOST;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
     idist__gpu_of(t->group->w)->host_backend->start(t);
 }
 
-// Gives the host's backend the parts that are ready.
+// Gives the parts that are ready to the host's backend.
 static void idist__gpu_engine_run_queue(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -65,14 +65,14 @@ static void idist__gpu_engine_run_queue(idist_group *g) {
             continue;
         }
 
-        idist__gpu_task_dequeue(t); // it has one part only
+        idist__gpu_task_dequeue(t); // the call has only one part
         if (t->on_device) idist__nccl_launch_start_meeting(t);
         else idist__gpu_engine_host_part(t);
     }
 }
 
-// The host's backend is done with a part of a call. False: the call goes on. May be called in the
-// middle of any function of the backend.
+// Handles a part of a call that the host's backend has finished. Returns true if the call is over,
+// false if the call continues. May be called in the middle of any function of the host's backend.
 static bool idist__gpu_engine_part_done(idist__task *t, idist_status status) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -158,14 +158,14 @@ static void idist__gpu_engine_enqueue(idist__task *t) {
     gg->queue_end = &idist__gpu_op_of(t)->next_queued;
 }
 
-// Gives the call to NCCL: now, or with the others at idist_group_end.
+// Gives a call to NCCL: now, or at idist_group_end with the other calls that are held back.
 static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__task **last = &idist__gpu_of(w)->held_calls;
 
     if (!idist__nccl_launch_save_counts(t)) return;
-    t->pin = IDIST__PIN_PINNED; // until it is launched
+    t->pin = IDIST__PIN_PINNED; // until the call is launched
     t->group->detached_count++;
     idist__gpu_engine_enqueue(t);
     idist__gpu_engine_run_queue(t->group);
@@ -182,14 +182,14 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__together_now.held_world = w;
 }
 
-// From here to idist__gpu_engine_relock the lock is not held, for a call of CUDA that adds to a
-// stream of the program's: it waits where the stream's queue is full, perhaps behind a kernel of
-// NCCL's that waits for a lost rank, and whoever aborts that needs the lock.
+// Releases the lock until idist__gpu_engine_relock, for a CUDA call that adds to a stream of the
+// program's. The CUDA call blocks if the stream's queue is full, perhaps behind an NCCL kernel that
+// waits for a lost rank. The thread that aborts the kernel needs the lock.
 static idist__gpu_guard idist__gpu_engine_unlock(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_guard guard = idist__gpu_device_enter(gpu);
 
-    gpu->user_count++; // the end of the world waits for us
+    gpu->user_count++; // closing the world waits for us
     idist__os_mutex_unlock(&w->lock);
 
     return guard;
@@ -203,8 +203,8 @@ static void idist__gpu_engine_relock(idist__world *w, idist__gpu_guard guard) {
     gpu->user_count--;
 }
 
-// Notes where the program's stream stands, before which the call does not begin. False: the call
-// was cancelled meanwhile. Releases the lock, because the stream's queue may be full.
+// Records the point in the program's stream after which the call begins. Returns false if the call
+// was canceled meanwhile. Releases the lock, because the stream's queue may be full.
 static bool idist__gpu_engine_record_begin(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -218,8 +218,8 @@ static bool idist__gpu_engine_record_begin(idist__task *t) {
     return t->state != IDIST__TASK_DONE;
 }
 
-// Takes back that the core has numbered and started the task: the backend of the host gets a number
-// for it later, and until then has not started it.
+// Undoes what the core did when it numbered and started a task. The task gets its number when the
+// host's backend starts it.
 static void idist__gpu_engine_unstart(idist__task *t) {
     t->state = IDIST__TASK_ON_DEVICE;
     if (t->seq) t->group->seq--;
@@ -227,7 +227,7 @@ static void idist__gpu_engine_unstart(idist__task *t) {
     memset(t->impl, 0, idist__gpu_of(t->group->w)->host_backend->task_nbytes);
 }
 
-// Fills what the device needs to know of a call.
+// Fills in what the device needs to know about a call.
 static void idist__gpu_engine_op_fill(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -256,8 +256,8 @@ static void idist__gpu_engine_start_chunks(idist__task *t) {
     idist__gpu_engine_run_queue(t->group);
 }
 
-// Starts a task. A part of a running call, and a call on host memory with nothing before it, go to
-// the backend of the host at once.
+// Starts a task. A part of a running call goes to the host's backend at once. So does a call on
+// host memory if the queue is empty.
 static void idist__gpu_engine_start(idist__task *t) {
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
     bool on_device = t->on_device;
@@ -268,7 +268,7 @@ static void idist__gpu_engine_start(idist__task *t) {
         return;
     }
 
-    t->on_device = false; // until there is something to undo
+    t->on_device = false; // until there is something to undo on the device
     idist__gpu_engine_unstart(t);
     if (!idist__gpu_engine_op_make(t)) return;
     op = idist__gpu_op_of(t);
@@ -277,7 +277,7 @@ static void idist__gpu_engine_start(idist__task *t) {
     op->size = idist_dtype_size(t->call.dtype);
     t->on_device = on_device;
 
-    if (!on_device) { // the host's backend gets it after those before it
+    if (!on_device) { // the host's backend gets the call after all earlier calls
         idist__gpu_engine_enqueue(t);
         return;
     }
@@ -294,7 +294,7 @@ static void idist__gpu_engine_start(idist__task *t) {
     idist__gpu_engine_start_nccl(t);
 }
 
-// Launches the calls that idist_group_begin of this thread has held back.
+// Launches the calls that this thread's idist_group_begin has held back.
 static void idist__gpu_engine_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
@@ -318,8 +318,9 @@ static void idist__gpu_engine_launch_held(idist__world *w) {
     if (first) idist__nccl_launch_call(first);
 }
 
-// Makes the stream wait for a call that is complete but for its event (t->followed). The event may
-// come meanwhile. Releases the lock, because the stream's queue may be full.
+// Makes a stream wait for a call that is complete except for its event (t->followed), and detaches
+// the task. Releases the lock, because the stream's queue may be full. The event may complete
+// meanwhile.
 static idist_status idist__gpu_engine_follow(idist__task *t, void *stream) {
     idist__world *w = t->group->w;
     idist_status status = IDIST_OK;
@@ -341,7 +342,7 @@ static void idist__gpu_engine_fail_mismatch(idist__task *t) {
     idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);
 }
 
-// Completes the calls that only waited for an event of the device.
+// Completes the calls that waited only for an event of the device, if the event is complete.
 static void idist__gpu_engine_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
@@ -357,7 +358,7 @@ static void idist__gpu_engine_complete_calls(idist__world *w) {
         }
 
         if (w->wait.ended_count != ended)
-            next = w->tasks.running; // a task is gone, perhaps the next one
+            next = w->tasks.running; // a task is gone, perhaps the next task
     }
 }
 
@@ -393,8 +394,8 @@ static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
     int64_t now = idist__os_clock_now_ns(), soon = now + gpu->sleep_ns;
 
-    // Sleeping and waking up takes longer than most small calls take on the device. With fewer
-    // cores than ranks another rank needs the core.
+    // Polls at first, because sleeping and waking up takes longer than most small calls take on the
+    // device. With fewer cores than ranks, spin_ns is 0: another rank needs the core.
     if (gpu->waiting_call_count && w->wait.spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
         return;
@@ -408,8 +409,9 @@ static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
     gpu->host_backend->sleep(w, until_ns);
 }
 
-// Waits until the copies of a call have left the caller's buffers. They wait for no other rank, but
-// the device may never get to them: then the call's pinned memory is used for nothing else.
+// Waits until the copies of a call no longer use the caller's buffers. The copies wait for no other
+// rank, but the device may never run them. If the copies do not end, the call's pinned memory is
+// never used again.
 static void idist__gpu_engine_end_copies(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
@@ -444,13 +446,13 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     }
 
     if (op->with_backend) done = gpu->host_backend->cancel(t);
-    // Other ranks are involved, or NCCL has it: too late. At the end of the world that does not
-    // matter.
+    // It is too late to cancel a call that involves other ranks already, or that NCCL has. If the
+    // group has failed or the world ends, this does not matter.
     if (g->status == IDIST_OK && !g->w->progress.stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
     op->with_backend = false;
     t->state = IDIST__TASK_ON_HOST;
-    op->state = IDIST__GPU_END; // nothing is moved any more
+    op->state = IDIST__GPU_END; // no more data is moved
     guard = idist__gpu_device_enter(gpu);
 
     if (op->path == IDIST__BY_NCCL) idist__nccl_abort_wait(g);
@@ -463,7 +465,7 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     return done;
 }
 
-// A receive into host memory may wait for calls on the device that come before it.
+// Retracts a receive. A receive into host memory may still be queued behind calls on the device.
 static bool idist__gpu_engine_retract(idist__task *t) {
     if (t->state == IDIST__TASK_ON_DEVICE) return idist__gpu_engine_cancel(t);
     return idist__gpu_of(t->group->w)->host_backend->retract(t);
@@ -492,8 +494,8 @@ static int idist__gpu_engine_missing(idist__task *t, char *text, size_t capacity
     return 1;
 }
 
-// NCCL finalizes a communicator when all its ranks do, and does not say who waits for whom: a
-// thread of its own does it.
+// Finalizes a communicator in a thread of its own. NCCL finalizes a communicator only when all its
+// ranks do so, and does not say which rank waits for which.
 static void idist__gpu_engine_finalize(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -512,8 +514,8 @@ static void idist__gpu_engine_finalize(idist_group *g) {
     gpu->ending_jobs = job;
 }
 
-// Ends the calls of other threads, as idist_device_api demands. They may wait for what runs on the
-// device, in their own group or in another one.
+// Ends the calls of other threads, as idist_device_api demands. Such a call may wait for work on
+// the device, of its own group or of another group.
 static void idist__gpu_engine_end_calls(idist__world *w) {
     idist_group *g;
 
@@ -536,7 +538,7 @@ static void idist__gpu_engine_group_close(idist_group *g) {
         guard = idist__gpu_device_enter(gpu);
 
         if (w->life.leaves && !w->life.abandoned && !gg->adopted)
-            idist__nccl_abort_group(g); // a thread has created it meanwhile
+            idist__nccl_abort_group(g); // a thread may have created it meanwhile
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_abort_is_inside(gg)) idist__gpu_engine_finalize(g);
         idist__nccl_abort_reap(w, 0);
@@ -547,12 +549,13 @@ static void idist__gpu_engine_group_close(idist_group *g) {
     gpu->host_backend->group_close(g);
 }
 
-// What threads still use that are inside a call stays (w->life.abandoned).
+// Frees the device's part of a world. If a thread is still inside a call (w->life.abandoned), all
+// that the thread may use stays in memory.
 static void idist__gpu_engine_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
     idist__task *t;
-    int device = gpu->host_backend ? idist__gpu_device_set(gpu) : -1; // -1: not installed
+    int device = gpu->host_backend ? idist__gpu_device_set(gpu) : -1; // -1 if not installed
     bool left = !w->life.abandoned;
 
     if (!idist__nccl_abort_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))

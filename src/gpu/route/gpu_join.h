@@ -1,4 +1,4 @@
-// gpu/route/gpu_join.h: which device and which way, agreed by all ranks
+// gpu/route/gpu_join.h: how all ranks agree on their devices and on a device backend
 #pragma once
 
 #include "os/process.h"
@@ -22,15 +22,15 @@
 #include "gpu/route/gpu_route.h"
 #include "gpu/route/gpu_engine.h"
 
-// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
-// tests do it with host ids.
+// Returns true if the user lets NCCL run several ranks on one GPU. From 2.30.3 on, NCCL does so
+// with NCCL_MULTI_RANK_GPU_ENABLE=1. Tests set NCCL_HOSTID instead.
 static bool idist__gpu_join_allows_shared_gpu(int version) {
     const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
 
-// Whether an error of CUDA is more than "this machine has no GPU". 35 (cudaErrorInsufficientDriver)
-// means no driver as well as one that is too old.
+// Returns true if a CUDA error means more than "this machine has no GPU". Error 35
+// (cudaErrorInsufficientDriver) means either no driver or a driver that is too old.
 static bool idist__gpu_join_is_fault(cudaError_t error) {
     int driver = 0;
 
@@ -56,7 +56,7 @@ static void idist__gpu_join_describe_error(const char *what, cudaError_t error,
                  cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
 }
 
-// What the user can do about an error.
+// Returns what the user can do about an error, as a text.
 static const char *idist__gpu_join_remedy(cudaError_t error) {
     switch ((int)error) {
     case cudaErrorInsufficientDriver: return "update the driver, or build with an older toolkit";
@@ -76,8 +76,8 @@ static const char *idist__gpu_join_remedy(cudaError_t error) {
     }
 }
 
-// The number of the device that desc.device names, in *number. False: none is to be used, or the
-// name is wrong; info says so.
+// Parses desc.device, and sets *number if the name contains a number. Returns false if no device is
+// wanted, or if the name is wrong; info gives the reason.
 static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info *info,
                                          int *number) {
     int64_t value;
@@ -102,8 +102,8 @@ static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info
     return true;
 }
 
-// Makes a device the current one: this number, modulo the devices there are unless one was named.
-// *what: the function of CUDA that has failed.
+// Makes device `number` the current one. If the user gave no number, `number` is taken modulo the
+// number of devices. Sets *what to the name of the CUDA function that failed.
 static cudaError_t idist__gpu_join_open_device(idist__gpu *gpu, idist__gpu_rank_info *info,
                                                int number, bool numbered, const char **what) {
     int n = 0;
@@ -128,7 +128,7 @@ static cudaError_t idist__gpu_join_open_device(idist__gpu *gpu, idist__gpu_rank_
     return cudaDeviceGetAttribute(&info->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
 }
 
-// The device of this rank.
+// Finds and opens the device of this rank, or records in `info` why there is none.
 static void idist__gpu_join_probe_device(const idist__world *w, idist__gpu *gpu,
                                          idist__gpu_rank_info *info) {
     const char *asked = w->cfg.device, *what;
@@ -149,11 +149,11 @@ static void idist__gpu_join_probe_device(const idist__world *w, idist__gpu *gpu,
     idist__gpu_device_find_context_state(gpu);
 }
 
-// By path; also what desc.device_backend may be, besides "auto".
+// The names of the paths. desc.device_backend is "auto", or one of these names except "none".
 static const char *const idist__gpu_path_names[] = {"none", "nccl", "ipc", "staged"};
 
-// The path that desc.device_backend asks for; IDIST__BY_HOST_MEMORY: any. -1: there is none of this
-// name.
+// Returns the path that desc.device_backend asks for, IDIST__BY_HOST_MEMORY for any path, or -1 if
+// no path has this name.
 static int idist__gpu_join_path_named(const char *asked) {
     int i;
 
@@ -163,7 +163,7 @@ static int idist__gpu_join_path_named(const char *asked) {
     return -1;
 }
 
-// Finds the device of this rank, and NCCL.
+// Fills in what this rank tells the other ranks about its device and its version of NCCL.
 static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
     idist__config real = w->cfg;
 
@@ -184,13 +184,13 @@ static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_r
     }
 }
 
-// Ranks that keep all of them from using NCCL; -1: none.
+// The ranks that keep all ranks from using NCCL. -1 if there is no such rank.
 typedef struct idist__nccl_obstacles {
-    int without; // has no NCCL
-    int other;   // has another version than rank 0
+    int without; // the first rank without NCCL
+    int other;   // the first rank whose version differs from the version of rank 0
 } idist__nccl_obstacles;
 
-// Compares what the ranks have found, and sets what depends on all of them.
+// Compares the information of all ranks, and sets what depends on it.
 static idist_status idist__gpu_join_compare_infos(idist__world *w, idist__nccl_obstacles *nccl) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist__gpu_rank_info *infos = gpu->rank_infos;
@@ -216,7 +216,7 @@ static idist_status idist__gpu_join_compare_infos(idist__world *w, idist__nccl_o
     return IDIST_OK;
 }
 
-// NCCL was asked for: an error if it cannot be used.
+// Returns an error if NCCL cannot be used. Called if the user asked for NCCL.
 static idist_status idist__gpu_join_check_wanted(const idist__world *w,
                                                  const idist__nccl_obstacles *nccl) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
@@ -238,13 +238,14 @@ static idist_status idist__gpu_join_check_wanted(const idist__world *w,
                        b, a, infos[a].bus_id, infos[a].nccl);
 }
 
-// No device backend was asked for: says why NCCL, which GPUs are best served by, is not used.
+// Logs why NCCL, the best backend for GPUs, is not used. Called if the user asked for no device
+// backend.
 static void idist__gpu_join_log_obstacles(const idist__world *w,
                                           const idist__nccl_obstacles *nccl) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     const idist_group *g = &w->group;
     int a, b;
-    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL would serve them
+    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL serves them
 
     if (nccl->without >= 0)
         idist__log_print(&w->log,
@@ -259,7 +260,7 @@ static void idist__gpu_join_log_obstacles(const idist__world *w,
                          nccl->other, infos[nccl->other].nccl);
 }
 
-// One device backend for all: NCCL only if all ranks have the same version of it.
+// Agrees on one device backend for all ranks. NCCL is used only if all ranks have the same version.
 static idist_status idist__gpu_join_agree_backend(idist__world *w) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     const idist_group *g = &w->group;
@@ -285,7 +286,7 @@ static idist_status idist__gpu_join_agree_backend(idist__world *w) {
     return IDIST_OK;
 }
 
-// No rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
+// Logs that no rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
 static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
     const idist__gpu_rank_info *mine = &idist__gpu_of(w)->rank_infos[w->group.rank];
 
@@ -301,7 +302,7 @@ static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
     else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->about.no_device);
 }
 
-// One outcome for all ranks: a device each, no device at all, or the same error.
+// Decides on the same outcome for all ranks: a device for each rank, no device at all, or an error.
 static idist_status idist__gpu_join_agree_device(idist__world *w, bool *all) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
@@ -359,7 +360,7 @@ static void idist__gpu_join_install(idist__world *w) {
 
 // The memory that a world's `device` points to.
 typedef struct idist__nccl_world {
-    idist__gpu gpu; // first: it is freed by this address
+    idist__gpu gpu; // must be first, because its address is passed to free
     idist__nccl nccl;
 } idist__nccl_world;
 
@@ -391,8 +392,9 @@ static idist_status idist__gpu_join_allocate(idist__world *w) {
     return idist__gpu_join_copy_config(w);
 }
 
-// Finds out which device each rank has, and whether all of them have one: *all. nthreads: threads
-// of this process before CUDA starts its own. Under the lock of the world.
+// Finds out which device each rank has. Sets *all if every rank has one. `nthreads` is the number
+// of threads of this process before CUDA starts its own threads. Called with the lock of the world
+// held.
 static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *all) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_rank_info mine;
@@ -406,7 +408,7 @@ static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *al
     return idist__gpu_join_agree_device(w, all);
 }
 
-// Puts the device in front of the backend of the host. Under the lock of the world.
+// Puts the device backend in front of the host's backend. Called with the lock of the world held.
 static idist_status idist__gpu_join_begin(idist__world *w) {
     idist__gpu_path path = IDIST__BY_HOST_MEMORY;
     idist_status status;
@@ -421,8 +423,8 @@ static idist_status idist__gpu_join_begin(idist__world *w) {
     return status;
 }
 
-// Looks for a device on each rank of a new world, and puts the device backend in front of that of
-// the host if all ranks have one. Collective.
+// Looks for a device on each rank of a new world. If all ranks have a device, puts the device
+// backend in front of the host's backend. Collective.
 static idist_status idist__gpu_join_wrap(idist__world *w) {
     int nthreads = idist__os_thread_count();
     idist_status status = idist__gpu_join_allocate(w);
@@ -432,7 +434,8 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     idist__world_lock(w);
     if (status == IDIST_OK) status = idist__gpu_join_meet(w, nthreads, &all);
     if (status == IDIST_OK && all) status = idist__gpu_join_begin(w);
-    // Ranks that finished this before us have already failed in a call; so will this one.
+    // The world has failed. Ranks that finished this function earlier find out in their next call,
+    // and so will this rank.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
     if (!all && !w->about.no_device[0])
@@ -443,7 +446,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s",
                          w->about.device_name, w->about.device_backend);
-    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // else the world is closed next
+    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // or closing the world does
 
     return status;
 }
@@ -477,5 +480,3 @@ const idist_backend_api *idist_nccl_backend(void) {
 __attribute__((constructor(IDIST__REGISTER_DEVICE))) static void idist__gpu_join_register(void) {
     (void)idist_register_backend(idist_nccl_backend());
 }
-
-// Tests set these from outside.

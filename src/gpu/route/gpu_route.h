@@ -1,4 +1,4 @@
-// gpu/route/gpu_route.h: which calls are for the device
+// gpu/route/gpu_route.h: decides which calls the device serves, and on which path
 #pragma once
 
 #include "base/fail.h"
@@ -14,8 +14,9 @@
 #include "gpu/nccl/nccl_issue.h"
 #include "gpu/route/gpu_setup.h"
 
-// Whether the buffers are device memory. A rank without elements says by its pointers, or by its
-// stream, where the others have theirs.
+// Sets *on_device if the buffers of a call are device memory. A rank without elements shows by its
+// pointers, or by its stream, that the other ranks use device memory. Fails if only one of two
+// buffers is device memory, or if a call on host memory has a stream.
 static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *call,
                                                    const idist_opts *opts, bool *on_device) {
     const char *name = idist__kind_names[call->label];
@@ -52,8 +53,9 @@ static idist__gpu_path idist__gpu_route_path_of(const idist_group *g, const idis
     return path == IDIST__BY_IPC && idist__ipc_call_supports(g, call) ? path : IDIST__BY_STAGING;
 }
 
-// A capture cannot take a call in which the host has a part, nor one that waits for the default
-// stream while a stream is captured which the default stream waits for.
+// Refuses a call while its stream is being captured, because a graph cannot hold the part of the
+// call that the host performs. Refuses the default stream while a capture is running on a stream
+// that the default stream waits for.
 static idist_status idist__gpu_route_check_capture(const char *name, const idist_opts *opts,
                                                    const char *what) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -80,7 +82,7 @@ static bool idist__gpu_route_is_capturing(cudaStream_t stream) {
     return capture != cudaStreamCaptureStatusNone;
 }
 
-// Refuses a capture that the call cannot be a part of.
+// Refuses a call that the running capture of its stream cannot hold.
 static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *call,
                                                   const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];
@@ -94,7 +96,8 @@ static idist_status idist__gpu_route_check_stream(const idist_group *g, const id
     return IDIST_OK;
 }
 
-// Prepares the group, which is collective, if this is its first call.
+// Prepares the group if this is its first call on NCCL or IPC. The preparation is collective, so a
+// send or receive cannot be the first call.
 static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__call *call,
                                                  const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];
@@ -114,7 +117,8 @@ static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__ca
     return idist__gpu_setup_prepare(g);
 }
 
-// What NCCL cannot do for a call that it serves.
+// Refuses what NCCL cannot do: wildcards of a send or receive, and device memory of two worlds
+// between idist_group_begin and idist_group_end.
 static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *call) {
     const char *name = idist__kind_names[call->label];
 
@@ -131,8 +135,8 @@ static idist_status idist__gpu_route_check_call(const idist_group *g, const idis
     return IDIST_OK;
 }
 
-// Everything about a call that depends on where its memory is, before it becomes a task. *detached:
-// it returns when NCCL has it.
+// Handles what depends on the kind of memory, before a call becomes a task. Sets *detached if the
+// call returns as soon as NCCL has the call.
 static idist_status idist__gpu_route_call(idist_group *g, const idist__call *call,
                                           const idist_opts *opts, bool *on_device, bool *detached) {
     idist_status status = idist__gpu_route_check_buffers(g, call, opts, on_device);
@@ -140,7 +144,7 @@ static idist_status idist__gpu_route_call(idist_group *g, const idist__call *cal
     bool nccl;
 
     if (call->label == IDIST__FINALIZE)
-        idist__ipc_leave_unmap_arenas(g->w); // before the others free theirs
+        idist__ipc_leave_unmap_arenas(g->w); // before other ranks free their arenas
     if (status != IDIST_OK || !*on_device || g->status != IDIST_OK) return status;
     if (opts->stream == (void *)cudaStreamPerThread)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
@@ -165,7 +169,8 @@ static idist_status idist__gpu_route_call(idist_group *g, const idist__call *cal
     return IDIST_OK;
 }
 
-// On our device, because asking about a pointer creates a context, too.
+// Runs idist__gpu_route_call with our device as the current one, because a query about a pointer
+// may create a context.
 static idist_status idist__gpu_route_find(idist_group *g, const idist__call *call,
                                           const idist_opts *opts, bool *on_device, bool *detached) {
     const idist__gpu *gpu = idist__gpu_of(g->w);

@@ -1,4 +1,4 @@
-// gpu/route/gpu_setup.h: how a group moves device memory
+// gpu/route/gpu_setup.h: chooses and sets up the path on which a group moves device memory
 #pragma once
 
 #include "os/clock.h"
@@ -21,7 +21,7 @@
 #include "gpu/nccl/nccl_issue.h"
 #include "gpu/nccl/nccl_abort.h"
 
-// Whether two members share a GPU.
+// Returns true if two members share a GPU.
 static bool idist__gpu_setup_is_same_device(const idist_group *g, int a, int b) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_rank_info *x = &gpu->rank_infos[g->ranks[a]];
@@ -29,7 +29,7 @@ static bool idist__gpu_setup_is_same_device(const idist_group *g, int a, int b) 
     return x->machine_key == y->machine_key && !strcmp(x->bus_id, y->bus_id);
 }
 
-// Finds two members that share a GPU.
+// Finds two members that share a GPU. Returns false if no two members do.
 static bool idist__gpu_setup_find_shared(const idist_group *g, int *a, int *b) {
     for (*a = 1; *a < g->size; ++*a)
         for (*b = 0; *b < *a; ++*b)
@@ -44,8 +44,8 @@ static bool idist__gpu_setup_is_one_host(const idist_group *g) {
     return i >= g->size;
 }
 
-// NCCL if each rank has a GPU of its own, IPC on one host, otherwise staging; or what was asked
-// for.
+// Returns the path that the user asked for. If the user asked for none, returns NCCL if each rank
+// has a GPU of its own, otherwise IPC on one host, otherwise staging.
 static idist__gpu_path idist__gpu_setup_choose_path(const idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_rank_info *first = &gpu->rank_infos[0];
@@ -59,8 +59,8 @@ static idist__gpu_path idist__gpu_setup_choose_path(const idist_group *g) {
                : IDIST__BY_STAGING;
 }
 
-// Gives up a communicator that is not created, or not connected, yet. False: its thread proceeds
-// for now, with its resources.
+// Abandons a communicator that is not created, or not connected, yet. Returns false if its thread
+// still runs and keeps its resources for now.
 static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
     int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL);
     int ignored;
@@ -76,7 +76,7 @@ static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
 }
 
 // Waits for the communicator until the init time-out, while the backend watches the other ranks.
-// Releases the lock between looks.
+// Returns false with a reason if the communicator cannot be used. Releases the lock between checks.
 static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
                                        size_t capacity) {
     idist__world *w = g->w;
@@ -114,14 +114,15 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
     gg->comm = job->comm;
     idist__nccl_job_join(job, 0, &result);
     if (result == IDIST__NCCL_OK) return true;
-    idist__nccl_abort_group(g); // NCCL may have created a part of it
+    idist__nccl_abort_group(g); // NCCL may have created the communicator in part
     snprintf(reason, capacity, "ncclCommInitRank: %s",
              idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 
     return false;
 }
 
-// The user's own communicator, for the world. NULL: it does not fit, for `reason`.
+// Returns the user's own communicator, for the world's group. Returns NULL with a reason if the
+// communicator does not fit the world.
 static void *idist__gpu_setup_adopt(idist_group *g, char *reason, size_t capacity) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
@@ -143,16 +144,16 @@ static void *idist__gpu_setup_adopt(idist_group *g, char *reason, size_t capacit
     return NULL;
 }
 
-// The bytes of a configuration that NCCL_CONFIG_INITIALIZER has made. NCCL refuses any other by its
-// first members.
+// Returns the size in bytes of a configuration that NCCL_CONFIG_INITIALIZER has initialized. NCCL
+// refuses any other configuration because of its first members.
 static size_t idist__gpu_setup_config_nbytes(const idist__nccl_config *config) {
     return config->magic == IDIST__NCCL_CONFIG_MAGIC && config->nbytes > sizeof *config
                ? config->nbytes
                : sizeof *config;
 }
 
-// Creates a communicator, or takes the user's, and connects the ranks. The job gets a copy of the
-// configuration, because it may outlive the world.
+// Creates a communicator, or takes the user's, and connects the ranks. Returns false with a reason
+// on failure. The job gets a copy of the configuration, because the job may outlive the world.
 static bool idist__gpu_setup_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
                                   char *reason, size_t capacity) {
     static const idist__nccl_config patient = {sizeof patient, IDIST__NCCL_CONFIG_MAGIC, 21400, 0};
@@ -178,15 +179,16 @@ static bool idist__gpu_setup_init(idist_group *g, const idist__nccl_id *id, idis
     return false;
 }
 
-// What each member tells the others before the communicator is created.
+// The information that each member sends to all members before the communicator is created.
 typedef struct idist__nccl_rank_info {
     int32_t failed;
     idist__nccl_id id;
 } idist__nccl_rank_info;
 
-// If ranks of this process have other GPUs, NCCL reads and writes a buffer of this rank from those
-// (unless NCCL_P2P_DIRECT_DISABLE=1). Memory of the default pool, which is the program's, they do
-// not reach: it would be an illegal address to them. So idist takes a pool of its own.
+// Creates a memory pool that the other GPUs of this process can access. If ranks of this process
+// have other GPUs, NCCL reads and writes the buffers of this rank from these GPUs (unless
+// NCCL_P2P_DIRECT_DISABLE=1). The default pool belongs to the program, and its addresses are
+// illegal on other GPUs. Leaves *pool NULL if no other GPU accesses our memory.
 static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool_t *pool) {
     const idist__gpu *gpu = idist__gpu_of(w);
     const idist__gpu_rank_info *infos = gpu->rank_infos, *mine = &infos[w->group.rank];
@@ -206,7 +208,7 @@ static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool
     for (i = 0; i < w->group.size && error == cudaSuccess; i++) {
         if (infos[i].process != mine->process || infos[i].device == gpu->device) continue;
         error = cudaDeviceCanAccessPeer(&can, infos[i].device, gpu->device);
-        if (error != cudaSuccess || !can) continue; // NCCL does not reach it directly, either
+        if (error != cudaSuccess || !can) continue; // NCCL cannot access our memory directly either
         if (!*pool) error = cudaMemPoolCreate(pool, &props);
         access.location.id = infos[i].device;
         if (error == cudaSuccess) error = cudaMemPoolSetAccess(*pool, &access, 1);
@@ -215,9 +217,9 @@ static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool
     return error;
 }
 
-// Allocates what all communicators need: the word that barriers on streams reduce, and a pool.
-// Once, before a second thread can know the world, because freeing a second word would wait for the
-// device. Releases the lock meanwhile.
+// Allocates what all communicators share: the word that barriers on streams reduce, and a pool.
+// Called once, before a second thread can know the world, because freeing a second word would wait
+// for the device. Releases the lock meanwhile.
 static void idist__gpu_setup_alloc_shared(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     cudaMemPool_t pool = NULL;
@@ -240,11 +242,12 @@ static void idist__gpu_setup_alloc_shared(idist__world *w) {
     gpu->nccl_error = error;
 }
 
-// Allocates what a JOB_INIT needs on the device. It is the job's own, because the job may outlive
-// the group. cudaMalloc may wait for all work of the device, for instance for a call that another
-// rank makes only when this group is done: hence cudaMallocAsync. Releases the lock meanwhile.
+// Allocates what a JOB_INIT needs on the device. The job owns the memory, because the job may
+// outlive the group. The function uses cudaMallocAsync, because cudaMalloc may wait for all work of
+// the device. This work may include a call that another rank makes only after this group is set up.
+// Releases the lock meanwhile.
 static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job *job) {
-    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // rounding up
+    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // space to round up
     cudaError_t error = cudaSuccess;
 
     if (g->size == 1) return cudaSuccess;
@@ -258,8 +261,8 @@ static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job
     return error;
 }
 
-// Does everything that needs no other rank. NULL: out of memory; otherwise info->failed says
-// whether this rank could do it, and `reason` why not.
+// Performs all steps of the set-up that need no other rank. Returns NULL if out of memory.
+// Otherwise info->failed is true if this rank failed, and `reason` says why.
 static idist__nccl_job *idist__gpu_setup_prepare_local(idist_group *g, idist__nccl_rank_info *info,
                                                        char *reason, size_t capacity) {
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -291,8 +294,8 @@ static idist__nccl_job *idist__gpu_setup_prepare_local(idist_group *g, idist__nc
     return job;
 }
 
-// The members have told each other how they are. Creates the communicator if all of them did their
-// part; otherwise frees the job. False: this rank failed.
+// Creates the communicator if all members did their part, as `infos` says. Otherwise frees the job.
+// Returns false if this rank failed.
 static bool idist__gpu_setup_create(idist_group *g, const idist__nccl_rank_info *infos,
                                     idist__nccl_job *job, char *reason, size_t capacity) {
     bool own_failed = infos[g->rank].failed;
@@ -306,7 +309,7 @@ static bool idist__gpu_setup_create(idist_group *g, const idist__nccl_rank_info 
     return !own_failed;
 }
 
-// Exchanges what the members need, and creates the communicator; the same outcome for all of them.
+// Exchanges what the members need and creates the communicator. All members get the same outcome.
 static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t nbytes = sizeof(idist__nccl_rank_info) * (size_t)g->size;
@@ -339,9 +342,9 @@ static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
     return status;
 }
 
-// Makes NCCL ready for a group. From now on the progress thread watches the other ranks: nobody
-// else would notice that one is lost, not even while they are being connected. If that fails, the
-// next call may try again.
+// Makes NCCL ready for a group. From now on the progress thread watches the other ranks. Without
+// this thread nobody would notice a lost rank, not even while NCCL connects the ranks. If the
+// thread cannot be started, or if the set-up fails, the next call may try again.
 static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     idist__world *w = g->w;
     bool has_thread = idist__progress_thread_need(w) == IDIST_OK;
@@ -349,7 +352,7 @@ static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     idist_status status;
 
     w->progress.watched = true;
-    idist__os_cond_signal(&w->work); // it sleeps until it has something to watch
+    idist__os_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
     status = idist__gpu_setup_agree(g, has_thread);
 
     if (status != IDIST_OK) {
@@ -377,12 +380,12 @@ static void idist__gpu_setup_group_free(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, gg);
 }
 
-// Creates the group's streams, this rank's part of it.
+// Creates the streams that this rank uses for the group, and chooses the group's path.
 static idist_status idist__gpu_setup_group_make(idist_group *g) {
     idist__gpu_group *gg = (idist__gpu_group *)idist__mem_alloc(&g->w->cfg.mem, sizeof *gg);
     idist__gpu_guard guard = idist__gpu_device_enter(idist__gpu_of(g->w));
     cudaError_t error = cudaSuccess;
-    int i, least = 0, greatest = 0, priority = 0; // 0: the default, the lowest
+    int i, least = 0, greatest = 0, priority = 0; // 0 is the default and the lowest priority
 
     if (g->w->cfg.high_priority) {
         error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
@@ -412,7 +415,8 @@ static bool idist__gpu_setup_is_prepared(const void *arg) {
     return !idist__gpu_group_of(g)->preparing || g->w->progress.stops;
 }
 
-// When a thread that prepares a group must be done: two exchanges and the set-up take that long.
+// Returns the deadline of a thread that prepares a group. The thread needs the time-outs of two
+// exchanges and of the set-up.
 static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
 
@@ -420,7 +424,7 @@ static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     return idist__os_clock_deadline(2 * call_ms + init_ms);
 }
 
-// Sets up what the members of a group have in common, on the way that the group takes.
+// Sets up what the members of a group share, for the path of the group.
 static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -432,22 +436,22 @@ static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     if (gg->path == IDIST__BY_IPC) status = idist__ipc_setup_prepare(g);
     idist__gpu_device_leave(gpu, guard);
     if (status == IDIST_ERR_NO_MEMORY && !g->w->progress.stops)
-        idist__group_fail_memory(g); // the other members wait for it
+        idist__group_fail_memory(g); // the other members wait for this rank
     gg->preparing = false;
     gg->ready = status == IDIST_OK;
 
     return status;
 }
 
-// Prepares a group, or waits for the thread that does; releases the lock meanwhile. All members
-// call it, in their first call on device memory.
+// Prepares a group, or waits for the thread that prepares the group. Releases the lock meanwhile.
+// All members call this function, in their first call on device memory.
 static idist_status idist__gpu_setup_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
     idist_status status;
 
-    gpu->user_count++;  // the end of the world waits for us, ...
-    g->running_count++; // ... and nobody frees the group
+    gpu->user_count++;  // closing the world waits for us
+    g->running_count++; // keeps other threads from freeing the group
     if (!idist__gpu_agree_wait_until(w, idist__gpu_setup_is_prepared, g,
                                      idist__gpu_setup_prepare_deadline(w)))
         status = idist__fail(IDIST_ERR_TIMEOUT,
@@ -458,7 +462,7 @@ static idist_status idist__gpu_setup_prepare(idist_group *g) {
         status = idist__gpu_setup_prepare_path(g);
     gpu->user_count--;
     g->running_count--;
-    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // wakes threads that wait
 
     return status;
 }
