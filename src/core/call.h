@@ -1,27 +1,27 @@
 // core/call.h: the path of every communication call
 //
-// The core owns everything that is the same whichever backend moves the data: it checks a call's
-// arguments, numbers it within its group, hands it to the backend as a task, waits for it, watches
-// its deadline, and spreads a failure to all members of the group. It names no backend; what it
-// asks of one is the contract of idist_backend_api, what it asks of a device that of
-// idist_device_api, both in core/model.h.
+// The core owns everything that does not depend on the backend that moves the data. It checks a
+// call's arguments, numbers the call within its group, and hands the call to the backend as a task.
+// It then waits for the task, watches its deadline, and spreads a failure to all members of the
+// group. The core names no backend. The contract with backends is idist_backend_api, and the
+// contract with devices is idist_device_api; both are in core/model.h.
 //
-// The public functions in calls/ fill one idist__call each and come in through
-// idist__call_run. Backends come in through idist__task_complete and idist__group_fail.
+// Each public function in calls/ fills one idist__call and enters through idist__call_run. Backends
+// enter through idist__task_complete and idist__group_fail.
 //
 //     public function         fills an idist__call
-//     idist__call_message     a message in the ordinary case: tries the backend's `quick`, then
-//                             goes on at idist__call_begin
+//     idist__call_message     a send or receive in the ordinary case: tries the backend's `quick`,
+//                             then continues at idist__call_begin
 //     idist__call_run         finds the group, locks its world, records the first error of a
 //                             group_begin
-//     idist__call_traced      through the timeline, if there is one
-//     idist__call_locked      checks the arguments, which a plan has done before
-//     idist__call_checked     asks the device whether the call is its own; tries the backend's
+//     idist__call_traced      passes the call through the timeline, if there is one
+//     idist__call_locked      checks the arguments, unless a plan has checked them before
+//     idist__call_checked     asks the device if the call is for the device; tries the backend's
 //                             `quick`
 //     idist__call_begin       makes a task
-//     idist__task_start       numbers it and hands it to the backend
+//     idist__task_start       numbers the task and hands it to the backend
 //     idist__wait_task        waits, unless there is a request or an open group_begin
-//     idist__wait_result      status and text for the caller
+//     idist__wait_result      returns status and text to the caller
 #pragma once
 
 #include "os/thread.h"
@@ -54,7 +54,7 @@ static void idist__call_init(idist__call *call, idist__kind kind, const void *se
     call->root = -1;
 }
 
-// Locks the world of a call and finds its group. On failure nothing is locked and *out is NULL.
+// Finds the group of a call and locks its world. On failure nothing is locked and *out is NULL.
 static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
     idist__world *w = group ? group->w : idist__world_default();
 
@@ -71,7 +71,7 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     idist__world_lock(w);
     if (!group) group = &w->group;
 
-    if (!group->w || group->freed) { // before we had the lock; the struct stays for a while
+    if (!group->w || group->freed) { // before we got the lock; the struct remains for a while
         idist__os_mutex_unlock(&w->lock);
         return idist__fail(IDIST_ERR_STATE, "%s: the group was freed, or its world was closed",
                            name);
@@ -82,12 +82,13 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     return IDIST_OK;
 }
 
-// An all_to_allv in place overwrites what it sends. So the backends get a copy to send.
+// Returns true if the backend needs a copy of what the call sends: an all_to_allv in place
+// overwrites its send buffer.
 static bool idist__call_needs_copy(const idist__call *call) {
     return call->kind == IDIST__ALL_TO_ALLV && call->send == call->recv;
 }
 
-// False: no memory for it.
+// Replaces the send buffer of a task with a copy. Returns false without memory.
 static bool idist__call_copy_send(idist__task *t) {
     const idist_group *g = t->group;
     idist__call *call = &t->call;
@@ -97,13 +98,13 @@ static bool idist__call_copy_send(idist__task *t) {
     t->copy = idist__mem_raw(&g->w->cfg.mem, nbytes ? nbytes : 1);
     if (!t->copy) return false;
     if (nbytes) memcpy(t->copy, call->send, nbytes);
-    call->send = t->copy; // also of nothing: Open MPI 4 takes equal addresses for in place
+    call->send = t->copy; // even an empty copy: Open MPI 4 takes equal addresses for in place
 
     return true;
 }
 
-// A call without a task, if the backend can do that now. With a request, inside idist_group_begin
-// or beside other calls, only a message can.
+// Tries a call without a task. Returns true if the backend has completed the call. With a request,
+// inside idist_group_begin, or beside other calls, only a message can succeed.
 static bool idist__call_quick(idist_group *g, const idist__call *call, const idist_opts *opts) {
     const idist_backend_api *backend = g->w->backend;
     bool blocks = !opts->request && !idist__together_now.depth;
@@ -116,14 +117,14 @@ static bool idist__call_quick(idist_group *g, const idist__call *call, const idi
     return backend->quick_message(g, call);
 }
 
-// The value of request->impl for a call that completed before it returned: it has no task.
+// Value of request->impl for a call that completed before it returned. Such a call has no task.
 static char idist__call_complete;
 
 static bool idist__call_was_complete(const idist_request *request) {
     return request->impl == &idist__call_complete;
 }
 
-// Whether the device backend takes part in a call. A stream needs one.
+// Checks if the device backend takes part in a call. A call with a stream needs a device backend.
 static idist_status idist__call_route(idist_group *g, const idist__call *call,
                                       const idist_opts *opts, bool *on_device, bool *detached) {
     idist__world *w = g->w;
@@ -148,14 +149,15 @@ static void idist__call_task_init(idist__task *t, const idist__call *call, const
     t->timeout_ms = opts->timeout_ms ? opts->timeout_ms : t->group->w->cfg.timeout_ms;
 }
 
-// Before a task that outlasts the function that begins it. While a thread closes the world, it
-// would be freed before anybody waits for it.
+// Checks that no thread is closing the world. Needed for a task that outlasts the function that
+// begins it: a closing world would free the task before anybody waits for it.
 static idist_status idist__call_check_open(const idist__world *w, const char *name) {
     if (!w->life.closing) return IDIST_OK;
     return idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
 }
 
-// Keeps a task for idist_group_end, which waits for it. Until then the world cannot be closed.
+// Keeps a task for idist_group_end, which waits for the task. Until then the world cannot be
+// closed.
 static void idist__call_defer(idist__task *t) {
     idist__together *now = &idist__together_now;
 
@@ -165,16 +167,16 @@ static void idist__call_defer(idist__task *t) {
     now->last = t;
 }
 
-// From here on this thread stays in the world until it has waited for the kept tasks at the front
-// of its list, those up to the first one of another world.
+// Stops counting the kept tasks at the front of this thread's list, up to the first task of another
+// world. From here on this thread stays in the world until it has waited for these tasks.
 static void idist__call_undefer(idist__world *w) {
     const idist__task *t;
     for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
         w->tasks.deferred_count--;
 }
 
-// Ends this thread's idist_group_begin without waiting, before it closes a world. Called without a
-// lock.
+// Ends this thread's idist_group_begin without waiting, before this thread closes a world. Called
+// without a lock.
 static void idist__call_forget(idist__world *closed) {
     idist__together *now = &idist__together_now;
 
@@ -200,14 +202,15 @@ static void idist__call_forget(idist__world *closed) {
     }
 }
 
-// A call that the backend could not complete at once.
+// Begins a call that the backend could not complete at once.
 static idist_status idist__call_begin(idist_group *g, const idist__call *call,
                                       const idist_opts *opts, bool on_device, bool detached) {
     const char *name = idist__kind_names[call->label];
     idist_status status = IDIST_OK;
     idist__task *t;
 
-    if (g->status != IDIST_OK && idist__kind_is_p2p(call->kind)) // what has just arrived says so
+    // Data that has just arrived may have failed the group.
+    if (g->status != IDIST_OK && idist__kind_is_p2p(call->kind))
         return idist__fail(g->status, "%s: %s", name, g->cause);
 
     if (opts->request || idist__together_now.depth) status = idist__call_check_open(g->w, name);
@@ -219,7 +222,7 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *call,
 
     if (!t || (!on_device && idist__call_needs_copy(call) && !idist__call_copy_send(t))) {
         if (t) idist__task_free(t);
-        idist__group_fail_memory(g); // others count on it
+        idist__group_fail_memory(g); // the other members count on this call
         return IDIST_ERR_NO_MEMORY;
     }
 
@@ -243,7 +246,7 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *call,
     return idist__wait_result(t);
 }
 
-// A call whose arguments have passed the check.
+// Performs a call whose arguments have passed the check.
 static idist_status idist__call_checked(idist_group *g, const idist__call *call,
                                         const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];
@@ -253,7 +256,7 @@ static idist_status idist__call_checked(idist_group *g, const idist__call *call,
     if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    if (g->w->progress.stops) // another thread has ended the calls, and would not see this one
+    if (g->w->progress.stops) // another thread has ended all calls and would miss this call
         return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
 
     if (!on_device && idist__call_quick(g, call, opts)) {
@@ -276,7 +279,7 @@ static idist_status idist__call_traced(idist_group *g, const idist__call *call,
                                : idist__call_locked(g, call, opts);
 }
 
-// Whether a plan keeps this call of this group already.
+// Returns true if a plan already keeps this call of this group.
 static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
                                 const idist__fingerprint *call) {
     idist__fingerprint kept;
@@ -288,8 +291,8 @@ static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
     return idist__fingerprint_equal(&kept, call);
 }
 
-// The number of a plan that is filled with this call; 0: of a message, which needs none. A plan
-// that kept the same call keeps its number.
+// Returns in *number the number of a plan that is filled with this call, or 0 for a message, which
+// needs no number. If the plan already keeps an equal call, it keeps its number.
 static idist_status idist__call_number_plan(idist_group *g, const idist_plan *plan,
                                             const idist__call *c, uint32_t *number) {
     idist__fingerprint call = idist__fingerprint_of_call(g->w, c, 0);
@@ -341,8 +344,9 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     return IDIST_OK;
 }
 
-// A call that has failed leaves an empty request, which the program may wait for like the others.
-// idist_group_end returns the first failure of a call in between.
+// Ends a call with this status, and returns the status. A failed call leaves an empty request, for
+// which the program may wait as for other requests. Between idist_group_begin and idist_group_end,
+// records the first failure, which idist_group_end returns.
 static idist_status idist__call_ended(idist_status status, idist_request *request) {
     if (status == IDIST_OK) return IDIST_OK;
     if (request) request->impl = NULL;
@@ -355,7 +359,8 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
     return status;
 }
 
-// Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
+// Returns true if a send or receive is the ordinary case: host memory, a buffer, a dtype of idist
+// and a tag.
 static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
                                  const idist_opts *opts) {
     if (w->device_api || idist__tracer_now() || opts->stream || opts->plan) return false;
@@ -363,8 +368,9 @@ static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
     return call->tag >= 0 && (call->send || call->recv);
 }
 
-// Whether a group, whose world is locked, can take a message to or from this rank by the short way.
-// Another thread may have closed the world: then the rest of the struct is zero.
+// Returns true if a group can take a message to or from the rank of the call by the short path.
+// Called with the world's lock held. Another thread may have closed the world; the rest of the
+// group's struct is then zero.
 static bool idist__call_is_ready(const idist_group *g, const idist__call *call) {
     if (!g->w || g->status != IDIST_OK || g->w->progress.stops || g->rank < 0) return false;
     return g->w->backend->quick_message && call->root >= 0 && call->root < g->size;
@@ -386,8 +392,8 @@ static idist_status idist__call_run(const idist__call *call, const idist_opts *o
     return idist__call_ended(status, own_opts->request);
 }
 
-// A send or receive. In the ordinary case nothing can be wrong with the call, and it gets by with
-// fewer checks; otherwise, and while another thread has the lock, it goes by idist__call_run.
+// Performs a send or receive. In the ordinary case the arguments cannot be wrong, so fewer checks
+// suffice. Otherwise, or while another thread has the lock, uses idist__call_run.
 static idist_status idist__call_message(const idist__call *call, const idist_opts *opts) {
     const idist_opts *own_opts = opts ? opts : &idist__call_defaults;
     idist_group *g = own_opts->group;

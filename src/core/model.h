@@ -6,9 +6,10 @@
 //        |              ^
 //        +--- tasks ----+-- call                        each running task belongs to one group
 //
-// A call says what the user asked for; a task is a call under way; a fingerprint is the part of a
-// call that must be the same on all ranks and that travels with each of its messages. A backend
-// moves the data; its table of functions, and that of a device backend, stand below the data.
+// A call says what the user asked for. A task is a call in progress. A fingerprint is the part of a
+// call that must be equal on all ranks; every message of the call carries the fingerprint. A
+// backend moves the data. This file also declares the function tables of backends and device
+// backends.
 #pragma once
 
 #include "os/thread.h"
@@ -22,9 +23,9 @@ typedef struct idist__world idist__world;
 
 // An op that the program registered.
 typedef struct idist__user_op {
-    idist_op_fn fn; // NULL: a premultiplied sum
+    idist_op_fn fn; // NULL for a premultiplied sum
     void *arg;
-    double factor; // of a premultiplied sum
+    double factor; // for a premultiplied sum
     bool used, commutative;
 } idist__user_op;
 
@@ -36,95 +37,99 @@ typedef struct idist__user_dtype {
     idist_dtype dtype;
 } idist__user_dtype;
 
-// A buffer may lie in several places, one part of it in each.
+// One part of a buffer whose parts lie in different places.
 typedef struct idist__part {
     char *data;
-    size_t end; // elements of this part and those before it
+    size_t end; // number of elements in this part and all earlier parts
 } idist__part;
 
-// An operation as data.
+// A call: an operation with its arguments.
 typedef struct idist__call {
-    idist__kind kind;  // what is run
-    idist__kind label; // what the user called
+    idist__kind kind;  // operation that runs
+    idist__kind label; // operation that the user called
     const void *send;
     void *recv;
-    size_t count; // as in the API; v-forms: this rank's contribution
+    size_t count; // as in the API; in a v-form, the count of this rank's own part
     const size_t *sendcounts, *senddispls, *recvcounts, *recvdispls;
     idist_dtype dtype;
     idist_op op;
-    int root; // or the peer of a send or receive; -1: there is none
+    int root; // or the peer of a send or receive; -1 if there is none
     int tag;
     idist_recv_info *info;
-    // Of an all_reduce in place whose buffer is not all in a row; otherwise NULL and 0.
+    // The parts of the buffer of an in-place all_reduce, if the buffer is not contiguous. Otherwise
+    // NULL and 0.
     const idist__part *parts;
     int part_count;
-    bool peeks;         // a receive that describes a message and leaves it
-    uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
-    uint32_t plan;      // of a collective: the number of the plan that makes it; 0: none does
-    uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts
+    bool peeks;         // true for a probe: a receive that describes a message and leaves it
+    uint32_t dtype_tag; // tag of a user dtype when the call began; 0 if not looked up yet
+    uint32_t plan;      // number of the plan that makes this collective; 0 if there is none
+    uint64_t check;     // the count, or a hash of the counts; must also be equal on all ranks
     union {
-        // The op of a reduction that is part of another call, because the program may free its own
-        // copy meanwhile. NULL: look it up in the world.
+        // Copy of the op of a reduction. The backend makes the copy, because the program may free
+        // the op while the call runs. If NULL, idist__world_user_op finds the op in the world.
         const idist__user_op *user;
-        idist_message *message; // of a matched probe, and of the receive that follows it
+        idist_message *message; // for a matched probe, and for the receive that takes its message
     } u;
 } idist__call;
 
-// A call that is kept, and its group.
+// A call that the program keeps for idist_plan_start, and its group.
 struct idist_plan {
-    idist__call call; // kind 0: none
+    idist__call call; // kind 0 (IDIST__NONE) if the plan is empty
     idist_opts opts;
-    uint64_t world_serial, ctx; // of the group ...
-    int rank, size;             // ... when the call was checked
+    uint64_t world_serial, ctx; // identify the group
+    int rank, size;             // rank in the group and its size when the call was checked
 };
 
-// What two ranks compare about a call: 24 bytes of every message.
+// The part of a call that two ranks compare: 24 bytes in every message.
 typedef struct idist__fingerprint {
     uint8_t kind, dtype, op;
-    uint8_t algorithm; // an idist__algorithm, combined with IDIST__ON_DEVICE
+    uint8_t algorithm; // an idist__algorithm, perhaps combined with IDIST__ON_DEVICE
     int32_t root;      // see core/fingerprint.h
-    uint64_t check;    // see idist__call; of a send: its count; of a user dtype: and its tag
-    uint32_t seq;      // number of the call within its group
-    uint32_t whole;    // of a part: number of the call it is part of; otherwise 0
+    // See idist__call. For a send, the count. For a user dtype, also the tag of the dtype.
+    uint64_t check;
+    uint32_t seq;   // number of the call within its group
+    uint32_t whole; // number of the larger call that this call is a part of; 0 if none
 } idist__fingerprint;
 
-enum { IDIST__ON_DEVICE = 0x80 }; // a collective on device memory
+enum { IDIST__ON_DEVICE = 0x80 }; // a call on device memory
 
-// A collective that plans of a group keep.
+// A collective that one or more plans of a group keep.
 typedef struct idist__planned {
     struct idist__planned *next;
     idist__fingerprint call;
-    uint32_t count; // of plans that were filled with it
+    uint32_t count; // number of plans that were filled with it
 } idist__planned;
 
-// Says which backend works on a task. A task changes between ON_HOST and ON_DEVICE as often as the
-// device backend needs, and from either to DONE, which is final. A call on device memory is ON_HOST
-// while the host backend moves a part of the call.
+// The backend that works on a task. A task changes between ON_HOST and ON_DEVICE as often as the
+// device backend needs. From both states it can change to DONE, which is final. A call on device
+// memory is ON_HOST while the host backend moves a part of the call.
 typedef enum idist__task_state {
     IDIST__TASK_ON_HOST,
     IDIST__TASK_ON_DEVICE,
     IDIST__TASK_DONE
 } idist__task_state;
 
-// Who waits for a task. From CALLER a task may go to STREAM; from REQUEST to STREAM or NOBODY.
+// The party that waits for a task. A task may change from CALLER to STREAM, and from REQUEST to
+// STREAM or NOBODY.
 typedef enum idist__task_waiter {
-    IDIST__WAITER_CALLER,  // inside the call
-    IDIST__WAITER_REQUEST, // who holds the request
-    IDIST__WAITER_NOBODY,  // idist_request_free has let the request go
+    IDIST__WAITER_CALLER,  // the caller, inside the call
+    IDIST__WAITER_REQUEST, // the holder of the request
+    IDIST__WAITER_NOBODY,  // nobody: idist_request_free has freed the request
     IDIST__WAITER_STREAM   // the device's stream: the call has returned
 } idist__task_waiter;
 
-// Whether a thread works on a task without the lock. A task goes from FREE to PINNED and back, or
-// from PINNED to LEFT, and then that thread frees it.
+// The pin of a task. A thread works on a pinned task without the lock. A task changes from FREE to
+// PINNED and back, or from PINNED to LEFT. If the task is LEFT, the thread that pinned the task
+// frees it.
 typedef enum idist__task_pin {
     IDIST__PIN_FREE,
     IDIST__PIN_PINNED,
     IDIST__PIN_LEFT // the task was freed while it was pinned
 } idist__task_pin;
 
-// One operation under way. idist__task_new clears the fields before `text` and no others.
+// A call in progress. idist__task_new clears the fields before `text` and no other fields.
 struct idist__task {
-    idist__task *next, *prev; // in w->tasks.running while it runs
+    idist__task *next, *prev; // in w->tasks.running while the task runs
     idist__task *list_next;   // in the list of an idist_group_begin, or in w->tasks.detached
     idist__task *older;       // in w->tasks.all
     idist_group *group;
@@ -133,61 +138,62 @@ struct idist__task {
     idist__task_state state;
     idist__task_waiter waiter;
     idist__task_pin pin;
-    struct {            // what core/timer.h has done about a task that takes long
-        bool announced; // told the other members that this rank waits in it
-        bool asked;     // of a message: asked its peer whom that rank waits for
-        bool warned;    // logged that it takes long; may ask once more after that
+    struct {            // what core/timer.h has done about a slow task
+        bool announced; // has told the other members that this rank waits in the task
+        bool asked;     // has asked the peer of a message which rank the peer waits for
+        bool warned;    // has logged that the task is slow; may ask once more afterwards
     } late;
     bool patient; // has the group's time-out: the caller expects no return without a result
-    uint32_t seq; // number within the group; 0: point-to-point, or not numbered yet
-    idist__fingerprint whole; // the call it is part of; kind 0: it is a call of its own
-    uint16_t parent_past;     // digest of the calls before that one
+    uint32_t seq; // number within the group; 0 if point-to-point, or not numbered yet
+    idist__fingerprint whole; // the larger call that the task is a part of; kind 0 if none
+    uint16_t parent_past;     // digest of the calls before the larger call
     int timeout_ms;
     int64_t started_ns, deadline_ns;
     bool on_device; // the device backend takes part
-    bool followed;  // idist_wait_stream need not wait for the host any more
-    void *copy;     // of a send buffer that the call overwrites; or NULL
-    // The request goes on when this task is done: whoever waits or tests calls this, with the lock
-    // held. It puts another task into the request, or sets `then` to NULL.
+    bool followed;  // idist_wait_stream no longer needs to wait for the host
+    void *copy;     // copy of a send buffer that the call overwrites, or NULL
+    // Continues the request when this task is done; NULL if nothing follows. The thread that waits
+    // for or tests the request calls this function, with the lock held. The function puts another
+    // task into the request, or sets `then` to NULL.
     void (*then)(idist__task *t, idist_request *request);
     void *then_arg;
-    void *stream;   // of the device: the task comes after what it holds already
-    void *impl;     // the backend's part, behind this struct
-    void *lane;     // its row in the timeline, or NULL
-    char text[512]; // why it failed
-    // These stay when the task is used again.
+    void *stream;   // stream of the device; the task starts after the work already in it
+    void *impl;     // the backend's part, stored after this struct
+    void *lane;     // row of the task in the timeline, or NULL
+    char text[512]; // why the task failed
+    // These fields keep their values when the task is used again.
     void *device;    // the device backend's part
-    idist__world *w; // that of its groups
+    idist__world *w; // the world of the task's groups
 };
 
 struct idist_group {
-    idist__world *w; // NULL: the world was closed
+    idist__world *w; // NULL if the world was closed
     idist_group *next;
-    uint64_t ctx; // the same on all members, unique in the world
-    int rank;     // -1: not a member
+    uint64_t ctx; // identifies the group: equal on all members, unique in the world
+    int rank;     // -1 if this rank is not a member
     int size;
     int *ranks;              // world rank of each member
-    uint32_t seq;            // collectives started
-    uint32_t child_count;    // groups made from this one
-    idist__planned *planned; // what its plans keep
-    int running_count;       // tasks that run, and calls that prepare the group for a device
-    int open_request_count;  // not waited for yet
-    int detached_count;      // running tasks that nobody waits for, and pinned ones
-    idist_status status;     // not IDIST_OK: unusable, because ...
-    char cause[400];         // ... this happened
+    uint32_t seq;            // number of collectives started
+    uint32_t child_count;    // number of groups made from this group
+    idist__planned *planned; // collectives that the group's plans keep
+    int running_count;       // running tasks, and calls that prepare the group for a device
+    int open_request_count;  // requests that nobody has waited for yet
+    int detached_count;      // running tasks that nobody waits for, and pinned tasks
+    idist_status status;     // if not IDIST_OK, the group is unusable
+    char cause[400];         // what made the group unusable
     bool freed;
-    int64_t asked_ns;          // when the members were last asked for a sign of life; 0: never
-    int64_t asked_before_ns;   // and the time before that
-    int64_t asked_until_ns;    // when the answers are used; nobody asks again before
-    bool inner;                // made by a backend for its own use
-    bool failure_flushed;      // we have waited for the failure to reach the others
-    idist_group *host_group;   // members on this host; one_rank_first makes it when it needs it
-    const idist_group *parent; // while it is being made: if the parent fails, so does this one
+    int64_t asked_ns;        // time when the members were last asked for a sign of life; 0 if never
+    int64_t asked_before_ns; // previous value of asked_ns
+    int64_t asked_until_ns;  // time when the answers are used; nobody asks again before this time
+    bool inner;              // made by a backend for its own use
+    bool failure_flushed;    // we have waited for the failure to reach the other members
+    idist_group *host_group; // members on this host; idist_one_rank_first makes it when needed
+    const idist_group *parent; // set while the group is being made; a failed parent fails the group
     void *impl;                // the backend's part
     void *device;              // the device backend's part
 };
 
-// What is known of a rank.
+// The place where a rank runs.
 typedef struct idist__rank_info {
     char hostname[64];
     uint64_t host; // equal for ranks on one host
@@ -198,217 +204,238 @@ typedef struct idist__rank_info {
 //
 // A backend moves host memory between ranks. It is a table of functions, filled by field name (see
 // idist__backend_fill, and idist_self_backend as an example) and registered with
-// idist_register_backend. Only the fields marked "optional" may be NULL: then the backend does not
-// have that feature. A device backend is the exception: it sets name, claim and wrap, and leaves
-// everything else 0.
+// idist_register_backend. Only the fields marked "optional" may be NULL; the backend then lacks
+// that feature. A device backend is the exception: it sets name, claim and wrap, and leaves all
+// other fields 0.
 //
 //     claim -> open -> group_open (world) -> [ start, progress, sleep ... ] -> group_close -> close
 //                                                 |  group_open, offer, meet, group_close
 //                                                 +- for each further group
 //
-// Lock. claim, open, wrap and close are called without the world's lock, alloc with or without it
-// (it must not take the lock), all others with it. group_open of the world's own group and, while
-// the world closes, group_close are called without it; threads whose calls were ended may still be
-// on their way out of the world then. claim and alloc may be called by several threads at once.
+// Lock. The core calls claim, open, wrap and close without the world's lock. It calls alloc with or
+// without the lock; alloc must not take the lock. It calls all other functions with the lock held.
+// There are two exceptions: the core does not hold the lock for group_open of the world's own
+// group, or for group_close while the world closes. While the world closes, threads whose calls
+// were ended may still be leaving the world. Several threads may call claim and alloc at once.
 //
 // Blocking. open, close and wrap may wait for other ranks. sleep and flush wait, and release the
-// lock while they do. shrink and agree wait for the other members and keep the lock, so that no
-// other call on this world proceeds meanwhile, not even idist_abort. quick may poll for as long as
-// it takes to hand over a small message, less than a millisecond; tell may wait until nobody reads
-// the buffers of the failed group any more. Everything else, alloc included, returns at once. On a
-// library that offers nothing but blocking calls, group_open may block, and so may a collective
-// that all ranks have entered, or that is not to be compared (cfg.unchecked). A device backend may
-// release the lock in start, while it hands a call to the device's library or adds to a stream.
+// lock while they wait. shrink and agree wait for the other members and keep the lock. No other
+// call on this world proceeds meanwhile, not even idist_abort. quick may poll for as long as it
+// takes to hand over a small message, which is less than a millisecond. tell may wait until nobody
+// reads the buffers of the failed group any more. All other functions, including alloc, return at
+// once.
 //
-// Ownership. The core allocates and frees idist__task, idist_group and idist__world, and with each
-// task and group the bytes the backend asks for (task_nbytes, group_nbytes): those of a group are
-// zero, those of a task are not cleared. The caller's buffers, and the arrays of a v-form, belong
-// to the backend from start until it calls idist__task_complete, or until cancel returns. What a
-// backend allocates besides (idist__mem_alloc with &w->cfg.mem) it frees in group_close or close.
+// Some libraries offer only blocking calls. On such a library group_open may block. A collective
+// may also block, if all ranks have entered the call or if the ranks do not compare it
+// (cfg.unchecked). A device backend may release the lock in start while it hands a call to the
+// device's library or adds work to a stream.
 //
-// Failure. A function that returns a status and fails has undone everything it did, and its
-// counterpart is not called: no close after a failed open, no group_close after a failed
-// group_open. It has recorded the reason with idist__fail (claim: in *why). A function without a
-// status reports failures by idist__task_complete (this task) or idist__group_fail (this group).
-// When idist__group_fail returns, all tasks of the group have ended.
+// Ownership. The core allocates and frees idist__task, idist_group and idist__world. With each task
+// and group it allocates the bytes that the backend asks for (task_nbytes, group_nbytes). The bytes
+// of a group are zeroed; the bytes of a task are not. The caller's buffers, and the arrays of a
+// v-form, belong to the backend from start until it calls idist__task_complete, or until cancel
+// returns. Any other memory that a backend allocates (idist__mem_alloc with &w->cfg.mem), it frees
+// in group_close or close.
 //
-// Calls. The core has checked the arguments of a call as far as one rank can (idist__check_call)
-// and has numbered it (task->seq). The backend gets all calls of the group, also those
+// Failure. If a function that returns a status fails, it has undone everything it did. The core
+// then does not call its counterpart: no close after a failed open, no group_close after a failed
+// group_open. The function has recorded the reason with idist__fail. For IDIST_ERR_NO_BACKEND,
+// claim stores the reason in *why instead. A function without a status reports a failure with
+// idist__task_complete (of this task) or idist__group_fail (of this group). When idist__group_fail
+// returns, all tasks of the group have ended.
 //
-//   - of a group of one rank (idist__self_collective does the collectives; messages of a rank to
-//     itself obey the same rules as others);
-//   - of count 0, for which buffers may be NULL: they synchronize, and are compared, like others;
-//   - in place (idist__extent_call_in_place), except all_to_allv, for which the core makes a copy.
-//     Otherwise the send buffer is not written;
-//   - of any dtype, also of those that the program created.
+// Calls. The core has checked the arguments of a call as far as one rank can (idist__check_call),
+// and has numbered the call (task->seq). The backend gets all calls of the group, including:
 //
-// A kind, dtype or op that it does not have it completes with IDIST_ERR_UNSUPPORTED, on all ranks
-// alike. Collectives of a group match by seq; several may be under way at once, as requests or
-// between idist_group_begin and idist_group_end.
+//   - calls on a group of one rank. idist__self_collective performs the collectives. Messages of a
+//     rank to itself obey the rules of all messages;
+//   - calls of count 0, whose buffers may be NULL. They synchronize, and are compared, like all
+//     other calls;
+//   - calls in place (idist__extent_call_in_place), except all_to_allv, for which the core makes a
+//     copy. The backend never writes to the send buffer of a call that is not in place;
+//   - calls with any dtype, including the dtypes that the program created.
 //
-// Reductions. The order of the operands depends on sizes and ranks only, and all ranks that receive
-// a result get the same bits. For built-in ops, idist__reduce_many combines any number of
-// contributions in the order of ranks and does what follows.
+// If the backend lacks a kind, dtype or op, it completes the call with IDIST_ERR_UNSUPPORTED on all
+// ranks. Collectives of a group match by seq. Several collectives may be in progress at once, as
+// requests or between idist_group_begin and idist_group_end.
 //
-//   - AVG is SUM, and one division by the size of the group at the end; the logical ops end in 0 or
-//     1 (idist__reduce_finish);
-//   - F16, BF16 and the 8-bit floats are added and multiplied as F32 and rounded once, at the end;
-//   - an op from IDIST_OP_USER on is that of idist__world_user_op. The backend copies it in start,
-//     because the program may free it. fn == NULL: each contribution is multiplied by the rank's
-//     own factor (idist__reduce_scale), then added. While fn runs, idist__me.callbacks is above 0.
-//     Operands keep the order of ranks, and may be swapped only if `commutative`.
+// Reductions. The order of the operands depends only on sizes and ranks. All ranks that receive a
+// result get identical bits. For built-in ops, idist__reduce_many combines any number of
+// contributions in the order of ranks. It obeys the rules below.
 //
-// Messages. A receive takes the oldest message that idist__matching_matches, which knows the
-// wildcards IDIST_ANY_SOURCE and IDIST_ANY_TAG; a message goes to the oldest receive that matches.
-// Those of one rank with the same tag stay in order. If dtype or count do not fit
-// (idist__matching_fits) the receive fails alone, and the message waits for another one, with the
-// tag that it has then: a matched probe gives it a new one. A send of up to some KiB completes
-// without its receive. idist__matching_received ends a receive.
+//   - AVG is SUM, with one division by the size of the group at the end. The logical ops return 0
+//     or 1 (idist__reduce_finish).
+//   - F16, BF16 and the 8-bit floats are added and multiplied as F32 and rounded once, at the end.
+//   - Ops from IDIST_OP_USER on belong to the program; idist__world_user_op returns them. The
+//     backend copies the op in start, because the program may free the op. If fn is NULL, each
+//     contribution is multiplied by the factor of its own rank (idist__reduce_scale) and then
+//     added. While fn runs, idist__me.callbacks is above 0. Operands keep the order of ranks. The
+//     backend may swap operands only if `commutative` is set.
 //
-// Mismatches. The core sees one rank only, so the backend compares. Every member shows the others
-// its idist__fingerprint_of_task. Where idist__fingerprint_difference names a field, or where the
-// counts of a v-form differ (idist__extent_pair, idist__extent_balance), all members fail the group
-// with IDIST_ERR_MISMATCH and the text of idist__explain_mismatch or _pair. Ranks that wait
-// for each other in different groups or messages are to be found through `announce`
-// (idist__explain_deadlock); a backend that cannot do so lets them run into the deadline.
+// Messages. A receive takes the oldest message that idist__matching_matches accepts. That function
+// handles the wildcards IDIST_ANY_SOURCE and IDIST_ANY_TAG. A message goes to the oldest receive
+// that matches it. Messages of one rank with one tag stay in order. If the dtype or the count does
+// not fit (idist__matching_fits), only the receive fails. The message waits for another receive,
+// with the tag that idist__matching_fits returns: a matched probe gives the message a new tag. A
+// send of up to several KiB completes without its receive. idist__matching_received ends a receive.
+//
+// Mismatches. The core sees one rank only, so the backend compares the calls. Every member shows
+// the other members its idist__fingerprint_of_task. All members fail the group with
+// IDIST_ERR_MISMATCH if idist__fingerprint_difference names a field, or if the counts of a v-form
+// differ (idist__extent_pair, idist__extent_balance). The text comes from idist__explain_mismatch
+// or idist__explain_pair. Ranks may also wait for each other in different groups or messages.
+// `announce` finds such a deadlock (idist__explain_deadlock). A backend that cannot find deadlocks
+// lets the ranks run into the deadline.
 //
 // Lost ranks. A backend that notices that a rank is gone calls idist__group_lose_rank.
 //
-// What it may call. A backend is compiled in the file that defines IDIST_IMPLEMENTATION, and may
-// use all that stands in this file above core/call.h, core/matching.h, idist__self_collective, and
-// the files that this one uses. Of a task it writes only call.u.user and what `impl` points to, of
-// a group what `impl` points to; of the world it sets impl, nodes, what is in `machine`,
-// about.advertised and about.network, and counts wait.moved_count up for each step forward.
+// Access. A backend is compiled in the file that defines IDIST_IMPLEMENTATION. It may use all files
+// that idist.h includes before core/call.h, and also core/matching.h and idist__self_collective. In
+// a task it writes only call.u.user and what `impl` points to. In a group it writes only what
+// `impl` points to. In the world it sets impl, nodes, the fields of `machine`, and three texts:
+// about.advertised, about.network and about.sharing. It increments wait.moved_count for each step
+// forward.
 struct idist_backend_api {
     uint32_t abi;        // IDIST__BACKEND_ABI
     uint32_t size;       // of this struct
-    const char *name;    // for desc.backend; without commas
-    size_t task_nbytes;  // bytes that task->impl points to, not cleared
-    size_t group_nbytes; // bytes that group->impl points to, zeroed before group_open
+    const char *name;    // for desc.backend; contains no comma
+    size_t task_nbytes;  // number of bytes at task->impl, which are not cleared
+    size_t group_nbytes; // number of bytes at group->impl, zeroed before group_open
 
     // ---- the world ----
 
-    // Says whether it serves this configuration. If it does not: IDIST_ERR_NO_BACKEND with the
-    // reason in *why, and the next backend is asked. Any other failure ends initialize. May
-    // initialize the library that the backend is made of, but allocates nothing for this world. A
-    // backend that knows rank and world size better than the launcher's variables sets them.
+    // Returns IDIST_OK if the backend serves this configuration. If the backend does not, returns
+    // IDIST_ERR_NO_BACKEND with the reason in *why, and the core asks the next backend. Any other
+    // failure ends idist_initialize. May initialize the library that the backend is made of, but
+    // allocates nothing for this world. A backend that knows rank and world size better than the
+    // launcher's variables sets both.
     //
-    // A device backend is asked before the host backends, in every world, and says whether wrap is
-    // to be called. It fails if config->device_backend is neither "" nor a name that it knows; its
-    // own name is one of those.
+    // The core asks device backends in every world, before the host backends. A device backend
+    // returns IDIST_OK if the core should call wrap. It fails if config->device_backend is neither
+    // empty nor a name that the backend knows. Its own name is one of these names.
     idist_status (*claim)(idist__config *config, const char **why);
 
-    // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl and, for each
-    // rank, hostname and host in w->nodes; the core derives the rest of w->nodes from `host`.
+    // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl. For each rank,
+    // sets hostname and host in w->nodes; the core derives the rest of w->nodes from `host`.
     idist_status (*open)(idist__world *w);
 
-    // Frees all. clean: every rank has passed the last barrier. Otherwise it closes its connections
-    // so that messages that were sent still arrive, for which it may block for a moment. If the
-    // world has failed (w->group.status), the calls that this rank has completed in other groups
-    // should still complete on the other members. A call that needs this rank fails there with the
-    // status and the cause of this world.
+    // Frees everything. If `clean` is true, every rank has passed the last barrier. Otherwise,
+    // closes the connections so that messages already sent still arrive, and may block for a moment
+    // to do so. If the world has failed (w->group.status), the calls that this rank has completed
+    // in other groups should still complete on the other members. On those members, a call that
+    // needs this rank fails with the status and the cause of this world.
     void (*close)(idist__world *w, bool clean);
 
     // ---- groups ----
 
-    // Prepares a group of which this rank is a member; g->impl is zero.
+    // Prepares a group. This rank is a member, and the bytes at g->impl are zero.
     idist_status (*group_open)(idist_group *g);
     // Frees the contents of g->impl, not g->impl itself. No task of the group is running.
     void (*group_close)(idist_group *g);
 
-    // Optional, both or neither. After group_open the members exchange one number each: group_offer
-    // returns what this rank offers the others, group_meet gets the offers of all members, by rank
-    // in the group. If group_meet fails the group fails. `offers` is the core's. Without them the
-    // core lets only one thread at a time make a group, because group_open may block. The world's
-    // own group has no offers: open has done it all.
+    // Optional, both or neither. After group_open the members exchange one number each. group_offer
+    // returns the number that this rank offers to the other members. group_meet gets the offers of
+    // all members, by rank in the group. If group_meet fails, the group fails. The core owns
+    // `offers`. Without these two functions, the core lets only one thread at a time make a group,
+    // because group_open may block. The world's own group makes no offers, because open has done
+    // all the work.
     uint64_t (*group_offer)(idist_group *g);
     idist_status (*group_meet)(idist_group *g, const uint64_t *offers);
 
     // ---- tasks ----
 
-    // Optional. Tries a blocking call without a task, while there are no tasks. True: it is
-    // complete and, if it is a collective, was counted in g->seq. False: start follows for the same
-    // call, also if the group has failed in between, and may continue what quick has begun.
+    // Optional. Tries a blocking call without a task, while no task is running. Returns true if the
+    // call is complete; if it is a collective, quick has counted it in g->seq. If quick returns
+    // false, start follows for this call and may continue what quick has begun. start follows even
+    // if the group has failed in between.
     bool (*quick)(idist_group *g, const idist__call *call);
 
-    // Optional. Tries a send or a receive without a task, and without waiting; there may be tasks.
-    // True: it is complete. False: start follows, for a call of which nothing has begun.
+    // Optional; a backend that has quick_message must also have quick. Tries a send or a receive
+    // without a task and without waiting, while other tasks may be running. Returns true if the
+    // call is complete. If quick_message returns false, start follows, and nothing of the call has
+    // begun.
     bool (*quick_message)(idist_group *g, const idist__call *call);
 
-    // Optional. Whether a call on this group may have its buffer in parts. This rank alone asks;
-    // for the others the call is like any other.
+    // Optional. Returns true if a call on this group may have its buffer in parts. The core asks
+    // only on this rank; for the other ranks the call is like any other call.
     bool (*takes_parts)(const idist_group *g, const idist__call *call);
 
     // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
-    // failed the group: with g->status and g->cause.
+    // failed the group, start completes the task with g->status and g->cause.
     void (*start)(idist__task *t);
 
     // Moves everything that can move now.
     void (*progress)(idist__world *w);
 
-    // Sleeps until I/O arrives (and handles it), `wake` is called or until_ns passes
-    // (idist__os_clock_now_ns; IDIST__FOREVER: no limit; in the past: one look at the connections).
-    // Called by one thread at a time. Releases the lock while it sleeps.
+    // Sleeps until I/O arrives, `wake` is called, or the time until_ns passes. Handles the I/O.
+    // until_ns is a time of idist__os_clock_now_ns, or IDIST__FOREVER for no limit. If the time is
+    // in the past, sleep checks the connections once. Called by one thread at a time. Releases the
+    // lock while it sleeps.
     void (*sleep)(idist__world *w, int64_t until_ns);
 
-    // Ends the sleep of another thread, also if that has released the lock but does not sleep yet.
-    // Does not block.
+    // Ends the sleep of another thread, even if that thread has released the lock but does not
+    // sleep yet. Does not block.
     void (*wake)(idist__world *w);
 
-    // A caller begins to wait, so that progress or sleep is called all the time from now on; or the
-    // last one no longer waits.
+    // Optional. Tells the backend that the first caller begins to wait (`waits` is true), or that
+    // the last caller no longer waits (false). While a caller waits, the core calls progress or
+    // sleep all the time.
     void (*attend)(idist__world *w, bool waits);
 
-    // Forgets a task: afterwards no byte of its buffers is touched, and the core completes it.
-    // Returns false when other ranks were already involved, so that its group cannot go on.
-    // Collectives are cancelled only when their group has failed, after `tell`, or when the world
-    // closes.
+    // Cancels a task. Afterwards the backend touches no byte of the task's buffers, and the core
+    // completes the task. Returns false if other ranks were already involved, so that the group
+    // cannot continue. The core cancels collectives only after their group has failed and `tell`
+    // was called, or when the world closes.
     bool (*cancel)(idist__task *t);
 
-    // Optional, for idist_cancel. Forgets a receive, like cancel, if no message has begun to go to
-    // it. False: one has, and nothing has changed.
+    // Optional, for idist_cancel. Cancels a receive, like cancel, and returns true if no message
+    // has begun to go to the receive. Otherwise changes nothing and returns false.
     bool (*retract)(idist__task *t);
 
     // ---- failures and waiting ----
 
-    // Tells the other members that the group failed, as g->status and g->cause say; there
-    // idist__group_fail gets the same two. Called once for a group. Only queues the messages if
-    // they cannot go out at once.
+    // Tells the other members that the group failed, and sends g->status and g->cause. On each of
+    // these members, idist__group_fail gets this status and cause. Called once for a group. Only
+    // queues the messages that cannot be sent at once.
     void (*tell)(idist_group *g);
 
-    // Goes on until all messages of `tell` are out, or until_ns passes. Releases the lock while it
-    // sleeps.
+    // Sends until all messages of `tell` are out, or the time until_ns passes. Releases the lock
+    // while it sleeps.
     void (*flush)(idist__world *w, int64_t until_ns);
 
-    // Tells the other members that this rank waits in t, so that they can object, and answer that
-    // they are alive. Called once when t has waited for a while, and again before its group is
-    // given up (g->asked_ns). For a message the second call (late.asked) finds out whom the peer
-    // waits for. May end any task.
+    // Tells the other members that this rank waits in t, so that they can object, and can answer
+    // that they are alive. Called when t has waited for a while. Called again before core/timer.h
+    // logs a warning, and before the deadline of t (g->asked_ns). For a message, the second call
+    // (late.asked) finds out which rank the peer waits for. May end any task.
     void (*announce)(idist__task *t);
 
-    // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)", see
-    // idist__explain_missing_rank and _peer) and returns how many are. 0: everybody is there.
+    // Appends the ranks that are missing in t, for example "rank 3 on host b (last seen in barrier
+    // #6)". Returns the number of missing ranks, which may be 0. See idist__explain_missing_rank
+    // and idist__explain_missing_peer.
     int (*missing)(idist__task *t, char *text, size_t cap);
 
     // ---- more, all optional ----
 
-    // Zeroed memory that other ranks can reach, for idist_alloc: part of an idist__window, which
-    // keeps track of it beyond close and takes it back in idist_free. Must not wait for other
-    // ranks, which do not call it. NULL: none left, take plain memory.
+    // Allocates zeroed memory that other ranks can reach, for idist_alloc. The memory is part of an
+    // idist__window, which keeps track of the memory after close and takes it back in idist_free.
+    // Must not wait for other ranks, because they do not make this call. Returns NULL if no such
+    // memory is left; the core then allocates plain memory.
     void *(*alloc)(idist__world *w, size_t nbytes);
 
-    // Both or neither; without them a group that lost a rank can only be freed. Both work in a
-    // group that has failed, and block until the surviving members have answered. shrink lists the
-    // survivors, the same list on each of them (world ranks, in the group's order), and raises
-    // *serial to the largest of theirs; group_open follows for these ranks. agree sets *flag to the
-    // bitwise AND over the survivors. Not called for agree in a group of one rank.
+    // Both or neither. Without them, a group that lost a rank can only be freed. Both functions
+    // work in a group that has failed, and block until the surviving members have answered. shrink
+    // lists the survivors as world ranks, in the group's order; all survivors get an equal list.
+    // shrink raises *serial to the largest value that a survivor passed. group_open follows for
+    // these ranks. agree sets *flag to the bitwise AND over the survivors. The core does not call
+    // agree in a group of one rank.
     idist_status (*shrink)(idist_group *g, int *ranks, int *n, uint32_t *serial);
     idist_status (*agree)(idist_group *g, int *flag);
 
-    // Of a device backend: it serves no world alone but puts itself in front of the world's
-    // backend. Collective; called after the world's group_open. With a device: replaces w->backend
-    // by a table that passes on what concerns host memory, and sets w->device, w->device_api and
-    // the names. Without one: fills w->about.no_device. If it fails, the core closes the world.
+    // Puts a device backend in front of the world's backend. Only a device backend, which serves no
+    // world alone, sets this field. Collective; called after the world's group_open. If there is a
+    // device, wrap replaces w->backend by a table that passes on the calls for host memory. It also
+    // sets w->device, w->device_api and the names. Without a device, wrap fills w->about.no_device.
+    // If wrap fails, the core closes the world.
     idist_status (*wrap)(idist__world *w);
 };
 
@@ -417,161 +444,169 @@ enum { IDIST__BACKEND_ABI = 10 };
 // ---- the contract between the core and a device backend ----
 //
 // A device backend moves device memory. It sits in front of the world's backend (see `wrap` in
-// idist_backend_api) and leaves host memory to it. The core asks it at four points of a call and at
-// the end of the world:
+// idist_backend_api) and leaves host memory to that backend. The core calls it at four points of a
+// call and at the end of the world:
 //
-//     idist__call_locked      route      does this call concern the device?
+//     idist__call_checked     route      does this call concern the device?
 //       idist__task_start     (start of the wrapping backend)
 //     idist_group_end         launch     submit what idist_group_begin held back
-//     idist__task_complete    landed     the backend is done: is the device, too?
+//     idist__task_complete    landed     the host backend is done: is the device done, too?
 //     idist_wait_stream       follow     make a stream wait instead of this thread
-//     idist__life_end        end_calls  nobody is to be inside any more
+//     idist__life_end         end_calls  wait until all threads have left their calls
 //
-// The first four are called with the world's lock held. The table belongs to the device backend and
-// lives as long as w->device_api points to it; w->device, group->device and task->device are its
-// own data, which the core stores and passes on, but never frees. None of the five is NULL. If a
-// thread that released the lock does not come back before the world ends, the device backend sets
-// w->life.abandoned and leaves its data and this table in place.
+// The core calls the first four functions with the world's lock held. None of the five functions is
+// NULL. The table belongs to the device backend and lives as long as w->device_api points to it.
+// The device backend owns w->device, group->device and task->device. The core stores them and
+// passes them on, but never frees them. If a thread that released the lock does not come back
+// before the world ends, the device backend sets w->life.abandoned. It then leaves its data and
+// this table in place.
 typedef struct idist_device_api {
-    // Whether a call is for the device (*on_device), by looking at its buffers and its stream.
-    // *detached: nobody is to wait for the task, because the stream orders what follows. May block:
-    // the first such call of a group waits here for the other members, with the lock released. On
-    // failure the call has not begun and has no number.
+    // Checks the buffers and the stream of a call, and sets *on_device if the call is for the
+    // device. Sets *detached if nobody will wait for the task, because the stream orders the work
+    // that follows. May block: the first device call of a group waits here for the other members,
+    // with the lock released. On failure the call has not begun and has no number.
     idist_status (*route)(idist_group *g, const idist__call *call, const idist_opts *opts,
                           bool *on_device, bool *detached);
 
-    // Submits what this thread's idist_group_begin held back. May wait for an earlier submission,
-    // and releases the lock while it is in the device's library. Failures go to the groups of the
-    // tasks concerned.
+    // Submits the calls that this thread's idist_group_begin held back. May wait for an earlier
+    // submission. Releases the lock while it is in the device's library. A failure goes to the
+    // groups of the tasks concerned.
     void (*launch)(idist__world *w);
 
-    // The backend is done with t (on_device), which ends with this status. True: t is over. False:
-    // the device still works on it, t stays running, and the device backend calls
-    // idist__task_complete again. Does not block.
+    // Takes over a task with `on_device` when the host backend is done with it. The task ends with
+    // `status`. Returns true if the task is over. Returns false if the device still works on the
+    // task. The task then stays running, and the device backend calls idist__task_complete again.
+    // Does not block.
     bool (*landed)(idist__task *t, idist_status status);
 
-    // Makes `stream` wait for a task that is `followed` but not done, and detaches the task, also
-    // when it fails. Releases the lock while it adds to the stream, whose queue may be full.
+    // Makes `stream` wait for a task that is `followed` but not done. Detaches the task, even if
+    // follow fails. Releases the lock while it adds to the stream, whose queue may be full.
     idist_status (*follow)(idist__task *t, void *stream);
 
-    // The world is being closed: waits for the threads that have released the lock in one of the
-    // others, and first ends what they may wait for on the device if w->life.leaves. Called once,
-    // without the lock, before the first group_close.
+    // Waits, while the world is being closed, for the threads that have released the lock in
+    // another function of this table. If w->life.leaves is set, first ends the device work that
+    // these threads may wait for. Called once, without the lock, before the first group_close.
     void (*end_calls)(idist__world *w);
 } idist_device_api;
 
 // ---- the world ----
 
-// Who sleeps in the backend.
+// The thread that sleeps in the backend.
 typedef enum idist__driver {
     IDIST__DRIVER_NONE,
     IDIST__DRIVER_CALLER,
     IDIST__DRIVER_THREAD
 } idist__driver;
 
-// What idist_show_config and error texts say of a world.
+// Texts about a world, for idist_show_config and error messages.
 typedef struct idist__world_about {
     char hostname[64];
-    char advertised[160];       // where other hosts reach this rank, and its interface; "": nowhere
-    char network[96];           // what is known of the network between the hosts; "": nothing
-    char sharing[300];          // how the ranks of this host exchange data; "": it has no other
-    char backends[512];         // names of those registered
-    char device_name[32];       // "cuda:0"
-    char no_device[200];        // why there is none
-    const char *device_backend; // how it moves device memory
+    char advertised[160]; // address where other hosts reach this rank, and its interface; or empty
+    char network[96];     // known facts about the network between the hosts, or empty
+    char sharing[300];    // how the ranks of this host exchange data; empty if there is only one
+    char backends[512];   // names of the registered backends
+    char device_name[32]; // for example "cuda:0"
+    char no_device[200];  // why the world has no device
+    const char *device_backend; // how device memory is moved
 } idist__world_about;
 
-// What the backend has found out when the ranks met.
+// Facts about the machine that the backend finds out when the ranks meet.
 typedef struct idist__world_machine {
-    int ncores; // that the ranks of this host may use together; 0: the backend could not tell
-    // Among the ranks that have the same processors, perhaps as several hosts, in containers; 0, 0:
-    // the backend could not tell.
+    // Processors that the ranks of this host may use together; 0 if the backend could not tell.
+    int ncores;
+    // Rank and size among the ranks that use the same processors. In containers, these ranks may
+    // look like several hosts. Both are 0 if the backend could not tell.
     int sharing_rank, sharing_size;
-    // What the network between hosts moves in the time that an empty message takes; 0: not known.
+    // Bytes that the network between hosts moves in the time that an empty message takes; 0 if
+    // unknown.
     uint64_t latency_nbytes;
-    // What is under way between two hosts while they use all of the network; 0: not known.
+    // Bytes in flight between two hosts while they use all of the network; 0 if unknown.
     uint64_t network_nbytes;
-    int foreign_thread_count; // threads of other libraries, which never call
+    int foreign_thread_count; // threads of other libraries, which never call idist
     bool one_thread_calls;    // the program must not call from two threads at a time
-    bool single_threaded;     // the backend allows one thread only: requests move on inside calls
+    bool single_threaded; // the backend allows one thread only: requests progress only inside calls
 } idist__world_machine;
 
 typedef struct idist__world_tasks {
     idist__task *running;         // newest first
-    idist__task *idle;            // to be used again
-    idist__task *all;             // ever allocated; freed with the world
-    idist__task *detached;        // running or done, newest first
-    uint32_t detached_done_count; // those in the list that are done
+    idist__task *idle;            // freed tasks, to be used again
+    idist__task *all;             // all tasks ever allocated; freed with the world
+    idist__task *detached;        // tasks that nobody waits for, running or done; newest first
+    uint32_t detached_done_count; // number of detached tasks that are done
     int async_count;              // running tasks with a request
-    int let_go_count;             // of those, the ones that idist_request_free has let go
-    uint32_t request_count;       // requests that have begun, not counting those complete at once
-    uint32_t matched_count;       // messages that matched probes have found
-    int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
-                        // device backend holds calls back
+    int let_go_count;             // running tasks whose request idist_request_free has freed
+    uint32_t request_count;       // requests begun so far, except those that were complete at once
+    uint32_t matched_count;       // messages that matched probes have found so far
+    // Tasks that an open idist_group_begin keeps, plus threads for which the device backend holds
+    // calls back.
+    int deferred_count;
 } idist__world_tasks;
 
-// Waiting for tasks, and who moves them meanwhile.
+// State of the waits for tasks, and of the thread that drives the backend meanwhile.
 typedef struct idist__world_wait {
     idist__driver driver;
-    int blocked_count;    // callers inside idist__wait_until, or between two such waits
-    uint32_t ended_count; // tasks that have ended
-    uint32_t moved_count; // steps forward inside tasks
-    uint32_t drive_count; // how often a caller has moved the backend while it waited or tested
-    int64_t spin_ns; // how long a caller polls before it sleeps; 0: it yields a few times instead
-    int64_t spin_budget_ns;     // the part of spin_ns that has proved worth it lately
+    int blocked_count;    // callers inside idist__wait_until, or between two calls of it
+    uint32_t ended_count; // tasks that have ended so far
+    uint32_t moved_count; // steps forward inside tasks so far
+    uint32_t drive_count; // times that a caller drove the backend in a wait or test
+    // Time that a caller polls before it sleeps. If 0, the caller yields a few times instead.
+    int64_t spin_ns;
+    int64_t spin_budget_ns;     // part of spin_ns that has proved useful lately
     uint32_t lock_waiter_count; // threads that wait for the lock
-    int64_t next_look_ns;       // when a thread that polls looks at the timers again
-    int64_t timers_due_ns;      // no task needs idist__timer_run before
+    int64_t next_look_ns;       // time when a polling thread checks the timers again
+    int64_t timers_due_ns;      // time before which no task needs idist__timer_run
 } idist__world_wait;
 
 // The progress thread.
 typedef struct idist__world_progress {
     idist__os_thread thread;
     bool running, stops;
-    bool naps;    // it looks again soon, and needs no signal
-    bool watched; // the device may wait for other ranks while no caller does: the thread looks
-                  // after the connections
+    bool naps; // the thread checks for work again soon, and needs no signal
+    // The device may wait for other ranks while no caller does, so the thread watches the
+    // connections.
+    bool watched;
 } idist__world_progress;
 
 typedef struct idist__world_groups {
-    idist_group *freed;     // to be used again
-    int making_count;       // groups being made
-    uint64_t serial;        // of this world in the process, from 1 on
-    uint64_t member_groups; // more than the serial of any group that its members made alone
+    idist_group *freed;     // freed groups, to be used again
+    int making_count;       // number of groups being made
+    uint64_t serial;        // number of this world in the process, from 1 on
+    uint64_t member_groups; // greater than the serials of all groups that members made alone
 } idist__world_groups;
 
-// What the program has registered.
+// The ops and dtypes that the program has registered.
 typedef struct idist__world_registered {
     idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
     idist__user_dtype dtypes[IDIST__USER_DTYPES];
 } idist__world_registered;
 
-// The end of a world.
+// Flags for the end of a world.
 typedef struct idist__world_life {
-    bool closing;   // a thread closes the world: no call may begin that outlasts its function
-    bool is_cause;  // this rank has aborted the world, so no lost rank is the cause of its end
-    bool leaves;    // the world ends after a failure: the other ranks have not reached its end
-    bool abandoned; // the world ends while a thread is still inside a call: what the thread may
-                    // touch is never freed
+    bool closing;  // a thread closes the world: no request or deferred call may begin
+    bool is_cause; // this rank has aborted the world, so no lost rank is the cause of its end
+    bool leaves;   // the world ends after a failure: the other ranks have not reached its end
+    // The world ends while a thread is still inside a call. Memory that the thread may touch is
+    // never freed.
+    bool abandoned;
 } idist__world_life;
 
 struct idist__world {
-    idist_group group; // all ranks; first, so that a world is its group
+    idist_group group; // all ranks; the first field, so that a world can be used as its group
     idist__config cfg;
     idist__log log;
-    uint32_t process;        // the number of the process that made it; 0: unknown
-    idist__rank_info *nodes; // of every rank
+    uint32_t process;        // number of the process that made the world; 0 if unknown
+    idist__rank_info *nodes; // one for every rank
     int nnodes;
 
     const idist_backend_api *backend;
     void *impl;                            // the backend's part
-    idist_status (*wrap)(idist__world *w); // of the device backend that the program has, or NULL
-    const idist_device_api *device_api;    // NULL: this world has no device
+    idist_status (*wrap)(idist__world *w); // from the program's device backend, or NULL
+    const idist_device_api *device_api;    // NULL if this world has no device
     void *device;                          // the device backend's part
 
-    idist__os_mutex lock;   // over all that changes while the world is open
-    idist__os_cond changed; // a task ended, or nobody drives any more: for callers
-    idist__os_cond work;    // there is a request and no caller: for the progress thread
+    idist__os_mutex lock;   // guards everything that changes while the world is open
+    idist__os_cond changed; // for callers: a task ended, or no thread drives any more
+    idist__os_cond work;    // for the progress thread: there is a request and no caller
 
     idist__world_about about;
     idist__world_machine machine;

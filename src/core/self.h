@@ -1,6 +1,6 @@
 // core/self.h: the backend of a world of 1
 //
-// Other backends use idist__self_collective for their groups of 1, too.
+// Other backends also use idist__self_collective, for their groups of 1.
 #pragma once
 
 #include "os/thread.h"
@@ -20,22 +20,22 @@
 #include "core/extent.h"
 #include "core/matching.h"
 
-// A message from this rank to itself. Small ones are copied so that a blocking send returns; large
-// ones wait for their receive.
+// A message from this rank to itself. A small message is copied, so that a blocking send returns. A
+// large message waits for its receive.
 typedef struct idist__parcel {
     struct idist__parcel *next;
     int tag;
     idist__fingerprint sent;
     size_t nbytes;
     const void *data;
-    idist__task *sender; // NULL: data is a copy behind this struct
+    idist__task *sender; // NULL if data is a copy, stored after this struct
 } idist__parcel;
 
 typedef struct idist__self_group {
-    idist__parcel *parcels; // in the order in which they were sent
+    idist__parcel *parcels; // in the order of their sends
 } idist__self_group;
 
-// Any collective among one rank: its own contribution is the result.
+// Performs a collective of one rank: the rank's own contribution is the result.
 static void idist__self_collective(idist__task *t) {
     const idist__call *call = &t->call;
     const idist__user_op *op =
@@ -64,7 +64,8 @@ static void idist__self_drop(idist_group *g, idist__parcel **at) {
     idist__mem_free(&g->w->cfg.mem, p);
 }
 
-// Gives a parcel to the receive that wants it; it stays when it does not fit.
+// Gives a parcel to a receive that matches it, and ends the receive. The parcel stays if it does
+// not fit, or if the receive is a probe.
 static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     idist__parcel *p = *at;
     idist__task *sender = p->sender;
@@ -84,7 +85,7 @@ static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     idist__matching_received(t, 0, tag, count);
 }
 
-// The parcel that a receive of this group takes, or NULL.
+// Returns the link to the oldest parcel that a receive of this group can take, or NULL.
 static idist__parcel **idist__self_find(const idist__task *t) {
     idist__parcel **at = &((idist__self_group *)t->group->impl)->parcels;
 
@@ -93,7 +94,7 @@ static idist__parcel **idist__self_find(const idist__task *t) {
     return NULL;
 }
 
-// Gives parcels to receives, oldest first, as long as any match.
+// Gives parcels to receives, the oldest receive first, until no receive matches a parcel.
 static void idist__self_match(idist_group *g) {
     idist__task *t, *oldest;
 
@@ -165,13 +166,15 @@ static bool idist__self_cancel(idist__task *t) {
     return true;
 }
 
-// A receive that runs has found no message: those that are there go to it at once.
+// Returns true. A running receive has found no message, because a message that is there goes to a
+// matching receive at once.
 static bool idist__self_retract(idist__task *t) {
     (void)t;
     return true;
 }
 
-// Nothing comes from outside a world of 1, so only wake or the deadline end the sleep.
+// Sleeps until `wake` is called or until_ns passes. Nothing else can end the sleep, because nothing
+// arrives from outside a world of 1.
 static void idist__self_sleep(idist__world *w, int64_t until_ns) {
     int wake = *(int *)w->impl;
     bool woken;

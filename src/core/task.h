@@ -1,4 +1,4 @@
-// core/task.h: tasks: allocate, start, complete, free; handles that outlive them
+// core/task.h: tasks: allocate, start, complete, free; handles that outlive their groups
 #pragma once
 
 #include "os/clock.h"
@@ -16,22 +16,23 @@
 //------------------------------------------------------------------------------
 // tasks: allocate, start, complete, free
 //
-// A task is in w->tasks.running from idist__task_start until idist__task_complete. Its memory is
-// used again (w->tasks.idle) and goes with the world.
+// A task is in w->tasks.running from idist__task_start until idist__task_complete. The memory of a
+// task is used again (w->tasks.idle), and is freed with the world.
 //------------------------------------------------------------------------------
 
-// Returns true if the task has begun with a request.
+// Returns true if the task began with a request.
 static bool idist__task_is_async(const idist__task *t) {
     return t->waiter == IDIST__WAITER_REQUEST || t->waiter == IDIST__WAITER_NOBODY;
 }
 
-// Returns true if neither a caller nor the holder of a request waits: then the task is in the
-// world's list of detached tasks, and is freed after it is done.
+// Returns true if neither a caller nor the holder of a request waits for the task. Such a task is
+// in the world's list of detached tasks, and is freed after it is done.
 static bool idist__task_is_detached(const idist__task *t) {
     return t->waiter == IDIST__WAITER_NOBODY || t->waiter == IDIST__WAITER_STREAM;
 }
 
-// A task that was let go has ended. If its group goes on, only the log tells of a failure.
+// Accounts for the end of a task whose request was freed. Logs a failure of the task if the group
+// itself has not failed, because nothing else reports the failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -41,7 +42,7 @@ static void idist__task_report(const idist__task *t) {
                          "a request freed by idist_request_free failed: %s", t->text);
 }
 
-// Ends a task. text says why it failed, without the name of the operation.
+// Completes a task. `text` says why the task failed, without the name of the operation.
 static void idist__task_complete(idist__task *t, idist_status status, const char *text) {
     idist__world *w = t->group->w;
 
@@ -75,7 +76,8 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
-// A pinned task is freed by the thread that pinned it.
+// Frees a task. If the task is pinned, marks it instead, and the thread that pinned the task frees
+// it.
 static void idist__task_free(idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -134,9 +136,9 @@ static idist__task *idist__task_new(idist_group *g) {
     return t;
 }
 
-// Returns the call in which this rank is blocked, if the rank does nothing else; parts of calls do
-// not count. NULL: another thread could still make the call that the others wait for, or the call
-// waits for the device.
+// Returns the call in which this rank is blocked, if the rank does nothing else. Parts of calls do
+// not count. Returns NULL if another thread could still make the call that the other ranks wait
+// for, or if the call waits for the device.
 IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
     idist__task *t, *only = NULL;
     int own_threads = w->progress.running ? 2 : 1;
@@ -162,7 +164,7 @@ static void idist__task_list_detached(idist__task *t) {
     if (t->waiter == IDIST__WAITER_REQUEST) t->group->open_request_count--;
 }
 
-// Leaves a task to the stream of the device on which it runs.
+// Detaches a task, and leaves it to the stream of the device on which the task runs.
 static void idist__task_detach(idist__task *t) {
     idist__task_list_detached(t);
     if (t->waiter == IDIST__WAITER_REQUEST) t->group->w->tasks.async_count--;
@@ -173,18 +175,18 @@ IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
     return t->waiter == IDIST__WAITER_STREAM;
 }
 
-// Leaves a task that has a request to the progress thread.
+// Detaches a task whose request the program has freed, and leaves the task to the progress thread.
 static void idist__task_let_go(idist__task *t) {
     idist__task_list_detached(t);
     t->waiter = IDIST__WAITER_NOBODY;
     t->group->w->tasks.let_go_count++;
 }
 
-#ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
+#ifndef IDIST__ANNOUNCE_NS // a test sets this so high that an announcement never wakes a rank
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
 
-// Numbers a task, puts it among the running ones and hands it to the backend.
+// Numbers a task, adds it to the running tasks, and hands it to the backend.
 static void idist__task_start(idist__task *t) {
     idist_group *g = t->group;
     idist__world *w = g->w;
@@ -209,7 +211,7 @@ static void idist__task_start(idist__task *t) {
 
     idist__fail_begin();
     w->backend->start(t);
-    idist__fail_end(IDIST_OK);   // what failed is in the tasks
+    idist__fail_end(IDIST_OK);   // the tasks hold the failures
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->wait.driver == IDIST__DRIVER_NONE && t->state != IDIST__TASK_DONE &&
         idist__task_is_async(t) && w->progress.running && !w->progress.naps &&
@@ -218,16 +220,17 @@ static void idist__task_start(idist__task *t) {
 }
 
 //------------------------------------------------------------------------------
-// handles that outlive what they stood for
+// handles that outlive their groups and worlds
 //
-// A program may keep the handle of a group, or of a world, beyond the end of the world, and call
-// with it. That is an IDIST_ERR_STATE like any other, so the struct must still be there to say so.
-// It stays in one of these lists, marked as freed, until enough others have followed it and a new
-// handle takes its place. It is plain memory, because the world's allocator may be gone.
+// A program may keep the handle of a group, or of a world, after the end of the world, and make
+// calls with it. Such a call must fail with IDIST_ERR_STATE, so the struct must still exist. The
+// struct stays in one of the lists below, marked as freed. It is reused for a new handle when
+// enough later structs have joined the list. It is plain memory, because the world's allocator may
+// be gone.
 //------------------------------------------------------------------------------
 
 typedef struct idist__ended {
-    idist_group *first, *last; // the oldest, the newest
+    idist_group *first, *last; // the oldest and the newest handle
     int n;
 } idist__ended;
 
@@ -250,7 +253,8 @@ static void idist__ended_keep(idist__ended *list, idist_group *g) {
     idist__os_mutex_unlock(&idist__ended_lock);
 }
 
-// Zeroed memory for a handle: the oldest of the list once it holds `limit` of them, else new.
+// Returns zeroed memory for a handle. Takes the oldest handle of the list if the list holds at
+// least `limit` handles, and allocates a new one otherwise. Returns NULL without memory.
 static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nbytes) {
     idist_group *g = NULL;
 
@@ -272,9 +276,10 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 }
 
 #if defined(__PIC__) && !defined(__PIE__)
-// Code for a shared library, which the program may unload, and then nobody has a handle. After all
-// other destructors, as these may still close worlds. In a child of fork, a thread that does not
-// exist there may hold the lock for ever.
+// Frees the handles of a list. Only a shared library needs this code: after the program has
+// unloaded the library, nobody has a handle. The destructor below runs after all other destructors,
+// because these may still close worlds. It only tries the lock, because in a child of fork a thread
+// that does not exist there may hold the lock forever.
 static void idist__ended_free(idist__ended *list) {
     while (list->first) {
         idist_group *g = list->first;
