@@ -1,4 +1,4 @@
-// calls/alloc.h: memory for buffers
+// calls/alloc.h: allocates and frees buffers
 #pragma once
 
 #include "os/memory.h"

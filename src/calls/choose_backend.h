@@ -1,9 +1,10 @@
-// calls/choose_backend.h: which backend serves a world
+// calls/choose_backend.h: chooses the backend of a world
 //
-// The registered backends are asked from the latest to the first. A world takes the first of those
-// it asks for by name, or of all, that claims the configuration; and, to move device memory, the
-// first device backend that claims it. Nothing here needs to know a backend by its name; the hints
-// only improve error texts and serve programs written for torch.distributed and Ignite.
+// The registered backends are asked in turn, the most recently registered first. A world without a
+// list of names takes the first host backend that claims the configuration. A world with a list
+// tries the names in the order of the list. To move device memory, a world also takes the first
+// device backend that claims the configuration. The choice depends on no particular backend's name.
+// The hints only improve error texts and serve programs written for torch.distributed and Ignite.
 #pragma once
 
 #include "base/fail.h"
@@ -13,12 +14,12 @@
 #include "core/model.h"
 #include "core/backend.h"
 
-// What is known of a name that may not be registered.
+// A backend name that the library knows even if the backend is not registered.
 typedef struct idist__backend_hint {
     const char *name;
-    const char *header; // that registers it, or the backend which serves instead
-    const char *host;   // not NULL: this backend moves host memory when the name is asked for
-    bool device;        // a device backend, which must be registered, too
+    const char *header; // registers the backend, or the backend that serves instead
+    const char *host;   // the backend that moves host memory for this name, or NULL
+    bool device;        // a device backend, which must be registered as well
 } idist__backend_hint;
 
 static const idist__backend_hint idist__backend_hints[] = {
@@ -28,7 +29,7 @@ static const idist__backend_hint idist__backend_hints[] = {
     {"nccl", "idist_nccl.h", "ring", true},
 };
 
-// "mpi,ring,self"
+// Lists the names of the registered backends, as in "mpi,ring,self".
 static void idist__choose_backend_names(char *names, size_t cap) {
     const idist__backend_entry *entry;
 
@@ -37,7 +38,7 @@ static void idist__choose_backend_names(char *names, size_t cap) {
         idist__text_append(names, cap, "%s%s", names[0] ? "," : "", entry->api->name);
 }
 
-// Names come as parts of "ring,mpi", of n bytes.
+// Returns true if the n bytes of `text`, a part of a list such as "ring,mpi", equal `word`.
 static bool idist__choose_backend_is(const char *text, size_t n, const char *word) {
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
@@ -59,7 +60,8 @@ static const idist__backend_hint *idist__choose_backend_hint_of(const char *name
     return NULL;
 }
 
-// Whether a name can be served. *host: the backend that moves host memory then; NULL: any.
+// Returns true if a name can be served. Sets *host to the backend that then moves host memory, or
+// to NULL if any host backend may.
 static bool idist__choose_backend_resolve(const char *name, size_t n,
                                           const idist_backend_api **host) {
     const idist_backend_api *named = idist__choose_backend_find(name, n);
@@ -67,7 +69,7 @@ static bool idist__choose_backend_resolve(const char *name, size_t n,
 
     *host = named && !named->wrap ? named : NULL;
     if (*host) return true;
-    if (!hint || !hint->host) return named != NULL; // a device backend goes with any host backend
+    if (!hint || !hint->host) return named != NULL; // a device backend works with any host backend
     if (hint->device && !named) return false;
     *host = idist__choose_backend_find(hint->host, strlen(hint->host));
 
@@ -80,7 +82,7 @@ static idist_status idist__choose_backend_unknown(const char *names, const char 
     size_t i;
 
     if (hint && hint->host &&
-        idist__choose_backend_find(name, n)) // what is missing is its host backend
+        idist__choose_backend_find(name, n)) // only its host backend is missing
         hint = idist__choose_backend_hint_of(hint->host, strlen(hint->host));
     if (hint)
         return idist__fail(IDIST_ERR_NO_BACKEND,
@@ -98,8 +100,8 @@ static idist_status idist__choose_backend_unknown(const char *names, const char 
                        (int)n, name, names, known);
 }
 
-// A name was resolved and its host backend has claimed the configuration: sets what else the name
-// asks for.
+// Completes the choice after the host backend of a name has claimed the configuration. If the name
+// is a device backend, sets cfg.device_backend unless the program has set it.
 static void idist__choose_backend_settle(idist__world *w, const char *name, size_t n) {
     const idist_backend_api *named = idist__choose_backend_find(name, n);
     const char *device = named && named->wrap ? named->name : NULL;
@@ -112,7 +114,8 @@ static void idist__choose_backend_settle(idist__world *w, const char *name, size
                      device ? device : "", device ? " device memory (see device_backend)" : "");
 }
 
-// Sets w->backend to the first host backend, or to `only`, if it claims the configuration.
+// Sets w->backend to the first host backend that claims the configuration. If `only` is not NULL,
+// asks only that backend.
 static idist_status idist__choose_backend_claim(idist__world *w, const idist_backend_api *only,
                                                 const char **why) {
     const idist__backend_entry *entry;
@@ -128,8 +131,8 @@ static idist_status idist__choose_backend_claim(idist__world *w, const idist_bac
     return status;
 }
 
-// Sets w->backend to the first that claims the configuration: of those asked for by name, or if
-// none is, of all.
+// Sets w->backend to the first backend that claims the configuration. Tries the backends that the
+// configuration names, or all backends if it names none.
 static idist_status idist__choose_backend_pick(idist__world *w) {
     const char *at = w->cfg.backends, *why = "";
     idist_status status = IDIST_ERR_NO_BACKEND;
@@ -156,8 +159,8 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
                        w->cfg.world_size, w->about.backends, why);
 }
 
-// Finds the device backend that the program has and that claims the configuration, or why there is
-// none.
+// Finds the first device backend of the program that claims the configuration, and sets w->wrap. If
+// there is none, writes the reason to w->about.no_device.
 static idist_status idist__choose_backend_find_device(idist__world *w) {
     const char *why = "this program has no device backend: include idist_nccl.h in the file that "
                       "defines IDIST_IMPLEMENTATION";

@@ -1,7 +1,7 @@
-// calls/collective.h: the public collectives: each fills one call
+// calls/collective.h: the public collectives; each fills one call
 //
-// Each public collective checks its arguments, fills one idist__call and hands the call to
-// idist__call_run (core/call.h). Nothing in calls/ touches a connection.
+// Each public collective checks its arguments, fills one idist__call and passes the call to
+// idist__call_run (core/call.h). No code in calls/ touches a connection.
 #pragma once
 
 #include "os/thread.h"
@@ -16,8 +16,9 @@
 #include "core/call.h"
 #include "core/matching.h"
 
-// All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
-// label is the public call this is part of, or the kind itself.
+// Runs any collective that is not a v-form. Pass IDIST_SUM as `op` if nothing is reduced, and -1 as
+// `root` if there is no root. Pass the public call that this call is part of as `label`, or `kind`
+// itself.
 static idist_status idist__collective_run(idist__kind kind, idist__kind label, const void *send,
                                           void *recv, size_t count, idist_dtype dtype, idist_op op,
                                           int root, const idist_opts *opts) {
@@ -94,8 +95,8 @@ idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_
                                  IDIST_SUM, -1, opts);
 }
 
-// An all_reduce in place of a buffer that is in parts. *taken false: this rank cannot make the call
-// like that, and has not begun it.
+// Runs an in-place all_reduce of a buffer that consists of several parts. Sets *taken to false, and
+// does not begin the call, if this rank cannot reduce a buffer in parts.
 IDIST__UNUSED static idist_status
 idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idist_dtype dtype,
                                    idist_op op, const idist_opts *opts, bool *taken) {
@@ -117,8 +118,8 @@ idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idi
     return *taken ? idist__call_run(&call, opts) : IDIST_OK;
 }
 
-// Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
-// ranks are checked against the length of the message between them.
+// The v-forms put counts that must agree on all ranks into the fingerprint as a hash. They check
+// counts that concern only two ranks against the length of the message between these ranks.
 idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {
@@ -173,7 +174,8 @@ idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const
     return idist__call_run(&call, opts);
 }
 
-// The blocks of the send buffer are what sendcounts says.
+// Passes recvcounts as the sendcounts of the call, because recvcounts describes the blocks of the
+// send buffer.
 idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
                                    idist_dtype dtype, idist_op op, const idist_opts *opts) {
     idist__call call;
@@ -188,9 +190,9 @@ idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *r
     return idist__call_run(&call, opts);
 }
 
-// A rank whose buffer is too small takes part all the same, with a buffer of its own, so that the
-// others are not held up. Without memory for that it aborts the group. *spare is NULL if the
-// caller's buffer is large enough; the caller frees it.
+// Allocates a buffer for a rank whose own buffer is too small. The rank can then take part, so that
+// the other ranks are not held up. Aborts the group if there is no memory. Sets *spare to NULL if
+// the buffer of the program is large enough. The caller frees *spare.
 static idist_status idist__collective_spare(const char *name, uint64_t nbytes, size_t capacity,
                                             const idist_opts *opts, void **spare) {
     *spare = NULL;
@@ -274,7 +276,8 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     return idist__collective_fits(name, total, capacity);
 }
 
-// Memory for the result of a call that the other ranks are in already: without it, the group fails.
+// Allocates the result of a call that the other ranks have already entered. Fails the group if
+// there is no memory.
 static idist_status idist__collective_alloc(const char *name, uint64_t nbytes,
                                             const idist_opts *opts, void **recv) {
     idist_group *g = NULL;
@@ -296,7 +299,7 @@ static idist_status idist__collective_alloc(const char *name, uint64_t nbytes,
                        (unsigned long long)nbytes);
 }
 
-// The result of a failed call is given back.
+// Frees the result and sets *recv to NULL if `status` is an error. Returns `status`.
 static idist_status idist__collective_alloc_end(idist_status status, void **recv) {
     if (status == IDIST_OK) return IDIST_OK;
     idist__os_memory_free_aligned(*recv);
@@ -305,14 +308,15 @@ static idist_status idist__collective_alloc_end(idist_status status, void **recv
     return status;
 }
 
-// What root tells about its buffer. The dtype is one that the others can name if they have created
-// it.
+// A description of the root's buffer. Other ranks recognize a built-in dtype, or a user dtype that
+// they have created as well.
 typedef struct idist__collective_head {
     uint64_t count, nbytes, check;
     uint64_t dtype;
 } idist__collective_head;
 
-// Checks what this rank wants to send in a call that allocates its result, and describes it.
+// Checks the data that this rank sends in a call that allocates its result, and describes the data
+// in *head.
 static idist_status idist__collective_head_of(idist__kind label, const void *send, size_t count,
                                               idist_dtype dtype, const idist_opts *opts,
                                               idist__collective_head *head) {
@@ -329,7 +333,7 @@ static idist_status idist__collective_head_of(idist__kind label, const void *sen
     idist__call_init(&call, IDIST__BROADCAST, send, NULL, count, dtype);
     call.label = label;
     call.root = g->rank;
-    call.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
+    call.recv = (void *)(uintptr_t)send; // a broadcast has only one buffer
     status = idist__check_call(g, &call);
     head->count = count;
     head->nbytes = count * idist_dtype_size(dtype);
@@ -340,7 +344,8 @@ static idist_status idist__collective_head_of(idist__kind label, const void *sen
     return status;
 }
 
-// The dtype of this rank that root means.
+// Returns the dtype of this rank that corresponds to the root's dtype, or IDIST_DTYPE_COUNT if this
+// rank has no such dtype.
 static idist_dtype idist__collective_dtype(const idist__collective_head *head,
                                            const idist_opts *opts) {
     idist_dtype dtype = IDIST_DTYPE_COUNT;

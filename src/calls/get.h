@@ -1,6 +1,6 @@
 // calls/get.h: the getters
 //
-// Without a world they answer as in a world of 1; none of them fails.
+// Without a world, the getters answer as in a world of one rank. No getter fails.
 #pragma once
 
 #include "os/process.h"
@@ -16,11 +16,11 @@
 #include "core/world.h"
 #include "calls/choose_backend.h"
 
-// Texts of this thread that getters return.
+// Buffers of this thread for the texts that getters return.
 typedef struct idist__get_texts {
     char config[2048];
-    char names[512];   // of the available backends
-    char hostname[64]; // before there is a world
+    char names[512];   // the available backends
+    char hostname[64]; // used before there is a world
 } idist__get_texts;
 
 IDIST__TLS idist__get_texts idist__get_own;
@@ -91,7 +91,7 @@ const char *idist_launcher(void) {
     idist__fail_begin();
     memset(&cfg, 0, sizeof cfg);
     cfg.launcher = "none";
-    idist__detect_launcher(&cfg); // idist_initialize will say what is wrong with it
+    idist__detect_launcher(&cfg); // idist_initialize will report what is wrong
     idist__fail_end(IDIST_OK);
 
     return cfg.launcher;
@@ -117,7 +117,8 @@ static void idist__get_append_limit(char *text, size_t capacity, const char *nam
     else idist__text_append(text, capacity, "%s: %lld%s\n", name, limit, unit);
 }
 
-// Appends what the program and this host have to offer, whether the world uses it or not.
+// Appends the backends of the program and the cores, limits and network interfaces of this host,
+// whether or not the world uses them.
 static void idist__get_append_host(char *text, size_t capacity) {
     long long locked_nbytes = idist__os_limit_locked_nbytes();
     char names[sizeof idist__get_own.names];
@@ -131,7 +132,7 @@ static void idist__get_append_host(char *text, size_t capacity) {
     idist__get_append_limit(text, capacity, "locked memory",
                             locked_nbytes < 0 ? -1 : locked_nbytes / 1024, " KiB");
     idist__text_append(text, capacity, "interfaces: ");
-    count = idist__interface_list(text, capacity - 1); // and the end of the line
+    count = idist__interface_list(text, capacity - 1); // reserves one byte for the newline
     if (count <= 0)
         idist__text_append(text, capacity, "%s", count < 0 ? "cannot be listed" : "none");
     idist__text_append(text, capacity, "\n");

@@ -1,14 +1,14 @@
-// calls/life.h: open and close a world
+// calls/life.h: opens and closes a world
 //
 //     idist__life_open
-//       idist__life_new           allocate; choose a backend
-//       open                       the ranks meet
-//       idist__life_count_nodes   local and node ranks
-//       idist__life_settle_in     how this rank waits
-//       group_open                 the group of all ranks
-//       wrap                       the device backend, if the program has one
+//       idist__life_new           allocates the world and chooses a backend
+//       open                      the ranks meet
+//       idist__life_count_nodes   computes local and node ranks
+//       idist__life_settle_in     decides how this rank waits
+//       group_open                opens the group of all ranks
+//       wrap                      puts the device backend, if there is one, in front
 //
-// idist__life_close undoes it in the opposite order, after a last barrier.
+// idist__life_close runs a last barrier and then undoes these steps in the opposite order.
 #pragma once
 
 #include "os/clock.h"
@@ -35,14 +35,14 @@
 #include "core/call.h"
 #include "calls/choose_backend.h"
 
-static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // initialize and finalize
+static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // held by initialize and finalize
 
-// The default world stays while it is held.
+// A lock that keeps the default world alive while a thread holds the lock.
 static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
 
-// For a child made by fork. Another thread of its parent may have held these locks, or been in
-// the middle of changing a list of handles, so the lists begin anew. What the other locks guard
-// changes by the store of one pointer.
+// Resets the global locks and lists in a child made by fork. Another thread of the parent may have
+// held these locks, or have been changing a list of handles. So the lists start empty. Data under
+// the other locks changes by a single pointer store and needs no reset.
 static void idist__life_after_fork(void) {
     idist__os_mutex_init(&idist__windows_lock);
     idist__os_mutex_init(&idist__log_lock);
@@ -55,8 +55,9 @@ static void idist__life_after_fork(void) {
     memset(&idist__ended_worlds, 0, sizeof idist__ended_worlds);
 }
 
-// From the first world on, every fork of the program prepares its child. Without the memory for
-// that, children go without.
+// Registers idist__life_after_fork when the first world opens, so that every later fork prepares
+// its child. If there is no memory to register it, children go unprepared until a later world
+// succeeds.
 static void idist__life_watch_forks(void) {
     static bool watches;
 
@@ -65,8 +66,8 @@ static void idist__life_watch_forks(void) {
     idist__os_mutex_unlock(&idist__default_lock);
 }
 
-// Local and node ranks follow from the table of hosts, so that uneven and cyclic placements come
-// out right.
+// Computes local and node ranks from the table of hosts, which also covers uneven and cyclic
+// placements.
 static void idist__life_count_nodes(idist__world *w) {
     int i, k, n = w->group.size;
 
@@ -123,11 +124,11 @@ static void idist__life_free(idist__world *w) {
     idist__os_cond_destroy(&w->changed);
     idist__os_cond_destroy(&w->work);
     idist__os_mutex_destroy(&w->lock);
-    memset(w, 0, sizeof *w); // with the secret
+    memset(w, 0, sizeof *w); // erases the secret, too
     idist__ended_keep(&idist__ended_worlds, &w->group);
 }
 
-// The group of all ranks, and the tables by rank.
+// Sets up the group of all ranks and allocates the tables that are indexed by rank.
 static idist_status idist__life_new_group(idist__world *w) {
     const idist_allocator *mem = &w->cfg.mem;
     int i, n = w->cfg.world_size;
@@ -146,11 +147,12 @@ static idist_status idist__life_new_group(idist__world *w) {
     return IDIST_OK;
 }
 
-static uint64_t idist__world_serial; // of the world that was made last
+static uint64_t idist__world_serial; // of the most recent world
 
-// On failure *out is NULL or a world that idist__life_free frees.
+// Allocates a world, chooses its backends, and assigns its rank if the rank is not known. On
+// failure, *out is NULL or a world that the caller frees with idist__life_free.
 static idist_status idist__life_new(const idist__config *cfg, idist__world **out) {
-    // A world begins with its group, so its memory comes from the list of ended worlds.
+    // A world starts with its group, so its memory can come from the list of ended worlds.
     idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
                                                                  IDIST__ENDED_WORLDS, sizeof *w);
     idist_status status;
@@ -177,10 +179,10 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
     return idist__life_new_group(w);
 }
 
-// Where this rank runs, and how it waits. Polling occupies a core, so it is bounded; with
-// more ranks than cores it would take the core from the rank that everybody waits for. Such ranks
-// begin evenly spread, because the kernel would need a good part of a second to see that one core
-// has three of them and another has one.
+// Decides where this rank runs and how it waits. Polling occupies a core, so its time is bounded.
+// With more ranks than cores, ranks do not poll, because polling would take the core from the rank
+// that everybody waits for. Such ranks start evenly spread over the cores. The kernel would need a
+// good part of a second to notice that one core has three ranks and another has one.
 static void idist__life_settle_in(idist__world *w) {
     const idist__rank_info *me = &w->nodes[w->group.rank];
     int own = idist__os_cpu_count(), ncores = w->machine.ncores ? w->machine.ncores : own;
@@ -201,8 +203,8 @@ static void idist__life_settle_in(idist__world *w) {
                      "could not bind to a processor: %s", strerror(errno));
 }
 
-// Clears the default world, so that no new call can enter it. Waits for idist_abort, which may be
-// running in any thread.
+// Clears the default world if it is w, so that no new call can enter w. Waits for idist_abort,
+// which may be running in any thread.
 static void idist__life_retire(idist__world *w) {
     idist__os_mutex_lock(&idist__default_lock);
     if (w == idist__world_default())
@@ -210,8 +212,9 @@ static void idist__life_retire(idist__world *w) {
     idist__os_mutex_unlock(&idist__default_lock);
 }
 
-// Whether a thread may begin to close the world, which is locked. What a request or an open
-// idist_group_begin refers to would be freed.
+// Checks that a thread may begin to close the world. Called with the world's lock held. Fails while
+// requests or another thread's idist_group_begin are open, because closing would free the tasks
+// they refer to.
 static idist_status idist__life_check_unused(const idist__world *w) {
     const idist_group *g;
 
@@ -226,8 +229,8 @@ static idist_status idist__life_check_unused(const idist__world *w) {
     return IDIST_OK;
 }
 
-// The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
-// are told.
+// Runs the last barrier. A rank that finalizes while other ranks are in another call is a mismatch,
+// which both sides report.
 static idist_status idist__life_last_barrier(idist__world *w) {
     idist__call call;
     idist_opts opts;
@@ -238,9 +241,10 @@ static idist_status idist__life_last_barrier(idist__world *w) {
     return idist__call_traced(&w->group, &call, &opts);
 }
 
-// Afterwards nothing touches the caller's buffers. If the world has failed, so do the groups of
-// these calls: the other members would wait for this rank. All other groups go on until a call
-// needs this rank, see `close` of idist_backend_api.
+// Cancels all running tasks, so that nothing touches the callers' buffers afterwards. If the world
+// has failed, also fails the groups of these tasks, whose other members would otherwise wait for
+// this rank. All other groups keep working until a call needs this rank; see `close` of
+// idist_backend_api.
 static void idist__life_cancel_tasks(idist__world *w) {
     while (w->tasks.running) {
         idist__task *t = w->tasks.running;
@@ -253,19 +257,19 @@ static void idist__life_cancel_tasks(idist__world *w) {
     }
 }
 
-// How long threads may take to come back from calls that were ended.
+// Time in ms that threads have to return from calls that were ended.
 enum { IDIST__LEAVE_MS = 5000 };
 
-// Whether no other thread is inside a call.
+// Returns true if no other thread is inside a call.
 static bool idist__life_is_left(const idist__world *w) {
     return !w->wait.blocked_count && !w->groups.making_count &&
            w->wait.driver == IDIST__DRIVER_NONE &&
            !__atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED);
 }
 
-// Ends the calls of other threads and waits until the threads have left them: what they use is
-// freed next. A thread that waited for the lock may begin a call meanwhile, which is ended as well.
-// False: one has not left.
+// Ends the calls of other threads and waits until the threads have left, because the caller then
+// frees what they use. Meanwhile a thread that was waiting for the lock may begin another call,
+// which this function ends as well. Returns false if a thread has not left after IDIST__LEAVE_MS.
 static bool idist__life_end_calls(idist__world *w) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__LEAVE_MS);
 
@@ -284,7 +288,8 @@ static bool idist__life_end_calls(idist__world *w) {
     return true;
 }
 
-// Frees the world, unless a thread is still inside a call: then nothing is freed that it uses.
+// Closes the backend and frees the world. If a thread is still inside a call (life.abandoned),
+// frees nothing that the thread uses.
 static void idist__life_end(idist__world *w) {
     idist_group *g;
 
@@ -301,7 +306,7 @@ static void idist__life_end(idist__world *w) {
         idist__log_print(
             &w->log, IDIST_LOG_WARN,
             "a thread has not come back from a call: the closed world stays in memory");
-    for (g = w->group.next; g; g = g->next) idist__group_abandon(g); // the backend has them still
+    for (g = w->group.next; g; g = g->next) idist__group_abandon(g); // the backend still has them
     w->group.next = NULL;
     idist__life_free(w);
 }
@@ -310,9 +315,9 @@ static bool idist__life_is_settled(void *arg) {
     return !((const idist__world *)arg)->tasks.let_go_count;
 }
 
-// force: a worker that failed, with requests open and without the last barrier. For the others it
-// is a lost rank. An idist_group_begin of this thread ends with it; one of another thread still
-// finds its tasks.
+// Closes a world. With `force`, the worker has failed: requests may be open, and there is no last
+// barrier. The other ranks then see a lost rank. An open idist_group_begin of this thread ends. An
+// open idist_group_begin of another thread can still find its tasks.
 static idist_status idist__life_close(idist__world *w, bool force) {
     idist_status status = IDIST_OK;
     bool has_thread;
@@ -333,7 +338,7 @@ static idist_status idist__life_close(idist__world *w, bool force) {
 
     idist__fail_begin();
     w->life.closing = true;
-    if (!force) idist__wait_until(w, idist__life_is_settled, w); // requests that were let go
+    if (!force) idist__wait_until(w, idist__life_is_settled, w); // waits for freed requests
     if (!force) status = idist__life_last_barrier(w);
 
     w->progress.stops = true;
@@ -354,7 +359,7 @@ static idist_status idist__life_close(idist__world *w, bool force) {
     return idist__fail_end(status);
 }
 
-// The ranks meet. On failure the world is freed.
+// Opens the backend, where the ranks meet, and the group of all ranks. Frees the world on failure.
 static idist_status idist__life_meet(idist__world *w) {
     idist_status status = w->backend->open(w);
 
@@ -372,9 +377,9 @@ static idist_status idist__life_meet(idist__world *w) {
     return status;
 }
 
-// Lets the device backend, if there is one, put itself in front. On failure the world is closed: by
-// a last barrier where all ranks have the same error, else at once. The error is that of the
-// device.
+// Lets the device backend, if there is one, wrap the host backend. Closes the world on failure. If
+// the world's group has not failed, all ranks have the same error and run a last barrier; otherwise
+// the world closes at once. Returns the error of the device backend.
 static idist_status idist__life_wrap(idist__world *w) {
     char text[sizeof idist__me.text];
     idist_status status = w->wrap ? w->wrap(w) : IDIST_OK;
@@ -484,7 +489,7 @@ idist_status idist_abort(idist_group *group) {
         if (g == &g->w->group && g->status == IDIST_OK) g->w->life.is_cause = true;
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
                  g->w->about.hostname);
-        // Members would take such a frame from a rank outside the group for malformed, and drop it.
+        // Members would treat such a frame from a rank outside the group as malformed, and drop it.
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
         idist__os_mutex_unlock(&g->w->lock);

@@ -1,13 +1,13 @@
-// calls/new_group.h: groups
+// calls/new_group.h: makes, frees and shrinks groups
 //
-// new_group and split make a group in these steps, the same on every rank of the parent, or of
-// those listed in new_group_by_members:
+// idist_new_group and idist_split take the same steps on every rank of the parent. In
+// idist_new_group_by_members only the listed ranks take these steps:
 //
-//     idist__new_group_reserve   allocates it, before anybody counts on this rank
-//     a collective           the ranks agree: a barrier whose fingerprint carries the list, an
-//                            all_gather of the colors, or messages between the members
-//     idist__new_group_make      puts it into the world and opens it
-//     idist__new_group_meet      its members exchange what the backend wants to know
+//     idist__new_group_reserve   allocates the group before other ranks count on this rank
+//     a collective               the ranks agree: a barrier whose fingerprint carries the list, an
+//                                all_gather of the colors, or messages between the members
+//     idist__new_group_make      puts the group into the world and opens it
+//     idist__new_group_meet      the members exchange what the backend wants to know
 #pragma once
 
 #include "os/thread.h"
@@ -40,18 +40,19 @@ int idist_group_translate(const idist_group *from, int rank, const idist_group *
     return -1;
 }
 
-// Members agree on ctx without a message: it follows from the parent's ctx, the number of groups
-// made from it, and the color.
+// Returns the ctx of a new group. Members agree on ctx without a message, because it follows from
+// the parent's ctx, the number of groups made from the parent, and the color.
 static uint64_t idist__new_group_ctx(const idist_group *parent, uint32_t child_count,
                                      uint64_t color) {
     uint64_t ctx = idist__hash_mix(idist__hash_mix(parent->ctx, child_count), color);
     return ctx ? ctx : 1;
 }
 
-// Allocates a group with room for n ranks. Called with the lock held, and releases it.
+// Allocates a group for up to n ranks. Called with the world's lock held; releases the lock.
 //
-// A backend without group_meet blocks while it opens a group. Two threads that each open one would
-// wait for each other if two ranks did so in different orders, so only one may.
+// A backend without group_meet blocks while it opens a group. Two threads that open one group each,
+// in different orders on two ranks, would wait for each other. So only one thread may open a group
+// at a time.
 static idist_status idist__new_group_reserve(const char *name, idist__world *w, int n,
                                              idist_group **g) {
     bool busy = w->groups.making_count && w->group.size > 1 && !w->backend->group_meet;
@@ -67,7 +68,8 @@ static idist_status idist__new_group_reserve(const char *name, idist__world *w, 
     return *g ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-// From here on the other members count on this rank.
+// Puts a group into the world and opens it in the backend. From here on the other members count on
+// this rank, so a failure fails the parent as well. On failure, frees the group.
 static idist_status idist__new_group_make(idist_group *parent, idist_group *g, uint32_t child_count,
                                           uint64_t color, const int *ranks, int n,
                                           idist_group **out) {
@@ -81,7 +83,7 @@ static idist_status idist__new_group_make(idist_group *parent, idist_group *g, u
     if (g->rank >= 0) status = w->backend->group_open(g);
 
     if (status != IDIST_OK) {
-        g->rank = -1; // was never opened
+        g->rank = -1; // never opened, so not to be closed
         idist__group_free(g);
         idist__group_fail_self(parent, status, "could not make its part of a new group");
         return status;
@@ -92,7 +94,7 @@ static idist_status idist__new_group_make(idist_group *parent, idist_group *g, u
     return IDIST_OK;
 }
 
-// Exchanges the members' offers. Fails the group if this rank cannot take part.
+// Exchanges the offers of the members. Fails the group if this rank cannot take part.
 static idist_status idist__new_group_exchange(idist_group *g, idist__kind label) {
     idist__world *w = g->w;
     idist_opts opts;
@@ -128,9 +130,9 @@ static idist_status idist__new_group_exchange(idist_group *g, idist__kind label)
     return status;
 }
 
-// The members meet. If the group fails meanwhile, because a member has aborted it or died, it
-// exists all the same, as it does for those who had come further; except where the members alone
-// make it.
+// Lets the members of a new group meet. The group may fail meanwhile, because a member has aborted
+// it or died. The group then still exists, as it does on members that were further along. Only
+// idist_new_group_by_members frees such a group and sets *group to NULL.
 static idist_status idist__new_group_meet(idist_group **group, idist__kind label) {
     idist_group *g = *group;
     idist__world *w = g->w;
@@ -151,7 +153,7 @@ static idist_status idist__new_group_meet(idist_group **group, idist__kind label
     status = idist__new_group_exchange(g, label);
     g->parent = NULL;
     if (status == IDIST_OK) return IDIST_OK;
-    // Those who made it alone learn whether all have come.
+    // Callers of idist_new_group_by_members learn whether all members have come.
     if (g->status != IDIST_OK && label != IDIST__NEW_GROUP_BY_MEMBERS) return IDIST_OK;
 
     idist__world_lock(w);
@@ -162,8 +164,8 @@ static idist_status idist__new_group_meet(idist_group **group, idist__kind label
     return status;
 }
 
-// Finishes what idist__new_group_reserve began: opens the group if the ranks agree (status),
-// otherwise frees it.
+// Finishes what idist__new_group_reserve began. Opens the group if `status` says that the ranks
+// agree, otherwise frees it.
 static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
                                             idist_status status, uint64_t color, const int *ranks,
                                             int n, idist__kind label, idist_group **out) {
@@ -173,7 +175,8 @@ static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
     idist__world_lock(w);
 
     if (status == IDIST_OK) {
-        // Not all ranks of the parent count the groups that some make alone.
+        // Groups made by their members alone are not counted: other ranks of the parent do not know
+        // of them.
         if (label != IDIST__NEW_GROUP_BY_MEMBERS) child_count = ++parent->child_count;
         status = idist__new_group_make(parent, g, child_count, color, ranks, n, out);
     } else {
@@ -194,7 +197,8 @@ static int idist__new_group_compare_ranks(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// A barrier whose fingerprint carries the list, which is ascending.
+// Runs a barrier whose fingerprint carries the list of ranks, which must be ascending. Duplicates
+// and ranks outside the world are errors.
 static idist_status idist__new_group_barrier(int world_size, const int *ranks, int n) {
     idist__call call;
     int i;
@@ -235,9 +239,10 @@ idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
     return idist__new_group_finish(world, g, status, 0, g->ranks, n, IDIST__NEW_GROUP, group);
 }
 
-// The members exchange messages, as in a barrier by dissemination (see ring/algo/), and find the
-// largest of their serials, so that no two groups of the same members have the same one. me: index
-// of this rank in the list, which has ranks of the parent.
+// Lets the members find the largest of their serials, so that no two groups of the same members
+// have the same serial. The members exchange messages as in a dissemination barrier (see
+// ring/algo/). The list `ranks` has ranks of the parent, and `me` is the index of this rank in the
+// list.
 static idist_status idist__new_group_agree(idist_group *parent, const int *ranks, int n, int me,
                                            uint64_t key, uint64_t *serial) {
     int tag = -2 - (int)(key % 0x40000000u), distance;
@@ -263,7 +268,7 @@ static idist_status idist__new_group_agree(idist_group *parent, const int *ranks
     return status;
 }
 
-// Checks the list, and finds this rank in it.
+// Checks the list of members and sets *me to the index of this rank in the list.
 static idist_status idist__new_group_check_members(const idist_group *parent, const int *ranks,
                                                    int n, int tag, int *me) {
     const char *name = "new_group_by_members";
@@ -335,8 +340,9 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
     return status;
 }
 
-// The members of one color, ordered by key, then by rank in the parent. all: color and key of each
-// rank. ranks: room for twice the size of the parent.
+// Lists the world ranks of one color, ordered by key, then by rank in the parent. Returns their
+// number. The array `all` has the color and the key of each rank. The array `ranks` has twice the
+// size of the parent.
 static int idist__new_group_of_color(const idist_group *parent, const int *all, int color,
                                      int *ranks) {
     int i, k, n = 0;
@@ -371,7 +377,7 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     status = idist__new_group_reserve("split", p->w, p->size, &g);
     if (!g) return status;
 
-    mem = p->w->cfg.mem; // another thread may close the world when the group is finished
+    mem = p->w->cfg.mem; // a copy: another thread may close the world once the group is finished
     all = (int *)idist__mem_alloc(&mem, sizeof(int) * 4 * (size_t)p->size);
     ranks = all ? all + 2 * p->size : NULL;
     memset(&opts, 0, sizeof opts);
@@ -393,7 +399,7 @@ static bool idist__new_group_is_settled(void *arg) {
     return !((const idist_group *)arg)->detached_count;
 }
 
-// Waits for the tasks that nobody else waits for, then frees the group.
+// Waits for the group's detached tasks, then frees the group.
 static idist_status idist__new_group_release(idist_group *g) {
     idist__world *w = g->w;
     idist_status status = IDIST_OK;
@@ -408,7 +414,8 @@ static idist_status idist__new_group_release(idist_group *g) {
                              "free_group: calls are still under way on it, or requests are open; "
                              "wait for them first");
     } else {
-        // Messages for it that have arrived belong to nobody once it is gone.
+        // Read the messages for the group that have already arrived. Once the group is gone, they
+        // belong to nobody.
         w->backend->progress(w);
         if (g->host_group) idist__group_free(g->host_group);
         idist__group_free(g);
@@ -428,7 +435,7 @@ idist_status idist_free_group(idist_group **group) {
         return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
 
-    if (!g->w || g->w->life.abandoned) { // it was freed with its world
+    if (!g->w || g->w->life.abandoned) { // the group was freed with its world
         *group = NULL;
         return IDIST_OK;
     }
@@ -478,7 +485,7 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
         // Members may have made different numbers of groups before they lost a rank.
         g->child_count = serial;
         status = idist__new_group_make(g, made, serial, 0, ranks, n, survivors);
-        if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: there is no meeting
+        if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: the members need not meet
     } else if (made) {
         idist__group_free(made);
     }

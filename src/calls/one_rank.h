@@ -1,4 +1,4 @@
-// calls/one_rank.h: one rank first, one rank only
+// calls/one_rank.h: runs a function on one rank first, or on one rank only
 #pragma once
 
 #include "os/thread.h"
@@ -11,12 +11,12 @@
 
 enum { IDIST__ONE_THREW = INT32_MIN }; // the result of a function that threw an exception
 
-typedef struct idist__one_result { // of a function
-    int32_t code;                  // what it returned; IDIST__ONE_THREW: it threw an exception
-    char thrown[256];              // which one
+typedef struct idist__one_result { // the result of a function
+    int32_t code;                  // return value, or IDIST__ONE_THREW after an exception
+    char thrown[256];              // text of the exception
 } idist__one_result;
 
-// Runs a task, which may call idist.
+// Runs the program's function, which may call idist, and fills *result.
 IDIST__NOINLINE static void idist__one_rank_run(idist_task_fn fn, void *arg,
                                                 idist__one_result *result) {
     int code = 0;
@@ -37,8 +37,8 @@ static idist_status idist__one_rank_own_result(idist__kind label, const idist__o
                        idist__kind_names[label], (int)result->code);
 }
 
-// A broadcast takes the function's result to everybody, so that a failure ends the wait of the
-// others instead of prolonging it.
+// Broadcasts the function's result from `rank`, so that a failure ends the wait of the other ranks
+// instead of prolonging it.
 static idist_status idist__one_rank_share_result(idist__kind label, int rank, bool mine,
                                                  const idist__one_result *own,
                                                  const idist_opts *opts) {
@@ -62,7 +62,7 @@ static idist_status idist__one_rank_check_rank(idist__kind label, int rank, int 
                        idist__kind_names[label], size - 1, rank);
 }
 
-// Makes the group of the members on this host, unless there is one. Collective.
+// Makes the group of the members on this host, unless the group exists already. Collective.
 static idist_status idist__one_rank_make_host_group(idist_group *g) {
     idist_group *made = NULL;
     idist_status status;

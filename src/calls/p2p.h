@@ -1,4 +1,4 @@
-// calls/p2p.h: send and receive
+// calls/p2p.h: send, receive and probe
 #pragma once
 
 #include "os/thread.h"
@@ -33,12 +33,13 @@ idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int
     return idist__call_message(&call, opts);
 }
 
-// A call ends before it has begun.
+// Fails a call with IDIST_ERR_ARG before it has begun, and empties its request.
 static idist_status idist__p2p_refuse(const char *why, const idist_opts *opts) {
     return idist__call_ended(idist__fail(IDIST_ERR_ARG, "%s", why), opts ? opts->request : NULL);
 }
 
-// A probe is a receive that leaves the message. message: NULL, or where a matched probe puts it.
+// Fills the call of a probe, which is a receive that leaves the message in place. A matched probe
+// stores the message in *message. Any other probe passes NULL.
 static void idist__p2p_init_probe(idist__call *call, idist__kind label, int src, int tag,
                                   idist_recv_info *info, idist_message *message) {
     idist__p2p_init(call, IDIST__RECV, NULL, NULL, 0, IDIST_U8, src, tag, info);
@@ -66,7 +67,8 @@ idist_status idist_mprobe(int src, int tag, idist_message *message, const idist_
     return idist__call_run(&call, opts);
 }
 
-// Begins a probe, moves what can move, and takes it back if it has found nothing.
+// Begins a probe and lets the backend make progress without waiting. Cancels the probe if it has
+// found no message. Called with the world's lock held.
 static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call, bool *found) {
     const char *name = idist__kind_names[call->label];
     idist__world *w = g->w;
@@ -97,7 +99,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
     return idist__wait_result(t);
 }
 
-// A probe without waiting.
+// Runs a probe that does not wait for a message.
 static idist_status idist__p2p_probe_try(const idist__call *call, bool *found,
                                          const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];

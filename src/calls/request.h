@@ -1,7 +1,8 @@
-// calls/request.h: requests: wait and test
+// calls/request.h: waits for requests, tests, cancels and frees them
 //
-// A request is a pointer to its task (request->impl), NULL once it was waited for, or to
-// idist__call_complete.
+// The field request->impl points to the task of a request. It is NULL once the request was waited
+// for. It points to idist__call_complete if the call completed before it returned; such a call has
+// no task.
 #pragma once
 
 #include "os/clock.h"
@@ -17,14 +18,14 @@
 #include "core/wait.h"
 #include "core/call.h"
 
-// Some requests: contiguous, or reached through pointers.
+// A list of requests: a contiguous array, or an array of pointers.
 typedef struct idist__request_list {
     idist_request *requests;
     idist_request *const *pointers;
     size_t n;
-    const idist__world *w; // wait_any in one world: that one, ...
-    size_t found;          // ... the first request that is complete, ...
-    uint32_t seen_ended;   // ... and w->wait.ended_count when they were looked at
+    const idist__world *w; // the only world of the requests, for wait_any
+    size_t found;          // index of the first complete request
+    uint32_t seen_ended;   // w->wait.ended_count at the last look at the requests
 } idist__request_list;
 
 static idist__request_list idist__request_list_of(idist_request *requests,
@@ -39,7 +40,8 @@ static idist__request_list idist__request_list_of(idist_request *requests,
     return list;
 }
 
-// Request number i, or an empty one.
+// Returns request number i of a list. Empties *empty, and returns `empty` if the pointer to the
+// request is NULL.
 static idist_request *idist__request_at(const idist__request_list *list, size_t i,
                                         idist_request *empty) {
     empty->impl = NULL;
@@ -47,12 +49,13 @@ static idist_request *idist__request_at(const idist__request_list *list, size_t 
     return list->pointers[i] ? list->pointers[i] : empty;
 }
 
-// Empties a request, which another thread may be about to cancel.
+// Empties a request that another thread may be about to cancel.
 static void idist__request_empty(idist_request *request) {
     __atomic_store_n(&request->impl, (void *)NULL, __ATOMIC_RELEASE);
 }
 
-// The task of a request, with its world locked. NULL: there is none, or *status says why not.
+// Returns the task of a request, with the task's world locked. Returns NULL, with nothing locked,
+// if the request has no task or *status is an error.
 static idist__task *idist__request_enter(const char *name, idist_request *request,
                                          idist_status *status) {
     idist__task *t;
@@ -72,12 +75,13 @@ static idist__task *idist__request_enter(const char *name, idist_request *reques
     *status = idist__world_enter(name, w);
     if (*status != IDIST_OK) return NULL;
     idist__world_lock(w);
-    if (idist__together_now.held_world == w) w->device_api->launch(w); // it may be held back
+    if (idist__together_now.held_world == w) w->device_api->launch(w); // the task may be held back
 
     return t;
 }
 
-// Whether a request is complete, once the tasks that follow its first one are. The lock is held.
+// Returns true if a request is complete, including the tasks that follow its first task. Begins the
+// next of these tasks when a task is done. Called with the world's lock held.
 static bool idist__request_settle(idist_request *request) {
     idist__task *t = (idist__task *)request->impl;
 
@@ -89,7 +93,8 @@ static bool idist__request_settle(idist_request *request) {
     return t->state == IDIST__TASK_DONE;
 }
 
-// Waits for the task of a request, and those that follow it. Empties the request.
+// Waits for the task of a request and for the tasks that follow it. Empties the request. Called
+// with the world's lock held.
 static idist_status idist__request_wait(idist_request *request) {
     idist__task *t;
 
@@ -201,9 +206,10 @@ idist_status idist_request_free(idist_request *request) {
     return status;
 }
 
-// The task of a request for which another thread may be waiting, with its world locked. NULL: it is
-// empty or complete, or *status says why not. The task may be in use again by the time the lock is
-// there; then the request is empty.
+// Returns the task of a request that another thread may be waiting for, with the task's world
+// locked. Returns NULL, with nothing locked, if the request is empty or complete, or if *status is
+// an error. By the time this thread has the lock, the task may be in use again; the request is then
+// empty.
 static idist__task *idist__request_find(const idist_request *request, idist_status *status) {
     void *impl = __atomic_load_n(&request->impl, __ATOMIC_ACQUIRE);
     idist__task *t = impl == &idist__call_complete ? NULL : (idist__task *)impl;
@@ -219,7 +225,8 @@ static idist__task *idist__request_find(const idist_request *request, idist_stat
     return NULL;
 }
 
-// Ends a task if it is a receive without a message. Returns whether it was in time.
+// Cancels a task if it is a receive that no message has reached. Returns true if the task was
+// cancelled in time. Otherwise sets *status if the task is one that cannot be cancelled.
 static bool idist__request_retract(idist__task *t, idist_status *status) {
     idist__world *w = t->group->w;
     const char *name = idist__kind_names[t->call.label];
@@ -244,7 +251,7 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
 
     if (!w->backend->retract(t)) return false;
     idist__task_complete(t, IDIST_ERR_CANCELLED, "cancelled by idist_cancel before a message came");
-    idist__world_wake_driver(w); // it may be the thread that waits for this request
+    idist__world_wake_driver(w); // the driver may be the thread that waits for this request
 
     return true;
 }
@@ -269,8 +276,9 @@ static void idist__request_leave(idist__world *w) {
     idist__os_mutex_unlock(&w->lock);
 }
 
-// Waits for a request. From one to the next of the same world, *held, this thread keeps the lock
-// and counts as blocked, so that the progress thread stays out of the way.
+// Waits for a request. Between requests of one world, this thread keeps the lock and counts as
+// blocked, so that the progress thread stays out of the way. The caller's *held is the locked
+// world, or NULL.
 static idist_status idist__request_wait_next(idist_request *request, idist__world **held) {
     idist_status status = IDIST_OK;
     idist__task *t = (idist__task *)request->impl;
@@ -287,7 +295,7 @@ static idist_status idist__request_wait_next(idist_request *request, idist__worl
     return idist__request_wait(request);
 }
 
-// The failure of a wait for several requests: the one with the lowest index.
+// The failure that a wait for several requests returns: the failure with the lowest index.
 typedef struct idist__request_failure {
     idist_status status;
     size_t index;
@@ -302,7 +310,7 @@ static void idist__request_note(idist__request_failure *failure, idist_status st
     memcpy(failure->text, idist__me.text, sizeof failure->text);
 }
 
-// One after the other.
+// Waits for the requests of a list in turn and notes failures.
 static void idist__request_wait_each(const idist__request_list *list,
                                      idist__request_failure *failure) {
     idist__world *held = NULL;
@@ -328,7 +336,8 @@ static void idist__request_wait_each(const idist__request_list *list,
     if (held) idist__request_leave(held);
 }
 
-// There may be thousands of requests, so it looks only after a task has ended.
+// Returns true if a request of the list is complete, and sets list->found to its index. There may
+// be thousands of requests, so this function looks at them only after a task has ended.
 static bool idist__request_any_ready(void *arg) {
     idist__request_list *list = (idist__request_list *)arg;
     idist_request empty;
@@ -345,7 +354,7 @@ static bool idist__request_any_ready(void *arg) {
     return false;
 }
 
-// All requests are of one world.
+// Waits for any request of a list whose requests are all of world w.
 static idist_status idist__request_wait_in(idist__request_list *list, idist__world *w) {
     idist_request empty, *request;
     idist__task *t;
@@ -368,7 +377,8 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     return status;
 }
 
-// They are of several worlds: tests one after the other. The pause between two looks grows.
+// Waits for any request of a list whose requests are of several worlds. Tests the requests in turn.
+// Yields after each of the first 49 rounds, then pauses for 1 ms after each round.
 static idist_status idist__request_wait_among(idist__request_list *list) {
     int64_t pause_ns = 0;
     idist_request empty;
@@ -422,7 +432,8 @@ static idist_status idist__request_wait_any(idist__request_list *list, size_t *i
     return status;
 }
 
-// Whether one of them goes on only in a wait for it (a split).
+// Returns true if the list has a split. A split makes progress only while a thread waits for its
+// request.
 static bool idist__request_any_follows(const idist__request_list *list) {
     idist_request empty;
     size_t i;
@@ -437,8 +448,9 @@ static bool idist__request_any_follows(const idist__request_list *list) {
     return false;
 }
 
-// While there are splits among them it waits for any: waiting for one at a time, two ranks that
-// have them in different orders would wait for each other.
+// Waits for all requests of a list. While the list has splits, waits for any request at a time. If
+// it waited for one split after the other, two ranks with different orders would wait for each
+// other.
 static idist_status idist__request_wait_all(idist__request_list *list) {
     idist__request_failure failure;
     idist_request empty;
@@ -450,7 +462,7 @@ static idist_status idist__request_wait_all(idist__request_list *list) {
     while (idist__request_any_follows(list)) {
         idist_status status = idist__request_wait_any(list, &i);
 
-        // Still open: this thread may not wait, because it is in a callback, say.
+        // The request is still open if this thread may not wait, for example inside a callback.
         if (i == list->n || idist__request_at(list, i, &empty)->impl) break;
         idist__request_note(&failure, status, i);
     }
@@ -507,7 +519,7 @@ idist_status idist_wait_some(idist_request *requests, size_t n, size_t *indices,
         return idist__fail(IDIST_ERR_ARG, "wait_some: requests, indices or count is NULL");
 
     status = idist__request_wait_any(&list, &first);
-    if (first == n || requests[first].impl) return status; // all were empty, or none is complete
+    if (first == n || requests[first].impl) return status; // all are empty, or none is complete
     failure.status = IDIST_OK;
     failure.index = 0;
     idist__request_note(&failure, status, first);

@@ -20,13 +20,13 @@
 //------------------------------------------------------------------------------
 // calls that are prepared once and made often
 //
-// A plan keeps an idist__call that has passed the check, and its hash of counts. What may have
-// changed since is checked again: the group, ops and dtypes of the program.
+// A plan keeps an idist__call that has passed the check, with its hash of counts. Starting a plan
+// checks again what may have changed since: the group, and the ops and dtypes of the program.
 //------------------------------------------------------------------------------
 
 idist_status idist_plan_create(idist_plan **plan) {
     if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_create: plan is NULL");
-    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // outlives any world
+    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // a plan outlives any world
     return *plan ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
@@ -74,16 +74,17 @@ idist_status idist_plan_free(idist_plan **plan) {
 //------------------------------------------------------------------------------
 // calls that progress together: sendrecv, group_begin and group_end
 //
-// Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
-// in idist__together_now.first (idist__call_locked), and group_end waits for them. sendrecv does
-// the same with two tasks, without releasing the lock in between.
+// Between group_begin and group_end, a blocking call starts its task and returns. The tasks gather
+// in idist__together_now.first (see idist__call_defer), and group_end waits for them. sendrecv
+// starts two tasks in this way, without releasing the lock in between.
 //------------------------------------------------------------------------------
 
 typedef struct idist__several_pair {
     idist__call send, recv;
 } idist__several_pair;
 
-// Checks both calls before either begins; *host: neither is for the device.
+// Checks both calls of a pair before either begins. Sets *host to true if neither call is for the
+// device.
 static idist_status idist__several_check(idist_group *g, const idist__several_pair *pair,
                                          const idist_opts *opts, bool *host) {
     bool send_on_device = false, recv_on_device = false, detached;
@@ -99,7 +100,9 @@ static idist_status idist__several_check(idist_group *g, const idist__several_pa
     return status;
 }
 
-// Starts what passed the check, the receive first, and waits for it.
+// Starts the receive, then the send, and waits for both. Starts only the receive if `quick`,
+// because the send is then complete already. Starts nothing if `status`, the result of the check,
+// is an error.
 static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
                                        const idist_opts *opts, bool quick, idist_status status) {
     idist__together *now = &idist__together_now;
@@ -113,7 +116,7 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
     if (g->w->device_api) g->w->device_api->launch(g->w);
 
     idist__call_undefer(g->w);
-    first = now->first; // both, or after a failure one or none
+    first = now->first; // both tasks, or fewer after a failure
     now->first = NULL;
     for (t = first; t; t = t->list_next) idist__wait_task(t);
 
@@ -126,7 +129,7 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
     return status;
 }
 
-// Both calls of a pair in the group of opts, which block until they are complete.
+// Runs both calls of a pair in the group of `opts`. Blocks until both calls are complete.
 static idist_status idist__several_exchange(const idist__several_pair *pair, const char *name,
                                             const idist_opts *opts) {
     idist_group *g = NULL;
@@ -192,8 +195,8 @@ idist_status idist_group_end(void) {
         idist__task *t = now->first;
         idist_status status;
 
-        if (!w ||
-            t->group->w != w) { // else it stays locked: another thread might close it in between
+        // A world stays locked between two of its tasks: another thread might close it.
+        if (!w || t->group->w != w) {
             if (w) idist__os_mutex_unlock(&w->lock);
             w = t->group->w;
             idist__world_lock(w);

@@ -1,8 +1,8 @@
-// calls/split.h: a split that is begun and waited for later
+// calls/split.h: a split that begins in one call and completes in a later wait
 //
 //     idist_split_start        begins the all_gather of colors and keys
-//     idist__split_make        when it is done: makes the group; begins the exchange of offers
-//     idist__split_meet        when that is done: the members have met
+//     idist__split_make        after the all_gather: makes the group, begins the exchange of offers
+//     idist__split_meet        after the exchange: tells the backend that the members have met
 #pragma once
 
 #include "os/thread.h"
@@ -18,13 +18,14 @@
 
 typedef struct idist__split {
     idist_group *parent, *made;
-    idist_group **group; // of the program
+    idist_group **group; // where the program wants the group
     uint32_t child_count;
     int mine[2], *all, *ranks;
     uint64_t *offers;
 } idist__split;
 
-// One allocation for the struct and its arrays.
+// Allocates a split with its arrays in one block, and the new group. Returns NULL if there is no
+// memory.
 static idist__split *idist__split_new(idist_group *parent) {
     size_t n = (size_t)parent->size;
     size_t nbytes = sizeof(idist__split) + sizeof(uint64_t) * (n + 1) + sizeof(int) * 4 * n;
@@ -42,7 +43,8 @@ static idist__split *idist__split_new(idist_group *parent) {
     return NULL;
 }
 
-// The request is complete with this status; its text is that of the last failure in this thread.
+// Completes the request with `status` and frees the split. If the failure is new, its text is the
+// last error text of this thread.
 static void idist__split_end(idist__task *t, idist_status status) {
     idist__split *split = (idist__split *)t->then_arg;
 
@@ -53,7 +55,8 @@ static void idist__split_end(idist__task *t, idist_status status) {
     idist__mem_free(&t->group->w->cfg.mem, split);
 }
 
-// A group that failed meanwhile exists all the same, as in idist__new_group_meet.
+// Completes a split after the exchange of offers. A group that failed meanwhile still exists, as in
+// idist__new_group_meet.
 static void idist__split_meet(idist__task *t, idist_request *request) {
     idist__split *split = (idist__split *)t->then_arg;
     idist_group *g = split->made;
@@ -68,7 +71,8 @@ static void idist__split_meet(idist__task *t, idist_request *request) {
     idist__split_end(t, IDIST_OK);
 }
 
-// Begins the exchange of offers in the new group, in the place of t, which is freed.
+// Begins the exchange of offers in the new group. The task of the exchange takes the place of t in
+// the request, and t is freed. If the exchange cannot begin, the split ends here.
 static void idist__split_exchange(idist__task *t, idist_request *request) {
     idist__split *split = (idist__split *)t->then_arg;
     idist_group *g = split->made;
@@ -95,7 +99,7 @@ static void idist__split_exchange(idist__task *t, idist_request *request) {
         return;
     }
 
-    g->parent = NULL; // it has failed, but exists
+    g->parent = NULL; // the group has failed, but exists
     *split->group = g;
     idist__split_end(t, IDIST_OK);
 }
@@ -122,12 +126,12 @@ static void idist__split_make(idist__task *t, idist_request *request) {
         g->parent = NULL;
         idist__split_end(t, IDIST_OK);
     } else {
-        *split->group = NULL; // not yet
+        *split->group = NULL; // the group is not ready yet
         idist__split_exchange(t, request);
     }
 }
 
-// Begins the exchange of colors, with the lock held.
+// Begins the exchange of colors and keys. Called with the world's lock held.
 static idist_status idist__split_begin(idist_group *p, int color, int key, idist_group **group,
                                        idist_request *request) {
     idist__split *split;
@@ -162,7 +166,7 @@ static idist_status idist__split_begin(idist_group *p, int color, int key, idist
     t = (idist__task *)request->impl;
     t->then = idist__split_make; // NOLINT(clang-analyzer-core.NullDereference)
     t->then_arg = split;
-    split->child_count = ++p->child_count; // the order in which splits begin is that of all ranks
+    split->child_count = ++p->child_count; // all ranks begin splits in the same order
 
     return IDIST_OK;
 }

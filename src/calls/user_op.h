@@ -1,4 +1,4 @@
-// calls/user_op.h: ops and dtypes of the program's own
+// calls/user_op.h: the program's own ops and dtypes
 #pragma once
 
 #include "os/thread.h"
@@ -73,7 +73,8 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
     return status;
 }
 
-// The dtype with number `i`: that number in the lowest byte, the size above.
+// Returns the user dtype number i. The lowest byte is IDIST_DTYPE_USER + i, and the bits above are
+// the size in bytes.
 static idist_dtype idist__user_op_new_dtype(size_t nbytes, int i) {
     return (idist_dtype)(((unsigned)nbytes << 8) | (unsigned)(IDIST_DTYPE_USER + i));
 }

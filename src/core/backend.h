@@ -1,4 +1,4 @@
-// core/backend.h: the registered backends, and where a timeline hooks in
+// core/backend.h: the registered backends, and the hooks of a timeline
 #pragma once
 
 #include "os/thread.h"
@@ -9,11 +9,13 @@
 //------------------------------------------------------------------------------
 // the registered backends, and how a backend fills its table
 //
-// A backend registers before main, by a constructor in its header, or whenever the program calls
-// idist_register_backend. The list only grows, and at its head, so that it is read without a lock.
+// A backend registers before main, in a constructor in its header. A program may also register a
+// backend at any time with idist_register_backend. The list only grows, and only at its head, so
+// reading it takes no lock.
 //------------------------------------------------------------------------------
 
-// When the headers of idist register their backends. What registers later is asked earlier.
+// Constructor priorities with which the headers of idist register their backends. A backend that
+// registers later is asked earlier.
 enum {
     IDIST__REGISTER_LAST_RESORT = 1000, // serves a world of 1
     IDIST__REGISTER_GENERAL = 1001,     // serves any world
@@ -28,15 +30,15 @@ typedef struct idist__backend_entry {
 
 static idist__os_mutex idist__backend_lock = IDIST__OS_MUTEX_INIT;
 static const idist__backend_entry *idist__backend_list;
-static idist__backend_entry idist__backend_first_entries[8]; // a plugin leaves none allocated
+static idist__backend_entry idist__backend_first_entries[8]; // no leak when a plugin is unloaded
 static size_t idist__backend_count;
 
-// The backend registered last; the others follow.
+// Returns the entry of the backend that was registered last. `next` leads to the earlier ones.
 static const idist__backend_entry *idist__backend_first(void) {
     return __atomic_load_n(&idist__backend_list, __ATOMIC_ACQUIRE);
 }
 
-// Registers a valid table, with the lock held.
+// Registers a valid table. Called with idist__backend_lock held.
 static idist_status idist__backend_add(const idist_backend_api *api) {
     const idist__backend_entry *entry;
     idist__backend_entry *added;
@@ -79,9 +81,9 @@ idist_status idist_register_backend(const idist_backend_api *backend) {
     return status;
 }
 
-// Returns *api, filled at the first call. `fill` sets the fields by name, which C99 and C++11 have
-// no common initializer for; those that it does not set are zero. abi is stored last: it tells
-// later callers, in any thread, that the table is complete.
+// Returns `api`, after filling the table at the first call. The function `fill` sets fields by
+// name, because C99 and C++11 share no designated initializers. The remaining fields are zero. The
+// field abi is stored last: it tells later callers, in any thread, that the table is complete.
 static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
                                                     void (*fill)(idist_backend_api *api)) {
     if (__atomic_load_n(&api->abi, __ATOMIC_ACQUIRE) == IDIST__BACKEND_ABI) return api;
@@ -100,29 +102,29 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
 }
 
 //------------------------------------------------------------------------------
-// where a timeline hooks in
+// the hooks of a timeline
 //
-// trace/trace_call.h sets the table while it records. Otherwise there is none, and each hook costs
-// one load.
+// trace/trace_call.h sets the table while it records. Otherwise the pointer to the table is NULL,
+// and each hook costs one load.
 //------------------------------------------------------------------------------
 
 typedef struct idist__tracer {
-    void (*joined)(const idist__world *w); // this thread has joined a world
+    void (*joined)(const idist__world *w); // this thread has joined a world; opens the timeline
     void (*left)(void);
-    // Runs idist__call_locked and records it.
+    // Runs idist__call_locked and records the call.
     idist_status (*call)(idist_group *g, const idist__call *call, const idist_opts *opts);
-    // Around other waits of this thread, for one call, or for several: then g and c are NULL.
+    // Called before and after any other wait of this thread. If the thread waits for several calls,
+    // g and call are NULL.
     void (*begin)(const char *category, const char *name, const idist_group *g,
                   const idist__call *call);
     void (*end)(idist_status status);
-    // A task that has a lane is done. In any thread, with the world's lock held.
+    // Records that a task with a lane is done. Called in any thread, with the world's lock held.
     void (*done)(const idist__task *t);
 } idist__tracer;
 
 static const idist__tracer *idist__tracer_set;
 
-// Sets the table above if the environment asks for a timeline; called before a world is joined.
-// Opens the timeline when a world opens.
+// Sets the table above if the environment asks for a timeline. Called before a world is joined.
 static void (*idist__tracer_prepare)(void);
 
 static const idist__tracer *idist__tracer_now(void) {

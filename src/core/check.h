@@ -1,6 +1,6 @@
-// core/check.h: what can be wrong with one rank's arguments
+// core/check.h: checks of one rank's arguments
 //
-// Nothing was sent yet when these fail, so the group stays usable.
+// Nothing has been sent yet when a check fails, so the group stays usable.
 #pragma once
 
 #include "base/fail.h"
@@ -13,7 +13,8 @@
 #include "core/together.h"
 #include "core/extent.h"
 
-// For calls that only exist in a blocking form.
+// Checks that a call which only exists in a blocking form has no request and no plan, and is not
+// made between idist_group_begin and idist_group_end.
 static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
     if (opts && (opts->request || opts->plan))
         return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.%s must be NULL", name,
@@ -92,7 +93,8 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *ca
     return IDIST_OK;
 }
 
-// A dtype must be one that this world has, and not a value made up.
+// Checks that this world has created the dtype of a call, and that the count fits beside the
+// dtype's tag.
 static idist_status idist__check_dtype(const idist__world *w, const idist__call *call) {
     const char *name = idist__kind_names[call->label];
     int user = idist__dtype_user_number(call->dtype);
@@ -118,7 +120,7 @@ static idist_status idist__check_peer(const idist_group *g, const idist__call *c
     if (call->tag < 0 && !(receives && call->tag == IDIST_ANY_TAG) &&
         call->label != IDIST__NEW_GROUP_BY_MEMBERS && call->label != IDIST__MRECV)
         return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, call->tag);
-    if (call->label == IDIST__MRECV && // another group may be at its address
+    if (call->label == IDIST__MRECV && // a new group may have the group's address
         (call->u.message->world != g->w->groups.serial || call->u.message->ctx != g->ctx))
         return idist__fail(IDIST_ERR_STATE, "mrecv: the group of the message was freed");
 

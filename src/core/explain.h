@@ -1,7 +1,8 @@
-// core/explain.h: sentences about calls that failed
+// core/explain.h: error texts about calls that failed
 //
-// The same words whichever backend noticed. Ranks are ranks of the world here, since a reader of
-// the log knows no others.
+// The words are the same whichever backend notices the failure. Ranks are ranks of the world,
+// because a reader of the log knows no others. Only the root or peer in the description of a call
+// is a rank of the group, as the program passed it.
 #pragma once
 
 #include "base/text.h"
@@ -29,11 +30,12 @@ static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
     if (call->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
     else idist__text_append(buf, cap, "rank %d", call->root);
     if (call->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
-    else if (call->tag < 0) idist__text_append(buf, cap, ")"); // of idist itself
+    else if (call->tag < 0) idist__text_append(buf, cap, ")"); // a message of idist itself
     else idist__text_append(buf, cap, ", tag %d)", call->tag);
 }
 
-// What two ranks of the world have called, and where it differs. field NULL: in their order.
+// Writes what two ranks of the world have called and in which field the calls differ. If field is
+// NULL, the ranks have made their calls in different orders.
 IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const char *field, int a,
                                                   const idist__fingerprint *of_a, int b,
                                                   const idist__fingerprint *of_b, char *buf,
@@ -44,7 +46,8 @@ IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const c
     idist__fingerprint_text(w, of_b, second, sizeof second);
     if (!field) field = "sequence";
 
-    // Counts of each rank, members and definitions are compared by a hash, which says nothing.
+    // Counts of each rank, members and definitions are compared by a hash, so the texts may be
+    // equal.
     if (!strcmp(first, second))
         snprintf(buf, cap, "the %s differs between rank %d and rank %d in %s", field, a, b, first);
     else
@@ -52,7 +55,8 @@ IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const c
                  b, second);
 }
 
-// Of a message that is part of a collective, in bytes.
+// Writes how many bytes one rank sends in a collective and how many bytes its peer expects. `field`
+// names what differs.
 IDIST__UNUSED static void idist__explain_sizes(const char *field, int from, uint64_t sent, int to,
                                                uint64_t expected, const idist__task *t, char *buf,
                                                size_t cap) {
@@ -62,7 +66,7 @@ IDIST__UNUSED static void idist__explain_sizes(const char *field, int from, uint
              idist__kind_names[t->call.label], (unsigned)t->seq);
 }
 
-// "5 F32", of what idist__fingerprint_pair says.
+// Writes the count and dtype in a value of idist__fingerprint_pair, for example "5 F32".
 static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char *buf, size_t cap) {
     idist_dtype dtype = idist__world_dtype(w, (uint8_t)(pair >> 56));
 
@@ -70,7 +74,8 @@ static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char 
              pair ? idist__world_dtype_name(w, dtype) : "elements");
 }
 
-// What a rank sends to another one and what that expects, as idist__fingerprint_pair says.
+// Writes what one rank sends to another rank and what the other rank expects. Both are values of
+// idist__fingerprint_pair.
 IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, uint64_t expected,
                                               const idist__task *t, char *buf, size_t cap) {
     const idist__world *w = t->group->w;
@@ -83,8 +88,9 @@ IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, u
              idist__kind_names[t->call.label], (unsigned)t->seq);
 }
 
-// Two ranks wait for each other and would do so for ever: this one in `ours`, `peer` in the call of
-// this fingerprint, which belongs to the same group or to another one.
+// Writes that two ranks wait for each other and would wait forever. This rank waits in `ours`. The
+// rank `peer` waits in the call with this fingerprint. Both calls belong to one group if same_group
+// is true.
 IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int peer,
                                                   const idist__fingerprint *print, bool same_group,
                                                   char *text, size_t cap) {
@@ -100,8 +106,9 @@ IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int p
     else idist__text_append(text, cap, "the %s differs", same_group ? "operation" : "group");
 }
 
-// For `missing` of a backend: a member that has not come, and where it was last seen. Only the
-// first eight are named; `already` says how many are.
+// Appends a member that has not entered the call, and the call in which it was last seen. Used by a
+// backend's `missing`. Only the first eight missing ranks are named; `already` is the number of
+// missing ranks so far.
 IDIST__UNUSED static void idist__explain_missing_rank(const idist_group *g, int rank,
                                                       const idist__fingerprint *seen, int already,
                                                       char *text, size_t cap) {
@@ -115,7 +122,8 @@ IDIST__UNUSED static void idist__explain_missing_rank(const idist_group *g, int 
     idist__text_append(text, cap, " (last seen in %s)", last);
 }
 
-// The same for the other side of a send or receive.
+// Appends the peer of a send or receive and what the peer has not done. Used by a backend's
+// `missing`. Returns 1, the number of missing ranks.
 IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char *text, size_t cap) {
     const idist_group *g = t->group;
     int peer = t->call.root < 0 ? -1 : g->ranks[t->call.root];
@@ -126,7 +134,7 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
     }
 
     idist__text_append(text, cap, "rank %d on %s, which ", peer, g->w->nodes[peer].hostname);
-    if (t->call.kind == IDIST__SEND) // also read by others, if the group fails
+    if (t->call.kind == IDIST__SEND) // other ranks read it if the group fails
         idist__text_append(text, cap, "does not receive the message of rank %d", g->w->group.rank);
     else idist__text_append(text, cap, "sent nothing that fits");
 

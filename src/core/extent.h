@@ -1,4 +1,4 @@
-// core/extent.h: ranks modulo n, blocks of a buffer, and where the elements of a call lie
+// core/extent.h: ranks modulo n, blocks of a buffer, and the positions of a call's elements
 //
 // Functions: idist__extent_*, idist__block_*.
 #pragma once
@@ -14,8 +14,8 @@
 
 IDIST__UNUSED static int idist__block_wrap(int rank, int n) { return ((rank % n) + n) % n; }
 
-// The first element of block b, when `count` elements are cut into n nearly equal blocks. The first
-// blocks are larger by one.
+// Returns the index of the first element of block b when `count` elements are divided into n nearly
+// equal blocks. Each of the first count % n blocks has one element more than the rest.
 static size_t idist__block_at(size_t count, int n, int b) {
     size_t quotient = count / (size_t)n, rest = count % (size_t)n;
     return (size_t)b * quotient + ((size_t)b < rest ? (size_t)b : rest);
@@ -30,14 +30,15 @@ static void idist__block_copy(void *dst, const void *src, size_t nbytes) {
 }
 
 //------------------------------------------------------------------------------
-// where the elements of a call lie
+// the positions of a call's elements
 //------------------------------------------------------------------------------
 
-// How many elements lie at send and at recv, and where in-place has one start inside the other.
+// Number of elements in the send and receive buffers of a call. For an in-place call: the position
+// at which one buffer starts inside the other.
 typedef struct idist__extent {
-    size_t send, recv; // elements
-    size_t send_at;    // in place, recv starts at this element of send,
-    size_t recv_at;    // or send at this element of recv
+    size_t send, recv; // number of elements
+    size_t send_at;    // in place: recv starts at this element of send
+    size_t recv_at;    // in place: send starts at this element of recv
 } idist__extent;
 
 static size_t idist__extent_displ(const size_t *counts, const size_t *displs, int k) {
@@ -49,7 +50,8 @@ static size_t idist__extent_displ(const size_t *counts, const size_t *displs, in
     return at;
 }
 
-// Elements up to the end of the last part; SIZE_MAX when it overflows.
+// Returns the number of elements up to the end of the part that ends last, or SIZE_MAX if a
+// position exceeds SIZE_MAX / 16.
 static size_t idist__extent_end(const size_t *counts, const size_t *displs, int n) {
     size_t total = 0, end;
     int i;
@@ -135,7 +137,7 @@ static idist_status idist__extent_of(const idist_group *g, const idist__call *ca
     return e->send == SIZE_MAX || e->recv == SIZE_MAX ? IDIST_ERR_ARG : IDIST_OK;
 }
 
-// Whether one buffer lies in the other as the in-place rule of the call has it.
+// Returns true if the two buffers overlap in the way that the call's in-place rule requires.
 static bool idist__extent_in_place(const idist__extent *e, const idist__call *call) {
     const char *send = (const char *)call->send, *recv = (const char *)call->recv;
     size_t size = idist_dtype_size(call->dtype);
@@ -151,8 +153,9 @@ IDIST__UNUSED static bool idist__extent_call_in_place(const idist_group *g,
     return idist__extent_of(g, call, &e) == IDIST_OK && idist__extent_in_place(&e, call);
 }
 
-// Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's
-// or the receiver's.
+// Returns the address of the elements that rank `from` sends to rank `to`, and sets *count to their
+// number. The buffer at `base` is the sender's send buffer if at_sender is true, and otherwise the
+// receiver's receive buffer.
 static char *idist__extent_part(const idist__call *call, char *base, int from, int to,
                                 bool at_sender, size_t *count) {
     const size_t *counts = at_sender ? call->sendcounts : call->recvcounts;
@@ -161,20 +164,21 @@ static char *idist__extent_part(const idist__call *call, char *base, int from, i
     bool gather = call->kind == IDIST__GATHER || call->kind == IDIST__GATHERV;
     bool scatter = call->kind == IDIST__SCATTER || call->kind == IDIST__SCATTERV;
     bool all_to_allv = counts && call->sendcounts && call->recvcounts;
-    int k = at_sender ? to : from; // which part of a buffer of many
+    int k = at_sender ? to : from; // index of the part, if the buffer has several parts
 
     *count = 0;
     if ((gather && to != call->root) || (scatter && from != call->root)) return base;
     *count = call->count;
     if (call->kind != IDIST__ALL_TO_ALL && !all_to_allv && at_sender != scatter)
-        return base; // a buffer of one part
+        return base; // the buffer is a single part
     if (!idist__kind_is_v(call->kind) || !counts) return base + (size_t)k * call->count * size;
     *count = counts[k];
 
     return base + idist__extent_displ(counts, displs, k) * size;
 }
 
-// The first element of block b of a reduce_scatter or reduce_scatterv.
+// Returns the index of the first element of block b in the send buffer of a reduce_scatter or
+// reduce_scatterv.
 IDIST__UNUSED static size_t idist__extent_block_at(const idist__call *call, int b) {
     return call->sendcounts ? idist__extent_displ(call->sendcounts, NULL, b)
                             : (size_t)b * call->count;
@@ -184,8 +188,9 @@ IDIST__UNUSED static size_t idist__extent_block_count(const idist__call *call, i
     return call->sendcounts ? call->sendcounts[b] : call->count;
 }
 
-// The count of the message between this rank and a peer, as this rank understands it. In three of
-// the v-forms only these two know it.
+// Returns the number of elements that this rank sends to a peer (if `sends`) or expects from the
+// peer. Used only for gatherv, scatterv and all_to_allv, in which only the two ranks of a pair know
+// this number.
 static size_t idist__extent_pair_count(const idist_group *g, const idist__call *call, int peer,
                                        bool sends) {
     int root = call->root, me = g->rank;
@@ -202,19 +207,21 @@ static size_t idist__extent_pair_count(const idist_group *g, const idist__call *
     return peer == root ? call->count : 0;
 }
 
-// See idist__fingerprint_pair.
+// Returns the value of idist__fingerprint_pair for the elements that this rank sends to a peer (if
+// `sends`) or expects from the peer.
 IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *call,
                                                  int peer, bool sends) {
     return idist__fingerprint_pair(g->w, call, idist__extent_pair_count(g, call, peer, sends));
 }
 
-// A number for each pair, added for what is sent and subtracted for what is expected. Over all
-// ranks the sum is 0 when all pairs agree; otherwise it is non-zero with overwhelming probability.
+// Returns this rank's term of a sum that checks the counts. For each pair of ranks, the sender adds
+// a hash of what it sends and the receiver subtracts a hash of what it expects. The sum over all
+// ranks is 0 if all pairs agree. Otherwise the sum is non-zero with overwhelming probability.
 IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *call) {
     uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
     int i;
 
-    if (!idist__kind_is_by_pair(call->kind)) return 0; // the fingerprint has the counts
+    if (!idist__kind_is_by_pair(call->kind)) return 0; // the fingerprint contains the counts
 
     for (i = 0; i < g->size; i++) {
         sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair(g, call, i, true));

@@ -1,21 +1,21 @@
-// core/fingerprint.h: what two ranks compare about a call
+// core/fingerprint.h: the part of a call that two ranks compare
 //
-// Ranks may have created different dtypes under the same number. So the check of a call with one
-// carries a tag, a hash of its size and name:
+// Two ranks may have created different dtypes with the same number. So for a user dtype, `check`
+// also carries a tag, which is a hash of the dtype's size and name:
 //
 //     bits 63 .. 40   the tag
 //     bits 39 .. 0    the count, or the low bits of a hash of counts
 //
-// In all_to_allv each pair of ranks may have a dtype of its own, which goes with the count of the
-// pair (idist__extent_pair) or with its message.
+// In all_to_allv each pair of ranks may use a different dtype. That dtype travels with the count of
+// the pair (idist__extent_pair) or with the pair's message.
 //
-// The root of a collective that a plan makes carries the number of the plan:
+// If a plan starts the collective, `root` also carries the number of the plan:
 //
-//     bits 30 .. 20   the number, not 0
-//     bits 19 .. 0    the root; all ones: there is none
+//     bits 30 .. 20   the plan's number, never 0
+//     bits 19 .. 0    the root, or all ones if there is none
 //
-// A plan's collective also meets one that is made without a plan, and their roots then differ only
-// by the number.
+// A collective that a plan starts may also match one that is started without a plan. Their roots
+// then differ only in the plan's number.
 #pragma once
 
 #include "base/text.h"
@@ -28,7 +28,9 @@
 enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
 #define IDIST__TAGGED_COUNT ((uint64_t)1 << (64 - IDIST__TAG_BITS))
 
-// 0: not a dtype of the program. The program may free it while a call runs, and create another one.
+// Returns the tag of a call's user dtype, or 0 if the dtype is not a user dtype. Prefers the tag
+// stored in the call, because the program may free the dtype while the call runs and create another
+// one.
 static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *call) {
     int user = idist__dtype_user_number(call->dtype);
 
@@ -58,13 +60,14 @@ static uint32_t idist__fingerprint_plan(const idist__fingerprint *print) {
     return print->root < 0 ? 0 : (uint32_t)print->root >> IDIST__PLAN_SHIFT;
 }
 
-// The root without the number of a plan; -1: there is none.
+// Returns the root without the plan's number, or -1 if the call has no root.
 static int32_t idist__fingerprint_root(const idist__fingerprint *print) {
     uint32_t root = (uint32_t)print->root & IDIST__ROOT_MASK;
     return root == IDIST__ROOT_MASK ? -1 : (int32_t)root;
 }
 
-// Whether two ranks make the same call. Plans are compared if both ranks use one.
+// Returns true if two ranks make the same call. Plan numbers are compared only if both ranks use a
+// plan.
 static bool idist__fingerprint_equal(const idist__fingerprint *a, const idist__fingerprint *b) {
     idist__fingerprint first, second;
 
@@ -78,12 +81,12 @@ static bool idist__fingerprint_equal(const idist__fingerprint *a, const idist__f
     return memcmp(&first, &second, sizeof first) == 0;
 }
 
-// The count that a fingerprint carries.
+// Returns the count stored in a fingerprint.
 static uint64_t idist__fingerprint_count(const idist__fingerprint *print) {
     return print->dtype >= IDIST_DTYPE_USER ? print->check % IDIST__TAGGED_COUNT : print->check;
 }
 
-// Whether a message of this fingerprint can have so many bytes.
+// Returns true if a message with this fingerprint can be nbytes long.
 IDIST__UNUSED static bool idist__fingerprint_has_nbytes(const idist__fingerprint *print,
                                                         uint64_t nbytes) {
     uint64_t count = idist__fingerprint_count(print);
@@ -100,7 +103,7 @@ static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, cons
     idist__fingerprint print;
 
     memset(&print, 0, sizeof print);
-    // Messages are compared by what they are, whatever they serve: a probe is a receive.
+    // Messages are compared by `kind`, not by `label`: a probe counts as a receive.
     print.kind = (uint8_t)(idist__kind_is_p2p(call->kind) ? call->kind : call->label);
     print.dtype =
         (uint8_t)(call->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)call->dtype);
@@ -113,7 +116,9 @@ static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, cons
     return print;
 }
 
-// Of a part the ranks compare the call that the user made.
+// Returns the fingerprint of a task. If the task is part of a larger call, the ranks compare the
+// larger call, which the user made. Then only the sequence number and the algorithm are the task's
+// own.
 static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
                                                      idist__algorithm algorithm) {
     idist__fingerprint print = t->whole;
@@ -131,10 +136,11 @@ static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
     return print;
 }
 
-// What two ranks of a v-form must agree on about what one sends to the other; 0: nothing.
+// Returns the value that both ranks of a pair must agree on for the elements that one rank sends to
+// the other in a v-form. Returns 0 if there are no elements.
 //
-//     bits 63 .. 56   the dtype's number, which only all_to_allv does not have in its fingerprint
-//     bits 55 .. 40   of a user dtype: the low bits of its tag
+//     bits 63 .. 56   the dtype's number, which the fingerprint of an all_to_allv does not contain
+//     bits 55 .. 40   for a user dtype: the low bits of its tag
 //     below           the count
 static uint64_t idist__fingerprint_pair(const idist__world *w, const idist__call *call,
                                         uint64_t count) {
@@ -147,7 +153,7 @@ static uint64_t idist__fingerprint_pair_count(uint64_t pair) {
     return pair & (((uint64_t)1 << (user ? 40 : 56)) - 1);
 }
 
-// The field in which two ranks of a pair differ.
+// Returns the name of the field in which the two values of idist__fingerprint_pair differ.
 static const char *idist__fingerprint_pair_difference(uint64_t sent, uint64_t expected) {
     uint64_t differs = sent ^ expected;
     bool user = (sent >> 56) >= IDIST_DTYPE_USER;
@@ -157,7 +163,7 @@ static const char *idist__fingerprint_pair_difference(uint64_t sent, uint64_t ex
     return user && differs >> 40 ? "definition of the dtype" : "count";
 }
 
-// The field in which two calls differ, or NULL.
+// Returns the name of the field in which two calls differ, or NULL if the calls match.
 IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fingerprint *a,
                                                                const idist__fingerprint *b) {
     bool by_pair = a->kind == IDIST__ALL_TO_ALLV;
@@ -176,7 +182,7 @@ IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fing
     return idist__fingerprint_plan(a) != idist__fingerprint_plan(b) ? "plan" : NULL;
 }
 
-// Appends the arguments of a call: " (F32 x 1024, SUM)".
+// Appends the arguments of a call, for example " (F32 x 1024, SUM)".
 static void idist__fingerprint_add_arguments(const idist__world *w, const idist__fingerprint *print,
                                              idist__kind kind, char *buf, size_t cap) {
     int root = idist__fingerprint_root(print);
@@ -197,7 +203,7 @@ static void idist__fingerprint_add_arguments(const idist__world *w, const idist_
     idist__text_append(buf, cap, print->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
 }
 
-// "all_reduce #42 (F32 x 1024, SUM) by plan 2"
+// Writes the description of a call, for example "all_reduce #42 (F32 x 1024, SUM) by plan 2".
 static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *print,
                                     char *buf, size_t cap) {
     idist__kind kind = print->kind < IDIST__KIND_COUNT ? (idist__kind)print->kind : IDIST__NONE;

@@ -1,4 +1,4 @@
-// core/group.h: groups: make, free, fail
+// core/group.h: makes, frees and fails groups
 #pragma once
 
 #include "os/clock.h"
@@ -28,8 +28,9 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
     }
 }
 
-// A group with room for n ranks, in no list yet. Freed groups stay behind, marked, until a new one
-// takes their place, so that a call with a stale handle gets an error.
+// Returns a new group with space for n ranks, which is in no list yet, or NULL if there is no
+// memory. A freed group keeps its struct, marked as freed, until a new group reuses the struct. So
+// a call with a stale handle gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
     idist_group *g = w->groups.freed;
 
@@ -55,8 +56,8 @@ static idist_group *idist__group_new(idist__world *w, int n) {
     return NULL;
 }
 
-// Ends a group while a thread is still inside a call. The call finds its struct when it comes back,
-// and a failure that nobody is left to be told of.
+// Ends a group while a thread is still inside a call. That thread still finds the struct, and finds
+// that the group has failed. It does not wait for the other members to receive the failure.
 static void idist__group_abandon(idist_group *g) {
     if (g->status == IDIST_OK) {
         g->status = IDIST_ERR_STATE;
@@ -96,9 +97,9 @@ static void idist__group_free(idist_group *g) {
     w->groups.freed = g;
 }
 
-// Fails a group, once: its tasks end, later calls are refused, and the other members are told. They
-// are told even if we learned of the failure from one of them: a rank that sees our connection end
-// before it has the reason from us would report us as the cause.
+// Fails a group, once. Its tasks end, later calls are refused, and the other members are told, even
+// if one of them told us. Otherwise a rank that sees our connection end before it receives the
+// reason from us would report us as the cause.
 static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
     idist__world *w = g->w;
     idist_group *child;
@@ -109,7 +110,8 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     idist__text_copy(g->cause, sizeof g->cause, cause);
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
-    // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
+    // An abort of a smaller group says nothing about the world: this rank may continue, and fail by
+    // itself later.
     if (!w->life.is_cause &&
         (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
         idist__config_tell_lost(&w->cfg);
@@ -120,16 +122,16 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
         if (t->group != g) continue;
         w->backend->cancel(t);
         idist__task_complete(t, status, g->cause);
-        next = w->tasks.running; // the backend may have ended others
+        next = w->tasks.running; // the backend may have ended other tasks
     }
 
     for (child = w->group.next; child; child = child->next)
         if (child->parent == g) idist__group_fail(child, status, cause);
-    idist__world_wake_driver(w); // another thread may sleep for one of the tasks that ended
+    idist__world_wake_driver(w); // another thread may wait for a task that has ended
 }
 
-// Fails a group because of what this rank lacks or could not do; the text tells the others which
-// rank that is.
+// Fails a group because this rank lacks something or could not do something. The text names this
+// rank and its host to the other members.
 static void idist__group_fail_self(idist_group *g, idist_status status, const char *what) {
     char cause[400];
 
@@ -141,8 +143,9 @@ static void idist__group_fail_memory(idist_group *g) {
     idist__group_fail_self(g, IDIST_ERR_NO_MEMORY, "is out of memory");
 }
 
-// Fails every group of a rank that is gone. If the world had failed before, the rank may have ended
-// because of that, so the status and the first part of the text are those of that failure.
+// Fails every group of a lost rank. If the world has already failed, the rank may have ended
+// because of that failure. Then the status and the first part of the text come from the world's
+// failure.
 IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, const char *how) {
     idist_status first = w->group.status, status = first != IDIST_OK ? first : IDIST_ERR_PEER_LOST;
     idist_group *g;
@@ -163,14 +166,14 @@ IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, cons
 
 enum { IDIST__FLUSH_MS = 100 };
 
-// A caller that gets an error may exit at once, which ends its connections. The other members must
-// have received the reason by then, so it waits a moment for that.
+// Waits a moment, up to IDIST__FLUSH_MS, for the other members to receive the reason of a failure.
+// A caller that gets an error may exit at once, which ends its connections.
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 
     if (g->status == IDIST_OK || g->failure_flushed || w->wait.driver != IDIST__DRIVER_NONE) return;
     if (w->progress.stops)
-        return; // whoever closes the world does it, and does not wait for us here
+        return; // the closing thread delivers the reason and does not wait for us here
     g->failure_flushed = true;
     w->wait.driver = IDIST__DRIVER_CALLER;
     w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));

@@ -1,14 +1,14 @@
-// core/kind.h: the operations, and what kinds of them there are
+// core/kind.h: the operations and their traits
 //
-// One row says all that is the same for every call of an operation. The numbers travel in
-// fingerprints, so a new row comes last. The rows from BROADCAST_BYTES on are public calls that are
-// built from those above; they only label the fingerprint.
+// A row says everything that is the same for all calls of an operation. The numbers of the rows
+// travel in fingerprints, so a new row goes at the end. The rows from BROADCAST_BYTES on are public
+// calls that are built from the operations above them. These rows only label the fingerprint.
 #pragma once
 
 enum {
     IDIST__COLLECTIVE = 1,   // all members take part
     IDIST__REDUCES = 2,      // has an op
-    IDIST__SCATTERS_SUM = 4, // each rank gets one block of what is reduced
+    IDIST__SCATTERS_SUM = 4, // each rank gets one block of the result
     IDIST__ROOTED = 8,
     IDIST__V = 16,       // the blocks of the ranks may have different counts
     IDIST__BY_PAIR = 32, // only the two ranks of a pair know what one sends to the other

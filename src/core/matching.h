@@ -1,4 +1,4 @@
-// core/matching.h: a message and the receive that takes it
+// core/matching.h: the rules for which receive takes a message
 #pragma once
 
 #include "base/dtype.h"
@@ -7,15 +7,16 @@
 #include "core/fingerprint.h"
 #include "core/task.h"
 
-// Messages up to this size are sent before anybody asks for them.
+// Largest size in bytes of a message that is sent before its receive asks for it.
 static const size_t IDIST__EAGER_BYTES = (size_t)64 * 1024;
 
-// Messages of idist itself have negative tags, which the program does not see.
+// Returns true if a receive takes messages with this tag. IDIST_ANY_TAG does not match the negative
+// tags of idist's own messages, which the program does not see.
 static bool idist__matching_has_tag(const idist__call *recv, int tag) {
     return recv->tag == tag || (recv->tag == IDIST_ANY_TAG && tag >= 0);
 }
 
-// Whether a receive takes a message from a rank of the world.
+// Returns true if a receive takes a message with this tag from this rank of the world.
 IDIST__UNUSED static bool idist__matching_matches(const idist__task *t, int rank, int tag) {
     const idist__call *call = &t->call;
     return (call->root == IDIST_ANY_SOURCE || t->group->ranks[call->root] == rank) &&
@@ -31,7 +32,7 @@ static void idist__matching_describe(const idist__call *call, int source, int ta
     call->info->dtype = dtype;
 }
 
-// The dtype of a message; IDIST_DTYPE_COUNT: this rank has not created it.
+// Returns the dtype of a message, or IDIST_DTYPE_COUNT if this rank has not created the dtype.
 static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fingerprint *sent) {
     idist_dtype dtype = idist__world_dtype(w, sent->dtype);
     int user = idist__dtype_user_number(dtype);
@@ -43,7 +44,8 @@ static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fin
 // Tags of matched messages: 2^30 - 1 numbers below the tags of idist_new_group_by_members.
 enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
 
-// A matched probe has found a message: gives it a tag of its own, which only idist_mrecv asks for.
+// Gives the message that a matched probe has found a tag of its own. Only idist_mrecv asks for this
+// tag.
 static void idist__matching_match(const idist__task *t, int *tag) {
     idist_message *message = t->call.u.message;
 
@@ -55,9 +57,9 @@ static void idist__matching_match(const idist__task *t, int *tag) {
     message->number = *tag;
 }
 
-// Checks a message against the receive that takes it; true when it may be taken. Otherwise *status
-// and the text are for the receive, which ends, and the message stays for another one, with *tag,
-// which may be new. source: rank in the group.
+// Returns true if the receive may take a message. Otherwise the receive ends with *status and the
+// text, and the message stays for another receive. The message then has the tag *tag, which may be
+// new. The rank `source` is a rank in the group.
 static bool idist__matching_fits(const idist__task *t, const idist__fingerprint *sent, int source,
                                  int *tag, idist_status *status, char *text, size_t cap) {
     const idist__call *recv = &t->call;

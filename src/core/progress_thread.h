@@ -1,13 +1,14 @@
 // core/progress_thread.h: the progress thread
 //
-// Drives the backend while there are requests and no caller is blocked; as soon as one blocks, it
-// stops driving. It exists from the first request on.
+// The progress thread drives the backend while there are requests and no caller is blocked. The
+// thread stops driving as soon as a caller blocks. The thread is started by the first request, or
+// by a device backend that needs the connections watched.
 //
-// A program that begins requests mostly waits for them soon, and then drives by itself. Waking this
-// thread and taking over from it again costs more than many messages. So when requests have begun
-// the thread naps. When it wakes up, it naps again, longer, only if meanwhile more requests have
-// begun and the program has driven; and at the latest after IDIST__NAP_MOST_NS it drives in any
-// case.
+// A program that starts requests usually waits for them soon, and then drives the backend itself.
+// Waking this thread and taking over from it costs more than many messages. So the thread naps when
+// requests have started. After a nap, it naps again, for longer, only if the program has started
+// more requests and has driven the backend. After IDIST__NAP_MOST_NS at the latest, the thread
+// drives.
 #pragma once
 
 #include "os/clock.h"
@@ -21,13 +22,15 @@
 #define IDIST__NAP_NS 200000
 #define IDIST__NAP_MOST_NS (1400 * (int64_t)1000) // three naps
 
-// What the progress thread has seen of the program when it last looked.
+// Counters of the program when the progress thread last looked, and the thread's naps since it last
+// drove.
 typedef struct idist__thread_nap {
     uint32_t request_count, drive_count;
-    int64_t next_ns, napped_ns; // 0: it has not napped since it last drove
+    int64_t next_ns, napped_ns; // 0 if it has not napped since it last drove
 } idist__thread_nap;
 
-// Naps, if the program is likely to drive by itself.
+// Naps and returns true if the program is likely to drive the backend itself. Otherwise returns
+// false.
 static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *nap) {
     bool begins = w->tasks.request_count != nap->request_count;
     bool drives = w->wait.drive_count != nap->drive_count;
@@ -49,14 +52,14 @@ static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *n
     return true;
 }
 
-// While the device waits for other ranks and no thread does: handles what has arrived on the
-// connections, without sleeping, so that the loss of a rank is noticed.
+// Handles what has arrived on the connections, without sleeping, so that the loss of a rank is
+// noticed. Called while the device waits for other ranks and no thread does.
 static void idist__progress_thread_look(idist__world *w) {
     w->wait.driver = IDIST__DRIVER_THREAD;
     w->backend->sleep(w, idist__os_clock_now_ns());
     w->wait.driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // callers that came meanwhile
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // callers blocked meanwhile
     idist__timer_run(w);
 }
 

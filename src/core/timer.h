@@ -1,15 +1,18 @@
 // core/timer.h: deadlines, announcements and warnings
 //
-// What happens to a task that waits, from its start on:
+// A task that waits goes through these steps. Times count from its start:
 //
 //     20 ms            announce: the other members learn that this rank waits, and may object
-//     up to 1 s        ask again whether they are alive, before ...
-//     60 s             ... a warning in the log names those who are missing, and before ...
-//     the deadline     ... the call fails with IDIST_ERR_TIMEOUT, which names them too
+//     59 s             ask the members again whether they are alive
+//     60 s             log a warning that names the missing ranks
+//     the deadline     fail with IDIST_ERR_TIMEOUT; the text names the missing ranks
 //
-// Thousands of tasks may be running, and idist__timer_run is called before every sleep. So it looks
-// at the tasks only when something is due (w->wait.timers_due_ns), and delays announcements
-// slightly to make several at once.
+// The members are also asked again before the deadline: a second before, or half of the time-out if
+// that is less.
+//
+// Thousands of tasks may be running, and idist__timer_run is called before every sleep. So the
+// tasks are looked at only when something is due (w->wait.timers_due_ns). Announcements are delayed
+// slightly so that several are made at once.
 #pragma once
 
 #include "os/clock.h"
@@ -21,13 +24,14 @@
 #include "core/task.h"
 #include "core/group.h"
 
-#ifndef IDIST__WARN_NS // a test has less patience
+#ifndef IDIST__WARN_NS // a test sets a shorter time
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #endif
-#define IDIST__TIMERS_NS (5 * IDIST__MS) // a thread that polls looks at the timers this often
+#define IDIST__TIMERS_NS (5 * IDIST__MS) // a polling thread runs the timers this often
 #define IDIST__ASK_NS (1000 * IDIST__MS)
 
-// When a task is announced. One that waits for the device is announced when the backend has it.
+// Returns the time in ns when the announcement of a task is due. While a task waits for the device,
+// its announcement is postponed until the backend has the task.
 static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
     int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
 
@@ -36,14 +40,16 @@ static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
     return at;
 }
 
-// How long the members have to answer: a second, or half of the time-out.
+// Returns how long the members have to answer, in ns: a second or half of the time-out, whichever
+// is less.
 static int64_t idist__timer_patience(const idist__task *t) {
     int64_t half = t->timeout_ms < 0 ? IDIST__ASK_NS : t->timeout_ms * IDIST__MS / 2;
     return half < IDIST__ASK_NS ? half : IDIST__ASK_NS;
 }
 
-// When to ask the members once more: a rank that has entered the call may have been stopped since.
-// *until_ns is when the answers are used.
+// Returns the time in ns when the next question to the members is due, or IDIST__FOREVER. A rank
+// that has entered the call may have been stopped since. Sets *until_ns to the time when the
+// answers are used.
 static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
     int64_t end = t->late.warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
 
@@ -52,8 +58,9 @@ static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
     return end == IDIST__FOREVER ? IDIST__FOREVER : end - idist__timer_patience(t);
 }
 
-// Since when the members should have answered; 0: they were not asked. A question that has just
-// been asked for another task of the group does not count yet; the one before it does.
+// Returns the time in ns of the latest question that the members should have answered by now, or 0
+// if there is none. A question that has just been asked for another task of the group does not
+// count; the question before it does.
 IDIST__UNUSED static int64_t idist__timer_asked_ns(const idist__task *t) {
     const idist_group *g = t->group;
     int64_t age = idist__os_clock_now_ns() - g->asked_ns;
@@ -61,8 +68,8 @@ IDIST__UNUSED static int64_t idist__timer_asked_ns(const idist__task *t) {
     return age < idist__timer_patience(t) / 2 ? g->asked_before_ns : g->asked_ns;
 }
 
-// Ends a task whose deadline has passed. Returns false if it got more time instead: a receive whose
-// message is arriving waits for the end of it.
+// Ends a task whose deadline has passed. Returns false if the task gets more time instead: a
+// receive whose message is arriving waits for the rest of the message.
 static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
     char cause[400];
     int missing;
@@ -89,8 +96,8 @@ static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
     return true;
 }
 
-// Asks the members once more, or the peer of a message whom it waits for. Returns whether that was
-// due.
+// Asks the members once more whether they are alive, or asks the peer of a message which rank the
+// peer waits for. Returns true if the question was due.
 static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
     int64_t until_ns, ask_at = idist__timer_ask_at(t, &until_ns);
     bool p2p = idist__kind_is_p2p(t->call.kind);
@@ -111,12 +118,13 @@ static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
     return true;
 }
 
-// Announces a task, or asks its members. Returns whether either was due.
+// Announces a task, or asks its members once more. Returns true if the announcement or the question
+// was due.
 static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) {
     if (t->late.announced) return idist__timer_ask(w, t, now);
     if (now < idist__timer_announce_at(t, now)) return false;
     t->late.announced = true;
-    // A member that waits for others to make a group may be right to wait, whatever they do.
+    // A member that waits for the others to make a group may be right to wait, whatever they do.
     if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
 
     return true;
@@ -127,7 +135,7 @@ static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
 
     if (!t->late.announced || t->late.warned || now < t->started_ns + IDIST__WARN_NS) return;
     t->late.warned = true;
-    t->late.asked = false; // it is asked again before the deadline
+    t->late.asked = false; // the peer is asked again before the deadline
     idist__explain_task(t, what, sizeof what);
     missing[0] = 0;
     w->backend->missing(t, missing, sizeof missing);
@@ -135,7 +143,7 @@ static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
                      missing[0] ? missing : "nobody");
 }
 
-// When a task needs the next look.
+// Returns the time in ns when a task needs attention next.
 static int64_t idist__timer_next(const idist__task *t, int64_t now) {
     int64_t at, ask_at, until_ns;
 
@@ -150,13 +158,13 @@ static int64_t idist__timer_next(const idist__task *t, int64_t now) {
     return t->deadline_ns < at ? t->deadline_ns : at;
 }
 
-// Does what is due; returns when to look again.
+// Does everything that is due. Returns the time in ns when the timers must run again.
 static int64_t idist__timer_run(idist__world *w) {
     int64_t now = idist__os_clock_now_ns(), next = IDIST__FOREVER;
     idist__task *t, *following;
 
     if (now < w->wait.timers_due_ns) return w->wait.timers_due_ns;
-    w->wait.timers_due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+    w->wait.timers_due_ns = IDIST__FOREVER; // a task that starts meanwhile lowers it
 
     for (t = w->tasks.running; t; t = following) {
         uint32_t ended = w->wait.ended_count;
@@ -166,7 +174,7 @@ static int64_t idist__timer_run(idist__world *w) {
         if (now >= t->deadline_ns) {
             if (!idist__timer_expire(w, t, now)) next = now;
             else if (t->state != IDIST__TASK_DONE || w->wait.ended_count != ended + 1)
-                following = w->tasks.running; // others may have ended, too
+                following = w->tasks.running; // other tasks may have ended, too
             continue;
         }
 

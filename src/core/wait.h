@@ -1,9 +1,9 @@
 // core/wait.h: waiting for a task: poll, drive or follow
 //
-// A caller first polls the backend for a short time. Then, if no thread drives the backend, it
-// does: it runs the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed
-// until the driver has completed its task or stops driving. The lock is held throughout, except
-// while the thread sleeps or yields.
+// A caller first polls the backend for a short time. If no thread drives the backend after that,
+// the caller drives it: the caller runs the timers and sleeps in the backend. Otherwise the caller
+// follows: it sleeps on w->changed until the driver has completed the caller's task or stops
+// driving. The lock is held throughout, except while the thread sleeps or yields.
 //
 //     idist__wait_task -> idist__wait_until -> idist__wait_polls ... idist__wait_turn
 //                                                                       -> idist__timer_run
@@ -21,18 +21,18 @@
 #include "core/timer.h"
 
 #define IDIST__SPIN_NS 500000
-#define IDIST__YIELD_NS 5000000 // at most this long it yields instead of sleeping
+#define IDIST__YIELD_NS 5000000 // longest time for which a caller yields instead of sleeping
 
-// How long a caller has polled already.
+// Counters of a caller's polling.
 typedef struct idist__waiter {
     uint32_t turns;     // since the last step forward
     uint32_t all_turns; // since the wait began
-    int64_t begun_ns;   // when the turns began; 0: not known yet
+    int64_t begun_ns;   // when the turns began, 0 if not known yet
     bool slept;         // since the last step forward
 } idist__waiter;
 
-// Sleeps until something happens, then moves what can move. Does not sleep when the timers have
-// just ended a task, because it may be the one that the caller waits for.
+// Sleeps until something happens, then moves everything that can move. Does not sleep if the timers
+// have just ended a task, because the caller may be waiting for that task.
 static void idist__wait_turn(idist__world *w, idist__driver driver) {
     uint32_t ended = w->wait.ended_count;
     int64_t until = idist__timer_run(w);
@@ -40,7 +40,7 @@ static void idist__wait_turn(idist__world *w, idist__driver driver) {
 
     if (w->wait.ended_count != ended) return;
 
-    if (!w->tasks.running) { // what we wait for is done by a thread that may need the lock
+    if (!w->tasks.running) { // another thread does what we wait for, and may need the lock
         idist__world_give_way(w);
         return;
     }
@@ -52,11 +52,13 @@ static void idist__wait_turn(idist__world *w, idist__driver driver) {
     if (w->wait.blocked_count > own) idist__os_cond_broadcast(&w->changed);
 }
 
-// Whether to poll once more, after a short break, or to sleep.
+// Returns true if the caller should poll once more, after a short break, or false if it should
+// sleep.
 //
-// With a core for each rank we poll as long as that has proved worth it: a wait that ended in sleep
-// halves our patience, one that did not restores it. With fewer cores we hand the core to the
-// others, a bounded number of times; being woken up costs as much as dozens of these.
+// With a core for each rank, the caller polls for at most w->wait.spin_budget_ns. A wait that ends
+// in sleep halves this budget, and any other wait doubles it, up to w->wait.spin_ns. With fewer
+// cores, the caller yields its core to the other ranks a bounded number of times. A wake-up costs
+// as much as dozens of yields.
 static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
     int64_t now;
 
@@ -67,7 +69,7 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
     now = idist__os_clock_now_ns();
     if (!waiter->begun_ns) waiter->begun_ns = now;
 
-    if (now >= w->wait.next_look_ns) { // also for tasks that do not move while others do
+    if (now >= w->wait.next_look_ns) { // also for tasks that stall while other tasks move
         int64_t next = idist__timer_run(w);
         w->wait.next_look_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
     }
@@ -78,7 +80,7 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
         return true;
     }
 
-    // The other ranks may compute for a long time.
+    // The other ranks may be computing for a long time.
     if (waiter->turns > IDIST__YIELDS || now - waiter->begun_ns > IDIST__YIELD_NS) return false;
     idist__world_give_way(w);
 
@@ -99,8 +101,8 @@ static void idist__wait_enter(idist__world *w) {
     if (w->wait.blocked_count == 1 && w->backend->attend) w->backend->attend(w, true);
 }
 
-// A caller is not blocked any more: another one, or the progress thread, goes on. A thread that
-// naps looks again soon.
+// Ends a caller's wait. Another caller or the progress thread drives from now on. A progress thread
+// that naps needs no signal, because it looks again soon.
 static void idist__wait_leave(idist__world *w) {
     w->wait.blocked_count--;
     if (!w->wait.blocked_count && w->backend->attend) w->backend->attend(w, false);
@@ -109,7 +111,7 @@ static void idist__wait_leave(idist__world *w) {
         idist__os_cond_signal(&w->work);
 }
 
-// Waits until ready(arg).
+// Waits until ready(arg) returns true. Called with the world's lock held.
 static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *arg) {
     idist__waiter waiter;
     uint32_t moved = w->wait.moved_count;
@@ -132,19 +134,19 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
         if (w->wait.driver == IDIST__DRIVER_NONE) {
             w->backend->progress(w);
             if (ready(arg) || idist__wait_polls(&waiter, w) || ready(arg))
-                continue; // polling looks at the timers too
+                continue; // polling runs the timers, too
             idist__wait_turn(w, IDIST__DRIVER_CALLER);
             waiter.slept = true;
         } else {
             if (w->wait.driver == IDIST__DRIVER_THREAD)
-                w->backend->wake(w); // it stops driving for us
+                w->backend->wake(w); // the progress thread stops driving for us
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }
 
     idist__wait_learn(&waiter, w);
     idist__wait_leave(w);
-    idist__fail_end(IDIST_OK); // what failed is in the tasks
+    idist__fail_end(IDIST_OK); // each task holds its own failure
 }
 
 static bool idist__wait_task_ready(void *arg) {
@@ -155,13 +157,14 @@ static void idist__wait_task(idist__task *t) {
     idist__wait_until(t->group->w, idist__wait_task_ready, t);
 }
 
-// Frees a finished task without looking at its status.
+// Frees a finished task and ignores its status.
 static void idist__wait_drop(idist__task *t) {
     if (idist__task_is_async(t)) t->group->open_request_count--;
     idist__task_free(t);
 }
 
-// The status of a finished task, as the caller gets it. Frees the task.
+// Returns the status of a finished task, sets the caller's error text if the task has failed, and
+// frees the task.
 static idist_status idist__wait_result(idist__task *t) {
     idist_status status = t->status;
 

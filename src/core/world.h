@@ -1,9 +1,9 @@
-// core/world.h: the world, its lock, and who may enter it
+// core/world.h: the world, its lock, and which threads may enter it
 //
-// One mutex per world guards everything in it. A caller that waits drives the backend itself; when
-// several wait, one drives (w->wait.driver) and the others sleep on w->changed until it completes
-// their task or stops driving. Requests that nobody waits for are driven by the progress thread
-// (core/progress_thread.h).
+// One mutex per world guards everything in the world. A caller that waits drives the backend
+// itself. When several callers wait, one drives (w->wait.driver) and the rest sleep on w->changed.
+// They sleep until the driver completes their task or stops driving. The progress thread
+// (core/progress_thread.h) drives the requests that no caller waits for.
 #pragma once
 
 #include "os/thread.h"
@@ -12,16 +12,17 @@
 #include "base/dtype.h"
 #include "core/model.h"
 
-static idist__world *idist__default_world; // set by idist_initialize, the one global
+static idist__world *idist__default_world; // set by idist_initialize; the only global world
 
-// The number of this process; a child made by fork has none until it makes a world. The word stays
-// for good, because threads may look at it whose world is being freed. NULL: there was no world
-// yet, or the kernel does not tell.
+// The number of this process. A child made by fork has no number until it makes a world. The word
+// is never freed, because a thread may read it while the thread's world is being freed. The pointer
+// is NULL if there was no world yet, or if the kernel cannot tell a child from its parent.
 static uint32_t *idist__world_process_word;
 
-// Gives this process a number that none of its ancestors has. 0: the kernel does not tell.
+// Gives this process a number that none of its ancestors has, and returns the number. Returns 0 if
+// the kernel cannot tell a child from its parent.
 static uint32_t idist__world_process(void) {
-    static uint32_t count; // a child begins with that of its parent
+    static uint32_t count; // a child starts with its parent's count
     uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_ACQUIRE), *made;
     uint32_t number = 0, next;
 
@@ -41,13 +42,15 @@ static uint32_t idist__world_process(void) {
     return number;
 }
 
-// A child made by fork has none of its parent's worlds. A world that was freed has process 0.
+// Returns true if this process is a forked child and one of its ancestors made the world. Returns
+// false for a freed world, whose process is 0.
 static bool idist__world_forked(const idist__world *w) {
     const uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_RELAXED);
     return word && w->process && __atomic_load_n(word, __ATOMIC_RELAXED) != w->process;
 }
 
-// Whether this thread may call into a world at all.
+// Checks that this thread may call into a world: the process made the world, and no callback is
+// running in this thread.
 static idist_status idist__world_enter(const char *name, const idist__world *w) {
     if (idist__world_forked(w))
         return idist__fail(
@@ -65,8 +68,8 @@ static idist__world *idist__world_default(void) {
     return w && !idist__world_forked(w) ? w : NULL;
 }
 
-// A thread that polls holds the lock most of the time. Counting those who wait for it tells that
-// thread when to release the lock.
+// Locks a world. A thread that polls holds the lock most of the time. The count of threads that
+// wait for the lock tells the polling thread when to release it.
 static void idist__world_lock(idist__world *w) {
     if (idist__os_mutex_try_lock(&w->lock)) return;
     __atomic_fetch_add(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);
@@ -77,7 +80,7 @@ static void idist__world_lock(idist__world *w) {
 #define IDIST__YIELDS 1000 // about half a millisecond of the waiting rank's own time
 
 // Releases the lock and the core for a moment. A thread that waits for the lock has to wake up
-// first, so with one waiting we yield until it has the lock.
+// first. So if a thread waits, we yield until it has the lock, at most IDIST__YIELDS times.
 static void idist__world_give_way(idist__world *w) {
     uint32_t asking = __atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED);
     int turns;
@@ -93,8 +96,8 @@ static void idist__world_give_way(idist__world *w) {
     idist__os_mutex_lock(&w->lock);
 }
 
-// For a thread that has moved the backend or ended tasks while another one drives. It may have
-// consumed the event that the driver sleeps on, so the driver must be woken explicitly.
+// Wakes the driver, if there is one. Called by a thread that has moved the backend or ended tasks:
+// it may have consumed the event that the driver sleeps on.
 static void idist__world_wake_driver(idist__world *w) {
     if (w->wait.driver != IDIST__DRIVER_NONE) w->backend->wake(w);
 }
@@ -106,12 +109,12 @@ IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint6
     return NULL;
 }
 
-// The op of a call that names a registered one.
+// Returns the user op of a call whose op was registered by the program.
 static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *call) {
     return call->u.user ? call->u.user : &g->w->user.ops[(int)call->op - IDIST_OP_USER];
 }
 
-// The dtype with the number that a fingerprint carries; IDIST_DTYPE_COUNT if there is none.
+// Returns the dtype with the number in a fingerprint, or IDIST_DTYPE_COUNT if there is none.
 static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
     int user = (int)number - IDIST_DTYPE_USER;
 
@@ -121,7 +124,7 @@ static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
     return w->user.dtypes[user].dtype;
 }
 
-// What the program calls a dtype.
+// Returns the name of a dtype. For a user dtype, this is the name that the program chose.
 static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dtype) {
     int user = idist__dtype_user_number(dtype);
 

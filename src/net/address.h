@@ -1,35 +1,36 @@
 // net/address.h: addresses as texts
 //
-// Ranks exchange addresses as texts: "unix:NAME" is a local socket, "tcp:HOST:PORT" a TCP port,
-// with brackets around an IPv6 HOST.
+// Ranks exchange addresses as texts: "unix:NAME" for a local socket, "tcp:HOST:PORT" for a TCP
+// port. HOST may be in brackets; an IPv6 HOST always is.
 #pragma once
 
 #include "os/socket.h"
 #include "base/fail.h"
 #include "base/text.h"
 
-// Whether a host as the user writes it is this host's loopback interface.
+// Returns true if a host, as the user writes it, is this host's loopback interface.
 static bool idist__address_host_is_loopback(const char *host) {
     return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
            strcmp(host, "::1") == 0;
 }
 
-// Whether a text can be a name or an address at all, rather than one with a port or in brackets, or
-// a URL.
+// Returns true if a text can be a host name or an address. Returns false for a text with a port or
+// in brackets, and for a URL.
 static bool idist__address_host_is_possible(const char *host) {
-    const char *colon = strchr(host, ':'); // two or more: IPv6, perhaps with %SCOPE
+    const char *colon = strchr(host, ':'); // two or more colons: IPv6, perhaps with %SCOPE
     char end = host[strspn(host, "0123456789abcdefABCDEF:.")];
 
     if (colon) return strchr(colon + 1, ':') && (!end || end == '%');
     return !strpbrk(host, "/[]@ ");
 }
 
-// Returns true if the text is a local socket.
+// Returns true if the text is the address of a local socket.
 static bool idist__address_is_local(const char *text) { return strncmp(text, "unix:", 5) == 0; }
 
 static bool idist__address_is_tcp(const char *text) { return strncmp(text, "tcp:", 4) == 0; }
 
-// Returns true if the text is a port of this host's loopback interface, as ranks write it.
+// Returns true if the text is a port of this host's loopback interface, in the form that ranks
+// write.
 IDIST__UNUSED static bool idist__address_is_loopback(const char *text) {
     return strncmp(text, "tcp:[127.", 9) == 0;
 }
@@ -40,9 +41,9 @@ static idist_status idist__address_local(idist__os_address *address, const char 
                        name, IDIST__OS_SOCKET_NAME_MAX);
 }
 
-// One of the addresses of a host, see idist__os_socket_resolve. Blocks while the name is looked up.
-// The resolver takes a name of digits only, as jobs and nodes may have it, for an address in
-// 0.0.0.0/8.
+// Resolves a host to one of its addresses; see idist__os_socket_resolve. Blocks while the name is
+// looked up. Refuses a name of digits only, as jobs and nodes may have, because the resolver would
+// take it for an address in 0.0.0.0/8.
 static idist_status idist__address_one_of(idist__os_address *address, const char *host, int port,
                                           int which, int *count) {
     const char *error;
@@ -61,14 +62,14 @@ static idist_status idist__address_one_of(idist__os_address *address, const char
                        error);
 }
 
-// The first of them.
+// Resolves a host to its first address.
 static idist_status idist__address_tcp(idist__os_address *address, const char *host, int port) {
     int count;
     return idist__address_one_of(address, host, port, 0, &count);
 }
 
-// Address number `which`, modulo *count, of those that the text stands for. IDIST_ERR_ARG: it is no
-// address; other failures may pass.
+// Parses a text. Finds address number `which`, modulo *count, of the addresses that the text stands
+// for. Returns IDIST_ERR_ARG if the text is no address. Other failures may be temporary.
 static idist_status idist__address_parse_one_of(idist__os_address *address, const char *text,
                                                 int which, int *count) {
     char host[256];
@@ -82,7 +83,7 @@ static idist_status idist__address_parse_one_of(idist__os_address *address, cons
     return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
 }
 
-// The first of them.
+// Parses a text into the first address that it stands for.
 static idist_status idist__address_parse(idist__os_address *address, const char *text) {
     int count;
     return idist__address_parse_one_of(address, text, 0, &count);

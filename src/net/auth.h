@@ -6,14 +6,16 @@
 //     2       HMAC(K, "C" | C | S)              ------>
 //     3                                         <------ one byte: accepted
 //
-// A client that finds a wrong tag sends zeros as stage 2, so that the server learns why it leaves.
-// K comes from the job's secret. The labels "C" and "S" keep an answer from being reflected to its
-// sender, the nonces prevent replay, and the tags cover version, role, rank and job, so that none
-// of these can be changed on the way. A stranger makes the server read 96 bytes and allocate
-// nothing. Nothing is encrypted. The server answers a hello that does not match too, so that the
-// client can report the difference. A client whose connection ends before the last byte was turned
-// away for lack of room and tries again; see net/pending.h. Without a secret K is a constant, which
-// only keeps out other programs and other versions.
+// A client that receives a wrong tag sends zeros in stage 2, so that the server learns why the
+// client leaves. K is derived from the job's secret. Without a secret K is a constant, which keeps
+// out only other programs and other versions. The labels "C" and "S" keep an answer from being
+// reflected to its sender. The nonces prevent replay. The tags cover version, role, rank and job,
+// so that none of these can be changed in transit. Nothing is encrypted.
+//
+// A stranger makes the server read at most 96 bytes and allocate nothing. The server also answers a
+// hello that does not match, so that the client can report the difference. If a client's connection
+// ends before the last byte, the server had no slot for the client, which tries again; see
+// net/pending.h.
 //
 // Neither side blocks: idist__auth_step goes as far as the socket allows.
 #pragma once
@@ -27,7 +29,7 @@
 #define IDIST__WIRE_VERSION 11
 #define IDIST__HELLO_BYTES 64
 
-// Part of the wire format.
+// The message that each side sends first. Part of the wire format.
 typedef struct idist__hello {
     char magic[4]; // "IDST"
     uint16_t version;
@@ -37,24 +39,24 @@ typedef struct idist__hello {
     uint64_t job;
     uint32_t rank;
     uint32_t world_size;
-    uint64_t server_id; // of the server of a store: a random number; otherwise 0
+    uint64_t server_id; // random number of the server of a store, or 0
     uint8_t nonce[16];
-    uint32_t socket; // of a link that has several: which one the client connects
+    uint32_t socket; // index of this socket in a link that has several
     uint8_t secrecy; // IDIST__SECRECY_*, for error texts
     uint8_t zero[3];
 } idist__hello;
 
-// What the connection is for.
+// Purposes of a connection.
 enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
 
-// What a process was given to prove itself to others.
+// The means that a process was given to prove itself to others.
 enum {
     IDIST__SECRECY_NONE,     // connections within this host only
-    IDIST__SECRECY_INSECURE, // IDIST_INSECURE
+    IDIST__SECRECY_INSECURE, // IDIST_INSECURE is set
     IDIST__SECRECY_SECRET
 };
 
-// Stages of both sides; each is one message.
+// Stages of the handshake, for both sides. Each stage is one message.
 enum {
     IDIST__AUTH_HELLO,
     IDIST__AUTH_ANSWER,
@@ -65,14 +67,14 @@ enum {
 enum { IDIST__AUTH_TAG_NBYTES = 32 };
 
 typedef struct idist__handshake {
-    int fd; // -1: none
+    int fd; // -1 if none
     bool server;
     int stage;   // IDIST__AUTH_*
-    size_t done; // bytes of this stage
+    size_t done; // bytes of this stage that have moved
     bool broke;  // the connection ended or failed
-    bool ready;  // poll has reported it, or it is new
-    // A server with `asks` stops before it accepts, and sets `proven`. Its caller then closes the
-    // connection, or sets asks to false and goes on.
+    bool ready;  // poll has reported the connection, or it is new
+    // A server with `asks` set stops before it accepts, and sets `proven`. The caller then closes
+    // the connection, or clears `asks` and continues.
     bool asks, proven;
     const uint8_t *key;
     idist__hello mine, theirs;
@@ -80,7 +82,7 @@ typedef struct idist__handshake {
     int64_t deadline_ns;
 } idist__handshake;
 
-// Begins a handshake on a connection; the caller goes on owning fd and key.
+// Begins a handshake on a connection. The caller keeps ownership of fd and key.
 static void idist__auth_begin(idist__handshake *shake, int fd, bool server, const uint8_t key[32],
                               uint32_t role, uint64_t job, int rank, int world_size,
                               int64_t deadline_ns) {
@@ -100,19 +102,21 @@ static void idist__auth_begin(idist__handshake *shake, int fd, bool server, cons
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Tells the clients which server this is.
+// Tells clients which server this is. Called before the first step.
 IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *shake, uint64_t id) {
     shake->mine.server_id = id;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Says which socket of a link this is. The client calls it before the first step.
+// Tells the server which socket of a link this connection is. The client calls this function before
+// the first step.
 IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *shake, int socket) {
     shake->mine.socket = (uint32_t)socket;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Tells the other side whether we have a secret. To be called before the first step.
+// Tells the other side what this process was given to prove itself (IDIST__SECRECY_*). Called
+// before the first step.
 static void idist__auth_set_secrecy(idist__handshake *shake, int secrecy) {
     shake->mine.secrecy = (uint8_t)secrecy;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
@@ -129,7 +133,7 @@ static void idist__auth_tag(const idist__handshake *shake, const char *label,
     idist__sha_hmac(shake->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
 }
 
-// The tags differ.
+// Reports that the tags differ, and which side lacks a secret if only one side has a secret.
 static idist_status idist__auth_fail_tag(const idist__handshake *shake) {
     bool mine = shake->mine.secrecy == IDIST__SECRECY_SECRET;
     bool theirs = shake->theirs.secrecy == IDIST__SECRECY_SECRET;
@@ -148,7 +152,8 @@ static idist_status idist__auth_fail_tag(const idist__handshake *shake) {
                        "IDIST_SECRET_FILE or desc.secret differs, or it belongs to another job");
 }
 
-// Compares in constant time, so that timing reveals nothing about the tag.
+// Checks the tag of the peer. Compares in constant time, so that timing reveals nothing about the
+// tag.
 static idist_status idist__auth_check_tag(const idist__handshake *shake, const char *label,
                                           const uint8_t *theirs) {
     uint8_t expected[IDIST__AUTH_TAG_NBYTES], difference = 0;
@@ -159,7 +164,7 @@ static idist_status idist__auth_check_tag(const idist__handshake *shake, const c
     return difference ? idist__auth_fail_tag(shake) : IDIST_OK;
 }
 
-// Whether the handshake failed because the peer's machine has the other byte order.
+// Returns true if the handshake failed because the peer's machine has the other byte order.
 static bool idist__auth_other_order(const idist__handshake *shake) {
     return idist__auth_has_magic(&shake->theirs) && shake->theirs.byte_order == 0x04030201;
 }
@@ -188,17 +193,18 @@ static idist_status idist__auth_check_hello(const idist__handshake *shake) {
     return IDIST_OK;
 }
 
-// Whether this side sends the message of the current stage: the server sends the odd ones.
+// Returns true if this side sends the message of the current stage. The server sends in odd stages.
 static bool idist__auth_writes(const idist__handshake *shake) {
     return (shake->stage % 2 == 1) == shake->server;
 }
 
-// What the current stage waits for.
+// Returns the poll event that the current stage waits for.
 static int idist__auth_awaits(const idist__handshake *shake) {
     return idist__auth_writes(shake) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
 }
 
-// Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1: error.
+// Moves the message of a stage as far as the socket allows. Returns 1 if the message is complete, 0
+// if the socket would block, or -1 on error.
 static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *buf, size_t nbytes) {
     while (shake->done < nbytes) {
         idist__os_part part;
@@ -211,7 +217,7 @@ static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *bu
         if (n < 0) return -1;
         if (n == 0) return 0;
         shake->done += (size_t)n;
-        // A stranger is recognised by its first bytes.
+        // The first four bytes are enough to recognize a stranger.
         if (!write && shake->server && shake->stage == IDIST__AUTH_HELLO && shake->done >= 4 &&
             memcmp(buf, "IDST", 4) != 0)
             shake->done = nbytes;
@@ -222,7 +228,7 @@ static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *bu
     return 1;
 }
 
-// The server's side: checks the message that is complete, and prepares the next.
+// Handles a complete message on the server: checks the client and prepares the next message.
 static idist_status idist__auth_next_of_server(idist__handshake *shake) {
     idist_status status = IDIST_OK;
 
@@ -254,7 +260,7 @@ static idist_status idist__auth_next_of_client(idist__handshake *shake) {
     if (status != IDIST_OK) return status;
     status = idist__auth_check_tag(shake, "S", shake->in + IDIST__HELLO_BYTES);
 
-    if (status != IDIST_OK) { // the socket has room for the zeros
+    if (status != IDIST_OK) { // the send buffer has space for the zeros
         memset(shake->out, 0, IDIST__AUTH_TAG_NBYTES);
         zeros.data = shake->out;
         zeros.nbytes = IDIST__AUTH_TAG_NBYTES;
@@ -276,9 +282,9 @@ static idist_status idist__auth_fail_transfer(void) {
                        "room for one more connection, or it does not speak the protocol of idist");
 }
 
-// Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
-// the other. IDIST_OK with shake->proven set: the caller decides. A failure is final; shake->broke
-// tells whether the connection was the cause.
+// Continues a handshake without blocking. Returns IDIST_OK with *done set once each side has proven
+// itself to the other. Returns IDIST_OK with shake->proven set if the caller has to accept or
+// reject the client. A failure is final; shake->broke is true if the connection was the cause.
 static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
                                                     IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
@@ -310,7 +316,7 @@ static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     return IDIST_OK;
 }
 
-// The whole handshake; blocks until its deadline.
+// Runs the whole handshake. Blocks until its deadline.
 static idist_status idist__auth_run(idist__handshake *shake) {
     bool done = false;
 

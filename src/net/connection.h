@@ -1,8 +1,9 @@
 // net/connection.h: listening, and whole transfers with a deadline
 //
-// Opens listeners, and reads or writes whole buffers before a deadline. net/auth.h is the handshake
-// with which every connection begins. net/pending.h is the bounded set of connections in the
-// handshake: the server of the store and the links between ranks both accept strangers.
+// Opens listeners, and reads or writes whole buffers before a deadline. The handshake that begins
+// every connection is in net/auth.h. The bounded set of connections in the handshake is in
+// net/pending.h. Both the server of the store and the links between ranks use this set, because
+// they accept strangers.
 #pragma once
 
 #include "os/poll.h"
@@ -21,7 +22,8 @@ static idist_status idist__connection_listen_failed(const char *what) {
     return idist__fail_errno(what, errno);
 }
 
-// An operation on a local socket failed. If no local socket works, as in some sandboxes, says so.
+// Returns true if this process may not use local sockets at all, as in some sandboxes, and sets the
+// error text. Called after an operation on a local socket has failed.
 static bool idist__connection_lacks_local(void) {
     int refused = idist__os_socket_local_error();
 
@@ -35,7 +37,8 @@ static bool idist__connection_lacks_local(void) {
     return true;
 }
 
-// `what` is the address in the words of the caller. Returns the socket in *fd, -1 on failure.
+// Listens at an address. `what` names the address in error texts. Sets *fd to the socket, or to -1
+// on failure.
 static idist_status idist__connection_listen(const idist__os_address *address, const char *what,
                                              int *fd) {
     int error;
@@ -50,15 +53,17 @@ static idist_status idist__connection_listen(const idist__os_address *address, c
     return idist__connection_listen_failed(what);
 }
 
-// The same at a port of all addresses of this host. Port 0: a free one.
+// Listens at a port on all addresses of this host. Port 0 stands for a free port. Sets *fd to the
+// socket, or to -1 on failure.
 static idist_status idist__connection_listen_everywhere(int port, const char *what, int *fd) {
     *fd = idist__os_socket_listen_everywhere(port);
     return *fd >= 0 ? IDIST_OK : idist__connection_listen_failed(what);
 }
 
-// Listens for other hosts at the address that this host advertises, or else, where IDIST_ADDR gives
-// one that this host does not have, at the one that it would advertise without IDIST_ADDR. For
-// those who trust the network; with a secret, a server listens everywhere.
+// Listens for other hosts at the address that this host advertises. IDIST_ADDR may give an address
+// that this host does not have, or a name that it cannot resolve or resolves to loopback. Then
+// listens at the address that this host would advertise without IDIST_ADDR. Used by processes that
+// trust the network; a server with a secret listens on all addresses.
 static idist_status idist__connection_listen_beyond(const idist__own_address *own,
                                                     const idist__os_address *hint, int port,
                                                     const char *what, int *fd) {
@@ -79,8 +84,9 @@ static idist_status idist__connection_listen_beyond(const idist__own_address *ow
     return status == IDIST_OK ? idist__connection_listen(&address, what, fd) : status;
 }
 
-// Blocks until the buffer is full. False: errno is ETIMEDOUT when the deadline has passed, 0 at the
-// end of the stream, or the error; how much was read is lost.
+// Reads a whole buffer. Blocks until the buffer is full. Returns false on failure; the number of
+// bytes read is then lost. Sets errno to ETIMEDOUT if the deadline has passed, to 0 at the end of
+// the stream, or to the error of the socket.
 static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t deadline_ns) {
     char *to = (char *)buf;
 
@@ -101,7 +107,8 @@ static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t
     return true;
 }
 
-// Blocks until the socket has taken all bytes. False as above.
+// Writes a whole buffer. Blocks until the socket has taken all bytes. Returns false on failure.
+// Sets errno to ETIMEDOUT if the deadline has passed, or to the error of the socket.
 static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
                                         int64_t deadline_ns) {
     const char *from = (const char *)buf;

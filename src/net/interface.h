@@ -1,18 +1,18 @@
-// net/interface.h: the address at which other hosts reach this one
+// net/interface.h: chooses the address at which other hosts reach this host
 //
-// In this order:
+// The candidates, in this order:
 //
-//   IDIST_ADDR            as it is; a name or the address of a router are possible, too. This host
-//                         may not know the name, or know it as a loopback address, which is how
-//                         installers write it into /etc/hosts
-//   IDIST_SOCKET_IFNAME   the first address of an interface that it admits
-//   the hint              an address of this host that another host is known to use, or this host
-//                         itself to reach another one
-//   otherwise             the first address of an interface; those of containers only if there is
-//                         no other
+//   IDIST_ADDR            taken as it is. It may also be a name or the address of a router. This
+//                         host may not know the name, or may know it as a loopback address, because
+//                         installers write it into /etc/hosts like that.
+//   IDIST_SOCKET_IFNAME   the first address of an interface that the variable admits
+//   the hint              an address of this host that another host is known to use, or that this
+//                         host uses to reach another host
+//   otherwise             the first address of an interface; interfaces of containers only if there
+//                         are no others
 //
-// Addresses of the hint's family come first. Loopback and link-local addresses are of no use to
-// other hosts: only IDIST_ADDR can name one.
+// Addresses of the hint's family come first. Other hosts cannot use loopback and link-local
+// addresses, so only IDIST_ADDR can name one.
 #pragma once
 
 #include "os/process.h"
@@ -25,12 +25,12 @@
 enum { IDIST__INTERFACES = 64 };
 
 typedef struct idist__own_address {
-    char ip[112];    // or the name that IDIST_ADDR gives
-    char ifname[32]; // "": not known
+    char ip[112];    // an address, or the name that IDIST_ADDR gives
+    char ifname[32]; // "" if not known
 } idist__own_address;
 
-// Appends the interfaces that are up, with their addresses; where they do not all fit, "..." stands
-// for the rest. Returns their number, or -1: they cannot be listed.
+// Appends the interfaces that are up, with their addresses. If they do not all fit, "..." stands
+// for the rest. Returns the number of interfaces, or -1 if they cannot be listed.
 static int idist__interface_list(char *text, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
@@ -41,7 +41,7 @@ static int idist__interface_list(char *text, size_t capacity) {
         size_t reserved_nbytes = i + 1 < count ? sizeof "..." : 1;
 
         idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
-        entry[0] = 0; // not snprintf: gcc -O3 takes a name for one that may be cut off
+        entry[0] = 0; // not snprintf: gcc -O3 would warn that a name may be truncated
         idist__text_append(entry, sizeof entry, "%s %s%s", all[i].name, ip, separator);
 
         if (strlen(text) + strlen(entry) + reserved_nbytes > capacity) {
@@ -55,10 +55,10 @@ static int idist__interface_list(char *text, size_t capacity) {
     return count;
 }
 
-// A variable that says which interfaces are meant.
+// The environment variable that selects interfaces.
 typedef struct idist__interface_filter {
-    const char *variable, *list; // NULL: none is set
-    bool exact;                  // the list has whole names, without prefixes
+    const char *variable, *list; // the list is NULL if no variable is set
+    bool exact;                  // the list has whole names, no prefixes
 } idist__interface_filter;
 
 static idist__interface_filter idist__interface_filter_of_user(void) {
@@ -76,9 +76,9 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
     return filter;
 }
 
-// The address by which this host reaches its own server, which listens at all addresses: the one
-// that the others use, so that the connection shows it; loopback where that is no address of this
-// host, or is valid on one link only.
+// Finds the address by which this host reaches its own server, which listens on all addresses.
+// Takes the address that other hosts use, so that the connection shows that address. Takes loopback
+// if that address does not belong to this host, or is valid on one link only.
 static void idist__interface_reach_self(const idist__meet *server, char *ip, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, addresses, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
@@ -92,8 +92,9 @@ static void idist__interface_reach_self(const idist__meet *server, char *ip, siz
             idist__os_socket_host_text(&address, ip, capacity);
 }
 
-// Whether a list of interfaces in NCCL's grammar admits one: prefixes, parted by commas; "=" before
-// the list: whole names; "^" before that: all but these.
+// Returns true if a list of interfaces in NCCL's grammar admits an interface. The list has
+// prefixes, separated by commas. A "=" before the list means whole names. A "^" before that means
+// all interfaces except those listed.
 static bool idist__interface_admits(const char *list, bool exact, const char *name) {
     bool excludes = *list == '^', found = false;
 
@@ -119,7 +120,8 @@ static bool idist__interface_serves(const idist__os_interface *at) {
            !idist__os_socket_is_link_local(&at->address);
 }
 
-// The first interface that a list admits, of the family of `like` if there is one. NULL: none.
+// Returns the first interface that a list admits, or NULL if there is none. Prefers an interface of
+// the family of `like`, which may be NULL.
 static const idist__os_interface *idist__interface_first(const idist__os_interface *all, int count,
                                                          const char *list, bool exact,
                                                          const idist__os_address *like) {
@@ -137,7 +139,8 @@ static const idist__os_interface *idist__interface_first(const idist__os_interfa
     return first;
 }
 
-// The interface that has the address of the hint, which may be NULL.
+// Returns the interface that has the address of the hint, or NULL if there is none. The hint may be
+// NULL.
 static const idist__os_interface *
 idist__interface_of_hint(const idist__os_interface *all, int count, const idist__os_address *hint) {
     int i;
@@ -171,7 +174,8 @@ static idist_status idist__interface_none(const idist__interface_filter *filter,
                        count ? text : "none");
 }
 
-// An address of this host that other hosts can use. hint: see above; NULL: none.
+// Finds an address of this host that other hosts can use, without looking at IDIST_ADDR. The hint,
+// described at the top of this file, may be NULL.
 static idist_status idist__interface_find(const idist__os_address *hint, idist__own_address *own) {
     idist__os_interface all[IDIST__INTERFACES];
     idist__interface_filter filter = idist__interface_filter_of_user();
@@ -198,7 +202,8 @@ static idist_status idist__interface_find(const idist__os_address *hint, idist__
     return IDIST_OK;
 }
 
-// The address to tell the other hosts. hint: see above; NULL: none.
+// Chooses the address to advertise to other hosts. The hint, described at the top of this file, may
+// be NULL.
 static idist_status idist__interface_choose(const idist__os_address *hint,
                                             idist__own_address *own) {
     const char *user = idist__os_env("IDIST_ADDR");

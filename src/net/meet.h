@@ -5,14 +5,14 @@
 //   LOCAL       -                           of a local socket            unix:NAME
 //   TCP         of the server               -                            tcp:HOST:PORT
 //   TORCH       of a torchrun agent         -                            torch:HOST:PORT
-//   MULTICAST   of the group                what the job's ranks share   cast:HOST:PORT/NAME
+//   MULTICAST   of the group                shared by the job's ranks    cast:HOST:PORT/NAME
 //   FILE        -                           a path                       file:NAME
 //   DRAW        -                           a path                       draw:NAME
 //   MEMORY      -                           -                            mem:
 //   PMI         -                           -                            pmi:
 //
 // DRAW is a file whose first process serves the store. PMI stands for an address that is not known
-// yet: rank 0 chooses one and tells the others through the launcher.
+// yet: rank 0 chooses an address and tells the other ranks through the launcher.
 #pragma once
 
 #include "os/socket.h"
@@ -39,9 +39,9 @@ typedef struct idist__meet {
     char name[4096];
 } idist__meet;
 
-enum { IDIST__MEET_NBYTES = 4400 }; // as a text
+enum { IDIST__MEET_NBYTES = 4400 }; // size of a buffer for the printed text
 
-// Sets a kind that has a name, or needs nothing ("").
+// Sets a kind that has a name. Pass "" for a kind without a name.
 static void idist__meet_set_name(idist__meet *meet, idist__meet_kind kind, const char *name) {
     memset(meet, 0, sizeof *meet);
     meet->kind = kind;
@@ -56,8 +56,8 @@ static void idist__meet_set_host(idist__meet *meet, idist__meet_kind kind, const
     idist__text_copy(meet->host, sizeof meet->host, host);
 }
 
-// Sets LOCAL or TCP from the text that idist__meet_print makes of it. IDIST_ERR_ARG: it is no such
-// text.
+// Sets LOCAL or TCP from a text that idist__meet_print has written. Returns IDIST_ERR_ARG for any
+// other text.
 static idist_status idist__meet_read(idist__meet *meet, const char *text) {
     char host[sizeof meet->host];
     int port;
@@ -71,7 +71,7 @@ static idist_status idist__meet_read(idist__meet *meet, const char *text) {
     return IDIST_OK;
 }
 
-// Prints it for people, and returns the text.
+// Prints a meeting place in readable form, and returns the text.
 static const char *idist__meet_print(const idist__meet *meet, char *text, size_t capacity) {
     static const char *const schemes[] = {"none",  "unix:", "tcp:", "torch:", "cast:",
                                           "file:", "draw:", "mem:", "pmi:"};
@@ -87,8 +87,9 @@ static const char *idist__meet_print(const idist__meet *meet, char *text, size_t
     return text;
 }
 
-// Finds address number `which`, modulo *count, of those that LOCAL, TCP, TORCH or MULTICAST stands
-// for. Blocks while a name is looked up. IDIST_ERR_ARG: it is no address; other failures may pass.
+// Finds address number `which`, modulo *count, of the addresses that LOCAL, TCP, TORCH or MULTICAST
+// stands for. Blocks while a name is looked up. Returns IDIST_ERR_ARG if there is no valid address.
+// Other failures may be temporary.
 static idist_status idist__meet_resolve(const idist__meet *meet, int which, int *count,
                                         idist__os_address *address) {
     *count = 1;
@@ -97,8 +98,8 @@ static idist_status idist__meet_resolve(const idist__meet *meet, int which, int 
     return idist__address_one_of(address, meet->host, meet->port, which, count);
 }
 
-// True for a port of this host's loopback interface in the user's own words. (The name of a host
-// may be a loopback address, too: many systems have it in /etc/hosts.)
+// Returns true if the user's own text is a port of this host's loopback interface. Other names are
+// not checked, although many systems map a host's name to a loopback address in /etc/hosts.
 static bool idist__meet_is_loopback(const idist__meet *meet) {
     return meet->kind == IDIST__MEET_TCP && idist__address_host_is_loopback(meet->host);
 }

@@ -1,13 +1,13 @@
 // net/pending.h: connections whose handshake is under way
 //
-// There are a fixed number of slots, so that strangers cannot make us allocate. When all are taken,
-// new connections stay in the listener's queue until one may be evicted:
+// The number of slots is fixed, so that strangers cannot make us allocate. When all slots are
+// taken, new connections stay in the listener's queue until a pending connection may be evicted:
 //
-//     first   a handshake whose deadline has passed
-//     then    the oldest that has sent nothing for 50 ms
-//     then    the oldest that began more than a second ago
+//     first   a connection whose deadline has passed
+//     then    the oldest connection that has sent nothing for 50 ms
+//     then    the oldest connection that began more than a second ago
 //
-// An honest client that is evicted, because it got no processor time, tries again.
+// An honest client that is evicted because it got no processor time tries again.
 #pragma once
 
 #include "os/clock.h"
@@ -15,14 +15,14 @@
 #include "net/auth.h"
 
 enum {
-    IDIST__PENDING_SLOTS = 256, // slots
-    IDIST__PENDING_MS = 5000,   // a handshake may take so long
+    IDIST__PENDING_SLOTS = 256, // connections in the handshake at a time
+    IDIST__PENDING_MS = 5000,   // time limit of a handshake
     IDIST__PENDING_SILENT_MS = 50,
     IDIST__PENDING_SLOW_MS = 1000
 };
 
 typedef struct idist__pending {
-    idist__handshake place[IDIST__PENDING_SLOTS]; // fd -1: a free slot
+    idist__handshake place[IDIST__PENDING_SLOTS]; // fd is -1 in a free slot
 } idist__pending;
 
 static void idist__pending_init(idist__pending *pending) {
@@ -36,12 +36,12 @@ static void idist__pending_close(idist__pending *pending) {
     for (i = 0; i < IDIST__PENDING_SLOTS; i++) idist__os_descriptor_close(&pending->place[i].fd);
 }
 
-// When a handshake began.
+// Returns the time in ns when a handshake began.
 static int64_t idist__pending_since_ns(const idist__handshake *shake) {
     return shake->deadline_ns - IDIST__PENDING_MS * IDIST__MS;
 }
 
-// The connection to evict first; NULL: none may be evicted now.
+// Returns the connection to evict first, or NULL if none may be evicted now.
 static idist__handshake *idist__pending_find_evictable(idist__pending *pending) {
     int64_t now = idist__os_clock_now_ns();
     idist__handshake *silent = NULL, *slow = NULL;
@@ -64,8 +64,8 @@ static idist__handshake *idist__pending_find_evictable(idist__pending *pending) 
     return NULL;
 }
 
-// A slot for a new connection: a free one, or else that of the connection to evict, which the
-// caller closes once the new one is there. NULL: there is none now.
+// Returns a slot for a new connection, or NULL if there is none now. The slot is free or holds the
+// connection to evict, which the caller closes after it has accepted the new connection.
 static idist__handshake *idist__pending_slot(idist__pending *pending) {
     int i;
     for (i = 0; i < IDIST__PENDING_SLOTS; i++)
@@ -82,8 +82,8 @@ static int idist__pending_count(const idist__pending *pending) {
     return count;
 }
 
-// Descriptors are short: evicts a connection if one may be. False: none is pending, so it is not
-// strangers who use them up.
+// Evicts a connection, if one may be evicted, because descriptors are short. Returns false if no
+// connection is pending; then strangers are not the cause of the shortage.
 static bool idist__pending_evict(idist__pending *pending) {
     idist__handshake *evicted = idist__pending_find_evictable(pending);
 
@@ -95,7 +95,7 @@ static bool idist__pending_evict(idist__pending *pending) {
     return idist__pending_count(pending) > 0;
 }
 
-// Fills the entries of poll for all pending connections, and returns how many there are.
+// Fills the poll entries for all pending connections, and returns their number.
 static int idist__pending_fill_polls(const idist__pending *pending, idist__os_poll_entry *polls) {
     int i, count = 0;
 
@@ -108,7 +108,7 @@ static int idist__pending_fill_polls(const idist__pending *pending, idist__os_po
     return count;
 }
 
-// Marks the connections that poll has reported. Nothing may have been opened or closed since
+// Marks the connections that poll has reported. No connection may have been opened or closed since
 // idist__pending_fill_polls.
 static void idist__pending_take_polls(idist__pending *pending, const idist__os_poll_entry *polls) {
     int i, count = 0;

@@ -1,6 +1,7 @@
 // net/secret.h: the secret that the ranks of a job share
 //
-// It comes from a field of the desc, a file or an environment variable, and has 16 to 256 bytes.
+// The secret comes from a field of the desc, a file or an environment variable. It has 16 to 256
+// bytes.
 #pragma once
 
 #include "os/process.h"
@@ -13,8 +14,8 @@ enum { IDIST__SECRET_MIN = 16 };
 
 typedef struct idist__secret {
     uint8_t bytes[256];
-    size_t nbytes; // 0: none
-    bool insecure; // IDIST_INSECURE: listen beyond this host without a secret
+    size_t nbytes; // 0 if there is no secret
+    bool insecure; // IDIST_INSECURE is set: listen beyond this host without a secret
 } idist__secret;
 
 static int idist__secret_secrecy(const idist__secret *secret) {
@@ -22,7 +23,7 @@ static int idist__secret_secrecy(const idist__secret *secret) {
     return secret->insecure ? IDIST__SECRECY_INSECURE : IDIST__SECRECY_NONE;
 }
 
-// The key of handshakes; without a secret a constant.
+// Derives the key of handshakes from the secret. Without a secret, the key is a constant.
 static void idist__secret_key(const idist__secret *secret, uint8_t key[32]) {
     idist__sha sha;
     idist__sha_begin(&sha);
@@ -40,7 +41,7 @@ static void idist__secret_set(idist__secret *secret, const void *bytes, size_t n
     secret->nbytes = nbytes;
 }
 
-// Only its owner may have access to IDIST_SECRET_FILE.
+// Reads the secret from IDIST_SECRET_FILE, to which only its owner may have access.
 static idist_status idist__secret_from_file(idist__secret *secret, const char *path) {
     uint8_t text[sizeof secret->bytes + 1];
     idist__os_file file = idist__os_file_open(path, IDIST__OS_FILE_READ);
@@ -83,7 +84,8 @@ static idist_status idist__secret_from_env(idist__secret *secret, const char *te
     return IDIST_OK;
 }
 
-// The secret of a desc, or else IDIST_SECRET_FILE, or else IDIST_SECRET, or else none.
+// Finds the secret. Takes the secret of a desc if there is one, or else IDIST_SECRET_FILE, or else
+// IDIST_SECRET, or else none.
 static idist_status idist__secret_find(idist__secret *secret, const void *field, size_t nbytes) {
     const char *text = idist__os_env("IDIST_SECRET"), *file = idist__os_env("IDIST_SECRET_FILE");
     const char *insecure = idist__os_env("IDIST_INSECURE");
