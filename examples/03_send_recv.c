@@ -7,7 +7,7 @@
 //    blocking: rank 0 received 2 reports
 //    immediate: 262144 numbers came from the left while others went to the right
 //
-// Between an immediate call (opts.request) and idist_wait, do not touch buffer and request.
+// Do not touch the buffer or the request between an immediate call (opts.request) and idist_wait.
 #include "../idist.h"
 #include "lib/check.h"
 
@@ -62,7 +62,7 @@ static int worker(int local_rank, void *arg) {
 int main(void) {
     idist_desc desc = {0};
 
-    desc.nproc_per_node = strcmp(idist_launcher(), "none") == 0 ? RANKS : 0; // 0: join
+    desc.nproc_per_node = strcmp(idist_launcher(), "none") == 0 ? RANKS : 0; // 0 to join
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;
 }

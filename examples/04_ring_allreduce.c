@@ -6,8 +6,9 @@
 // expected output:
 //    3 ranks, 100003 numbers: equal to idist_all_reduce
 //
-// The array is cut into n chunks. In each step every rank sends one chunk to its right neighbor and
-// receives one from the left. Three ranks, chunks a, b, c; a01 is the sum of a over ranks 0 and 1:
+// The array is split into n chunks. In each step every rank sends one chunk to its right neighbor
+// and receives one from the left. In this picture there are three ranks and chunks a, b, c; a01 is
+// the sum of a over ranks 0 and 1:
 //
 //                             rank 0          rank 1          rank 2
 //     start                   a0  b0   c0     a1  b1  c1      a2   b2  c2
@@ -70,7 +71,7 @@ static int worker(int local_rank, void *arg) {
 int main(void) {
     idist_desc desc = {0};
 
-    desc.nproc_per_node = strcmp(idist_launcher(), "none") == 0 ? RANKS : 0; // 0: join
+    desc.nproc_per_node = strcmp(idist_launcher(), "none") == 0 ? RANKS : 0; // 0 to join
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;
 }

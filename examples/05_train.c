@@ -73,7 +73,7 @@ static int worker(int local_rank, void *arg) {
 int main(void) {
     idist_desc desc = {0};
 
-    desc.nproc_per_node = strcmp(idist_launcher(), "none") == 0 ? RANKS : 0; // 0: join
+    desc.nproc_per_node = strcmp(idist_launcher(), "none") == 0 ? RANKS : 0; // 0 to join
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;
 }

@@ -1,4 +1,4 @@
-// 06_adopt_mpi.c - an MPI program that uses idist for one part, and goes on with MPI
+// 06_adopt_mpi.c - an MPI program that uses idist in one part and MPI in the rest
 //
 // build:  mpicc -DIDIST_IMPLEMENTATION examples/06_adopt_mpi.c -o 06_adopt_mpi
 // run:    mpirun -n 4 ./06_adopt_mpi
@@ -8,9 +8,11 @@
 //    the halves have 2 and 2 ranks: sums 10 and 50 of rank numbers times 10
 //    MPI goes on: 4 ranks at the end
 //
-// The program owns MPI: it initialises it, hands idist a communicator (or nothing, for
-// MPI_COMM_WORLD), and finalizes it. idist works on a duplicate, so the messages of both never
-// meet, and leaves nothing behind. Exit code: 0 when every number is right, 1 when not.
+// The program owns MPI. It initializes MPI, passes a communicator to idist (or nothing, for
+// MPI_COMM_WORLD), and finalizes MPI. Messages of idist use a duplicate of the communicator, so
+// they never mix with messages of the program. After idist_finalize nothing is left behind.
+//
+// Exits with 0 if every number is right, otherwise with 1.
 #include "../idist_mpi.h"
 
 #include <mpi.h>
@@ -22,7 +24,7 @@ static int failed(int rank, const char *what) {
     return 1;
 }
 
-// Sums over one half of the ranks, in a world of their own.
+// Creates a world of the ranks in `half`. Sets *sum to the sum of 10 * rank over these ranks.
 static int half_sum(MPI_Comm half, int rank, int *sum) {
     idist_desc desc;
     memset(&desc, 0, sizeof desc);

@@ -12,14 +12,16 @@
 //    on a stream: right on all ranks, ... ms, bus bandwidth ... GB/s
 //    blocking: right on all ranks, ... ms, bus bandwidth ... GB/s
 //
-// The build is one line, cut in three; CUDA_HOME is where the toolkit is, mostly /usr/local/cuda.
-// The program finds NCCL when it runs. Ranks that share a GPU use another device backend, and a
-// line says that no link between GPUs is measured then. Without a device a line says so, and the
-// same calls run on host memory.
+// The build command is one line, split here into three. CUDA_HOME is the folder of the CUDA
+// toolkit, usually /usr/local/cuda. The program looks for NCCL at run time. Ranks that share a GPU
+// use another device backend; the program then prints that it measures no link between GPUs.
+// Without a device the program says so and makes the same calls on host memory.
 //
-// Bus bandwidth is what nccl-tests calls so: bytes / time * 2(n-1)/n, the speed of the slowest link
-// if every rank sends and receives as little as an all_reduce can. Exit code: 0 if every element is
-// right on every rank, 1 if not or if something failed, 2 for bad arguments.
+// Bus bandwidth is defined as in nccl-tests: bytes / time * 2(n-1)/n. It is the speed of the
+// slowest link if every rank sends and receives the minimum that an all_reduce needs.
+//
+// Exits with 0 if every element is right on every rank, with 1 if not or if something failed, with
+// 2 for bad arguments.
 #include "../idist.h"
 #include "lib/addends.h"
 #include "lib/arguments.h"
@@ -28,23 +30,23 @@
 
 enum { RANKS = 2, MAX_RANKS = 1024, MIB = 16, MAX_MIB = 65536, REPEAT = 20 };
 
-// Copy, sum and copy back follow one another on the stream. With NCCL the host waits only at the
-// end.
+// Copies to the device, sums, and copies back, in this order on the stream. With NCCL the host
+// waits only at the end.
 static int reduce_on_stream(const addends *a, cudaStream_t stream) {
     idist_opts opts = {0};
 
     opts.stream = stream;
     addends_fill(a, idist_get_rank());
     CUDA(cudaMemcpyAsync(a->send, a->host, a->nbytes, cudaMemcpyHostToDevice, stream));
-    CUDA(cudaMemsetAsync(a->recv, 0xff, a->nbytes, stream)); // NaN, until the sums are there
+    CUDA(cudaMemsetAsync(a->recv, 0xff, a->nbytes, stream)); // NaN until the sums arrive
     CHECK(idist_all_reduce(a->send, a->recv, a->count, IDIST_F32, IDIST_SUM, &opts));
     CUDA(cudaMemcpyAsync(a->host, a->recv, a->nbytes, cudaMemcpyDeviceToHost, stream));
     CUDA(cudaStreamSynchronize(stream));
     return addends_verify(a, idist_get_rank(), idist_get_world_size(), "on a stream");
 }
 
-// Without a stream the call begins after what the default stream holds, and its result is there
-// when it returns.
+// Sums without a stream. The call begins after the work that the default stream holds, and returns
+// when the result is there.
 static int reduce_blocking(const addends *a) {
     addends_fill(a, idist_get_rank());
     if (addends_copy(a, a->send, a->host)) return 1;
@@ -53,7 +55,8 @@ static int reduce_blocking(const addends *a) {
     return addends_verify(a, idist_get_rank(), idist_get_world_size(), "blocking");
 }
 
-// All ranks are right when they come here: one that was not has ended, and the others with it.
+// Measures the time of an all_reduce. All results were right up to here: a rank with a wrong result
+// exits, and the other ranks then fail.
 static int measure(const addends *a, const char *how, cudaStream_t stream) {
     int n = idist_get_world_size();
     idist_opts opts = {0};
@@ -74,19 +77,19 @@ static int measure(const addends *a, const char *how, cudaStream_t stream) {
     return 0;
 }
 
-typedef struct place { // of a GPU
+typedef struct place { // where a GPU is
     int node;
     char bus[28];
 } place;
 
-// Two ranks may call one GPU by different numbers (CUDA_VISIBLE_DEVICES). Its place on the bus of
-// its host is unique.
+// Sets *shared to true if two ranks use the same GPU. Compares the addresses on the PCI bus, which
+// are unique on a host. The number of a GPU can differ between ranks (CUDA_VISIBLE_DEVICES).
 static int ranks_share_a_gpu(bool *shared) {
     int device, n = idist_get_world_size();
     place mine = {idist_get_node_rank(), ""}, *all = (place *)malloc((size_t)n * sizeof *all);
 
     if (!all) return fprintf(stderr, "no memory for %d places\n", n), 1;
-    CUDA(cudaGetDevice(&device)); // idist has chosen it
+    CUDA(cudaGetDevice(&device)); // chosen by idist
     CUDA(cudaDeviceGetPCIBusId(mine.bus, (int)sizeof mine.bus, device));
     CHECK(idist_all_gather(&mine, all, sizeof mine, IDIST_U8, NULL));
     *shared = false;
@@ -99,8 +102,8 @@ static int ranks_share_a_gpu(bool *shared) {
 
 typedef struct job {
     size_t count;
-    int wanted_ranks; // 0: not given
-    bool refused;     // for main, if it is in this process
+    int wanted_ranks; // 0 if not given
+    bool refused;     // set for main if the worker runs in this process
 } job;
 
 static int worker(int local_rank, void *arg) {
@@ -139,7 +142,7 @@ int main(int argc, char **argv) {
     if (!ranks || !mib || argc > 3)
         return fprintf(stderr, "usage: %s [number of ranks [MiB]]\n", argv[0]), 2;
     desc.timeout_ms = desc.init_timeout_ms = 60000;
-    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // no CUDA call before
+    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // before any CUDA call
     if (idist_parallel_run(&desc, worker, &j) == IDIST_OK || j.refused) return j.refused ? 2 : 0;
     fprintf(stderr, "%s: %s\n", argv[0], idist_last_error());
     return 1;

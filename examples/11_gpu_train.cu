@@ -14,19 +14,21 @@
 //    accuracy 9... % (... of 359 test images), ... s
 //    checksum 0x... on all ranks
 //
-// Without a device a line says so, and the same functions run on the processor.
+// Without a device the program says so and runs the same functions on the processor.
 //
-// Every rank computes the gradient of its share of each batch of 64 images; an all_reduce with AVG
-// makes it that of the batch. The last layer's gradient is there first, and crosses to the other
-// ranks while that of the first layer is still being computed:
+// Every rank computes the gradient of its share of each batch of 64 images. An all_reduce with AVG
+// turns it into the gradient of the batch. The gradient of the last layer is ready first. It
+// travels to the other ranks while the gradient of the first layer is still being computed:
 //
 //     stream    forward | gradient 2 | back | gradient 1 | sum 1 | wait for sum 2 | step |
 //     beside                         | sum 2 ....... |
 //
-// Sum 2 has a stream and a request: it begins after what the stream holds now and goes on beside
-// it; idist_wait_stream joins the two again. With NCCL the host never waits within an epoch. Exit
-// code: 0 if all ranks have the same parameters and 95 % of the test images or more are recognised,
-// else 1; 2 for a bad argument.
+// Sum 2 has a stream and a request. It begins after the work that the stream holds at that time,
+// and runs beside later work. A call of idist_wait_stream makes the stream wait for sum 2. With
+// NCCL the host never waits within an epoch.
+//
+// Exits with 0 if all ranks have the same parameters and recognize 95 % of the test images or more.
+// Exits with 2 for a bad argument, otherwise with 1.
 #include "../idist_nccl.h"
 #include "lib/arguments.h"
 #include "lib/check.h"
@@ -36,13 +38,13 @@
 enum { RANKS = 2, EPOCHS = 20, BATCH = 64, BATCHES = TRAIN / BATCH };
 
 typedef struct trainer {
-    net *t, *host;       // t: on the device; without one it is host
-    cudaStream_t stream; // NULL: there is no device
+    net *t, *host;       // t is on the device; without a device it is host
+    cudaStream_t stream; // NULL if there is no device
     int rank, ranks;
 } trainer;
 
-// `each` runs a kernel on the stream, or a loop if there is none. The stream goes on while sum 2 is
-// on its way. All ranks make these calls in this order.
+// Trains one batch. A call of `each` runs a kernel on the stream, or a loop if there is no stream.
+// The stream keeps running while sum 2 is in flight. All ranks make these calls in this order.
 static int train_batch(net *t, batch b, cudaStream_t stream) {
     idist_request request;
     idist_opts beside = idist_opts(), in_order = idist_opts();
@@ -58,11 +60,12 @@ static int train_batch(net *t, batch b, cudaStream_t stream) {
     CHECK(idist_all_reduce(t->g, t->g, W2, IDIST_F32, IDIST_AVG, &in_order));
     CHECK(stream ? idist_wait_stream(&request, stream) : idist_wait(&request));
     each<step>(t, b, SUMS, stream);
-    if (stream) CUDA(cudaGetLastError()); // of the launches
+    if (stream) CUDA(cudaGetLastError()); // errors of the launches
     return 0;
 }
 
-// All ranks draw the same numbers: they begin with the same parameters and shuffle alike.
+// Trains for all epochs and copies the weights to the host. All ranks draw the same random numbers,
+// so they begin with the same parameters and shuffle the same way.
 static int train(const trainer *t) {
     batch b = {0, BATCH / t->ranks, 0};
     net *host = t->host;
@@ -85,7 +88,7 @@ static int train(const trainer *t) {
     return gpu_copy(host->w, t->t->w, sizeof host->w, t->stream);
 }
 
-// Each rank classifies its share of the test images.
+// Sets *hits to the number of recognized test images. Each rank classifies its share of them.
 static int test(const trainer *t, int64_t *hits) {
     int from = TEST * t->rank / t->ranks, to = TEST * (t->rank + 1) / t->ranks;
     batch b = {TRAIN + from, to - from, 0};
@@ -94,7 +97,7 @@ static int test(const trainer *t, int64_t *hits) {
     each<forward2>(t->t, b, b.count, t->stream);
     if (gpu_copy(t->host->hit, t->t->hit, sizeof t->t->hit, t->stream)) return 1;
     *hits = net_hits(t->host, b.count);
-    CHECK(idist_all_reduce(hits, hits, 1, IDIST_I64, IDIST_SUM, NULL)); // host memory
+    CHECK(idist_all_reduce(hits, hits, 1, IDIST_I64, IDIST_SUM, NULL)); // in host memory
     return 0;
 }
 
@@ -125,7 +128,7 @@ static int worker(int local_rank, void *arg) {
         printf("world of %d, device %s, device backend %s: %d images to train, %d to test, %d "
                "parameters\n",
                t.ranks, idist_device(), idist_device_backend(), TRAIN, TEST, PARAMS);
-    if (BATCH % t.ranks) // AVG is that of the images where all ranks have as many
+    if (BATCH % t.ranks) // with unequal shares, AVG is not the mean over the images
         return fprintf(stderr, "%d ranks cannot share a batch of %d evenly\n", t.ranks, BATCH), 1;
     if (!device) return run(&t);
     CUDA(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking));
@@ -144,7 +147,7 @@ int main(int argc, char **argv) {
     if (!ranks || ranks_contradict(argc > 1, idist_launcher())) return 2;
     if (!net_load(&host)) return 1;
     desc.timeout_ms = desc.init_timeout_ms = 60000;
-    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // no CUDA call before
+    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // before any CUDA call
     CHECK(idist_parallel_run(&desc, worker, &host));
     return 0;
 }

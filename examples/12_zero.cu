@@ -1,4 +1,4 @@
-// 12_zero.cu - a sharded optimiser (ZeRO, stage 1)
+// 12_zero.cu - a sharded optimizer (ZeRO, stage 1)
 //
 // build:  nvcc -O2 -DIDIST_IMPLEMENTATION examples/12_zero.cu -o 12_zero
 // run:    ./12_zero               starts 2 ranks; 12_zero 4 starts 4
@@ -11,18 +11,21 @@
 //    sharded:   loss 0.59... -> 0.01..., optimiser state 40008 bytes per rank
 //    largest difference of a parameter: 0
 //
-// Without a device a line says so, and the same functions run on the processor.
+// Without a device the program says so and runs the same functions on the processor.
 //
-// AdamW keeps two numbers for each parameter. Here each rank keeps and updates one n-th of them.
-// The all_reduce becomes its two halves, with the update between them:
+// AdamW keeps two numbers for each parameter. Here each of n ranks keeps and updates one n-th of
+// these numbers. The all_reduce is split into its two halves, with the update between them:
 //
 //     unsharded    all_reduce(g)       update all             the same on every rank
 //     sharded      reduce_scatter(g)   update own n-th        all_gather(parameters)
 //
-// The bytes sent are the same; the optimiser's memory and work are one n-th. The parameters are
-// padded to a multiple of the number of ranks. Both ways train here from the same start: with 1 and
-// 2 ranks to the same bits; with more, additions come in another order, and parameters differ by up
-// to 1e-4. Exit code: 0 if so and if the loss has fallen to a tenth, else 1; 2 for a bad argument.
+// Both ways send the same number of bytes, but sharding divides the memory and the work of the
+// optimizer by n. The parameters are padded to a multiple of the number of ranks. The program
+// trains both ways from the same start. With 1 and 2 ranks, both end with the same bits. With more
+// ranks, additions come in another order, and parameters differ by up to 1e-4.
+//
+// Exits with 0 if the parameters agree to this extent and the loss has fallen to a tenth. Exits
+// with 2 for a bad argument, otherwise with 1.
 #include "../idist_nccl.h"
 #include "lib/arguments.h"
 #include "lib/check.h"
@@ -32,8 +35,8 @@
 enum { RANKS = 2, STEPS = 100 };
 
 typedef struct trainer {
-    model *t, *host;     // t: on the device; without one it is host
-    cudaStream_t stream; // NULL: there is no device
+    model *t, *host;     // t is on the device; without a device it is host
+    cudaStream_t stream; // NULL if there is no device
     int rank, ranks, padded;
 } trainer;
 
@@ -43,14 +46,15 @@ template <void (*element)(model *, adam, int)> __global__ void kernel(model *t, 
     if (i < n) element(t, a, i);
 }
 
-template <void (*element)(model *, adam, int)> // elements 0 .. n-1, on the stream or here and now
+// Runs elements 0 .. n-1 on the stream, or right here if the stream is NULL.
+template <void (*element)(model *, adam, int)>
 static void each(model *t, adam a, int n, cudaStream_t stream) {
     if (stream) kernel<element><<<(n + 127) / 128, 128, 0, stream>>>(t, a, n);
     else
         for (int i = 0; i < n; i++) element(t, a, i);
 }
 
-// The stream runs what is enqueued in this order; with NCCL the host waits for nothing.
+// Makes one step. The stream runs the work in this order; with NCCL the host does not wait.
 static int step(model *t, adam a, bool sharded, cudaStream_t stream) {
     size_t count = (size_t)a.count;
     idist_opts opts = idist_opts();
@@ -58,25 +62,26 @@ static int step(model *t, adam a, bool sharded, cudaStream_t stream) {
     opts.stream = stream;
     each<hidden>(t, a, SAMPLES * HIDDEN, stream);
     each<output>(t, a, SAMPLES, stream);
-    each<gradient>(t, a, PARAMS, stream); // those of the padding stay 0
+    each<gradient>(t, a, PARAMS, stream); // the gradients of the padding stay 0
     if (sharded)
         CHECK(idist_reduce_scatter(t->g, t->g + a.first, count, IDIST_F32, IDIST_AVG, &opts));
     else CHECK(idist_all_reduce(t->g, t->g, count, IDIST_F32, IDIST_AVG, &opts));
     each<adamw>(t, a, a.count, stream);
     if (sharded) CHECK(idist_all_gather(t->w + a.first, t->w, count, IDIST_F32, &opts));
-    if (stream) CUDA(cudaGetLastError()); // of the launches
+    if (stream) CUDA(cudaGetLastError()); // errors of the launches
     return 0;
 }
 
-// Over the samples of all ranks.
+// Sets *loss to the mean loss over the samples of all ranks.
 static int mean_loss(const trainer *t, double *loss) {
     if (gpu_copy(t->host->error, t->t->error, sizeof t->t->error, t->stream)) return 1;
     *loss = regression_loss(t->host);
-    CHECK(idist_all_reduce(loss, loss, 1, IDIST_F64, IDIST_AVG, NULL)); // host memory
+    CHECK(idist_all_reduce(loss, loss, 1, IDIST_F64, IDIST_AVG, NULL)); // in host memory
     return 0;
 }
 
-// Leaves the parameters in host->w.
+// Trains with or without sharding, and leaves the parameters in host->w. Returns 1 if the loss has
+// not fallen to a tenth, or after an error.
 static int train(const trainer *t, bool sharded) {
     int count = sharded ? t->padded / t->ranks : t->padded;
     adam a = {NULL, NULL, sharded ? t->rank * count : 0, count, 1, 1, 0, 0};
@@ -144,7 +149,7 @@ int main(int argc, char **argv) {
 
     if (!ranks || ranks_contradict(argc > 1, idist_launcher())) return 2;
     desc.timeout_ms = desc.init_timeout_ms = 60000;
-    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // no CUDA call before
+    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // before any CUDA call
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;
 }

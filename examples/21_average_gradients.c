@@ -12,9 +12,9 @@
 //    epoch 4: loss 0.2141
 //    test accuracy 91.64 %
 //
-// Each rank computes the gradient of a batch of its own images. average_gradients makes the mean
-// over the ranks, so all ranks make the same step and keep the same weights. idist_ddp of
-// idist_train.h does this during the backward pass.
+// Each rank computes the gradient of a batch of its own images. Then average_gradients computes the
+// mean over the ranks, so all ranks make the same step and keep the same weights. With
+// idist_train.h, idist_ddp does this during the backward pass.
 #include "../idist_train.h"
 #include "lib/arguments.h"
 #include "lib/subset.h"
@@ -27,7 +27,7 @@ static int average_gradients(double *g, size_t count) {
     return 0;
 }
 
-// Divides the images: four fifths to train, of which each rank gets an equal part, and the rest.
+// Splits the images: four fifths for training, divided among the ranks, and a fifth for the test.
 static int partition_dataset(subset *mine, subset *test) {
     static const double split[2] = {0.8, 0.2};
     int rank = idist_get_rank(), size = idist_get_world_size();
@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
     int ranks = ranks_argument(argc, argv, RANKS, 1, MAX_RANKS);
 
     if (!ranks || ranks_contradict(argc > 1, idist_launcher())) return 2;
-    desc.nproc_per_node = strcmp(idist_launcher(), "none") == 0 ? ranks : 0; // 0: join
+    desc.nproc_per_node = strcmp(idist_launcher(), "none") == 0 ? ranks : 0; // 0 to join
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;
 }

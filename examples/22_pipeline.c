@@ -1,4 +1,4 @@
-// 22_pipeline.c - pipeline parallelism: layers on different ranks, a batch in micro-batches
+// 22_pipeline.c - pipeline parallelism: layers on several ranks, batches in micro-batches
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/22_pipeline.c -o 22_pipeline
 // run:    ./22_pipeline           starts 3 ranks; 22_pipeline 4 starts 4, one for each layer
@@ -18,37 +18,41 @@
 //    weights: the same bits as those of training on 1 rank
 //    accuracy: 366 of 384 test images
 //
-// A batch of 64 images is cut into 8 micro-batches. F2 is the forward pass of micro-batch 2 through
-// the layers of one rank, B2 its backward pass. Activations go to the next rank, their gradients to
-// the previous one. In the 1F1B schedule a rank starts each backward pass as soon as it can, so it
-// keeps the activations of at most n - rank micro-batches instead of those of the whole batch:
+// A batch of 64 images is split into 8 micro-batches. F2 is the forward pass of micro-batch 2
+// through the layers of one rank, B2 its backward pass. Activations go to the next rank, and their
+// gradients go back to the previous rank. In the 1F1B schedule a rank starts each backward pass as
+// soon as it can. It therefore keeps the activations of at most n - rank micro-batches, not of the
+// whole batch:
 //
 //     rank 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 .. B6 .. B7
 //     rank 1   .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 .. B7 ..
 //     rank 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7 .. ..
 //              warm-up        steady: one forward, one backward     cool-down
 //
-// The dots are idle: 2 (n-1) of 2 (8 + n-1) steps; more micro-batches waste less. Each rank adds
-// the gradients of its layers in the order of the micro-batches, whatever n is, so the weights have
-// the same bits as those of training on 1 rank. Rank 0 gathers them, trains alone as well, and
-// compares. Exit code: 0 if they are the same and the accuracy is 90 % or more, else 1; 2 for a bad
-// argument.
+// Idle steps are shown as dots: they are 2 (n-1) of all 2 (8 + n-1) steps, and a smaller share with
+// more micro-batches. Each rank adds the gradients of its layers in the order of the micro-batches,
+// for any n. The weights therefore have the same bits as after training on 1 rank. Rank 0 gathers
+// the weights, trains alone as well, and compares.
+//
+// Exits with 0 if the weights are the same and the accuracy is 90 % or more. Exits with 2 for a bad
+// argument, otherwise with 1.
 #include "../idist.h"
 #include "lib/arguments.h"
 #include "lib/check.h"
 #include "lib/stage.h"
 
-enum { RANKS = 3, DEADLINE_MS = 60000, TEXT = 3 * 2 * MICROS + 1 }; // TEXT: " F0 F1 ... B7"
-enum { FORWARD = 0, BACKWARD = MICROS };                            // tags, of micro-batch 0
+enum { RANKS = 3, DEADLINE_MS = 60000, TEXT = 3 * 2 * MICROS + 1 }; // TEXT: size of " F0 F1 ... B7"
+enum { FORWARD = 0, BACKWARD = MICROS };                            // tags of micro-batch 0
 
-// Micro-batch m is in slots[m % n_slots]. Sends are immediate: two neighbours that sent to each
-// other by blocking calls would wait for ever. A slot is free when its sends are complete.
+// State of one rank. Micro-batch m uses slots[m % n_slots]. Sends are immediate, because two
+// neighbors that sent to each other with blocking calls would deadlock. A slot is free when its
+// sends are complete.
 typedef struct pipeline {
     int rank, n, n_slots;
     digits data;
     stage s;
     micro slots[LAYERS];
-    idist_request forward[LAYERS], backward[LAYERS]; // the sends
+    idist_request forward[LAYERS], backward[LAYERS]; // of the sends
 } pipeline;
 
 static int forward_micro(pipeline *p, int image, int m) {
@@ -79,7 +83,8 @@ static int backward_micro(pipeline *p, int image, int m) {
     return 0;
 }
 
-// 1F1B: forward while a slot is free, else backward, which frees one. `text` becomes the schedule.
+// Trains one batch by the 1F1B schedule: runs a forward pass while a slot is free, otherwise a
+// backward pass, which frees a slot. Writes the schedule to `text`.
 static int train_batch(pipeline *p, int first, char *text) {
     int forwards = 0, backwards = 0;
 
@@ -107,14 +112,15 @@ static int train(pipeline *p) {
         for (int r = 0; epoch == 1 && p->rank == 0 && r < p->n; r++)
             printf("rank %d, layers %d to %d:%s\n", r, stage_begin(r, p->n),
                    stage_begin(r + 1, p->n) - 1, all[r]);
-        CHECK(idist_broadcast(&p->s.loss, 1, IDIST_F64, p->n - 1, NULL)); // the last rank has it
+        CHECK(idist_broadcast(&p->s.loss, 1, IDIST_F64, p->n - 1, NULL)); // from the last rank
         if (p->rank == 0) printf("epoch %d: loss %.4f\n", epoch, p->s.loss);
         fflush(stdout);
     }
     return 0;
 }
 
-// Compares the weights of all ranks with those of the same training on one.
+// Gathers the weights of all ranks on rank 0, which compares them with the weights of the same
+// training on one rank.
 static int compare(const pipeline *p) {
     static double all[LAYERS * (WIDEST + 1) * WIDEST];
     size_t counts[LAYERS];

@@ -17,23 +17,24 @@
 //    worker 3: ... updates, staleness ... on average and ... at most
 //    accuracy ... %
 //
-// There is no collective and no common step. The server answers messages in the order of their
-// arrival, from any worker:
+// There is no collective and no common step. The server answers the messages of all workers in the
+// order in which they arrive:
 //
 //     worker                                     server
-//     PULL  nothing                        ->
-//                                          <-    WEIGHTS  all weights, and their number of updates
-//     gradient of a batch of images, which it draws at random
-//     PUSH  gradient, loss, that number    ->    weights -= rate * gradient: one more update
-//     ... and again, until the answer to PULL is STOP
+//     PULL  (empty)                        ->
+//                                          <-    WEIGHTS  all weights, number of updates so far
+//     computes the gradient of a random batch of images
+//     PUSH  gradient, loss, same number    ->    weights -= rate * gradient, one update more
+//     ... and so on, until the answer to PULL is STOP
 //
-// While a worker computes, others push: its gradient is that of weights which are some updates old
-// by then. This staleness is the price for not waiting for the slowest worker: a step along an old
-// gradient overshoots, so the server divides the rate by 1 + staleness. With one worker nothing is
-// stale, and every run is the same. A worker that dies is an error on all ranks, which names it.
+// While a worker computes, other workers push. Its gradient then belongs to weights that are some
+// updates old. This staleness is the price for not waiting for the slowest worker. A step along an
+// old gradient overshoots, so the server divides the learning rate by 1 + staleness. With one
+// worker no gradient is stale, and every run gives the same result. If a worker dies, every rank
+// gets an error that names the worker.
 //
-// Exit code: 0 if the accuracy is 90 % or more, or fewer than 2000 updates were asked for; 1 if
-// not, or if something failed; 2 for a bad argument.
+// Exits with 0 if the accuracy is 90 % or more, or if fewer than 2000 updates were requested. Exits
+// with 2 for a bad argument, otherwise with 1.
 #include "../idist_train.h"
 
 #include "lib/arguments.h"
@@ -41,15 +42,15 @@
 
 enum { RANKS = 4, MAX_RANKS = 16, BATCH = 16, UPDATES = 2000, MAX_UPDATES = 100000000 };
 enum { PULL = 1, WEIGHTS, PUSH, STOP };          // tags
-enum { VERSION = DIGITS_PARAMS, LOSS, MESSAGE }; // a message: weights or gradient, and these
+enum { VERSION = DIGITS_PARAMS, LOSS, MESSAGE }; // a message: weights or gradient, version, loss
 
-static int wanted_updates, wanted_ranks; // wanted_ranks == 0: any number
-static bool refused;                     // for main, if the worker is in this process
+static int wanted_updates, wanted_ranks; // wanted_ranks is 0 for any number
+static bool refused;                     // set for main if the worker runs in this process
 
 typedef struct server {
     double weights[MESSAGE], message[MESSAGE];
     int updates, pushed[MAX_RANKS], oldest[MAX_RANKS];
-    double staleness[MAX_RANKS], loss; // sums; the loss since it was last printed
+    double staleness[MAX_RANKS], loss; // sums; `loss` since the last line of output
 } server;
 
 static void apply(server *s, int worker) {
@@ -67,7 +68,8 @@ static void apply(server *s, int worker) {
     s->loss = 0;
 }
 
-// A gradient that arrives after the last update is not used.
+// Answers the workers until every worker has received STOP. Ignores gradients that arrive after the
+// last update.
 static int serve(server *s, int workers) {
     idist_recv_info info;
 

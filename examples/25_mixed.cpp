@@ -17,16 +17,17 @@
 //    epoch 8: loss 0.0706, test accuracy 93.59 %
 //    the same weights on every rank
 //
-// What idist.hpp does here:
+// The program uses these parts of idist.hpp:
 //
-//     idist::check           an exception that carries idist_last_error, for idist_train.h
-//     all_reduce, broadcast  the dtype follows from the elements; values are returned
-//     idist::world           joins and leaves the world; on an exception it is aborted
+//     idist::check           turns an error of idist_train.h into an exception with its text
+//     all_reduce, broadcast  take the dtype from the elements; return values
+//     idist::world           joins and leaves the world; aborts it on an exception
 //     idist::request         waits in its destructor, so that buffers outlive the call
-//     idist::handle, create  std::unique_ptr for what has a _free: idist_ddp, idist_sampler
-//     idist::spawn           any callable as the worker; the error says what a worker threw
+//     idist::handle, create  std::unique_ptr with the type's _free: idist_ddp, idist_sampler
+//     idist::spawn           runs any callable as the worker; the error says what a worker threw
 //
-// Exit code: 0 if the weights agree and the accuracy is 90 % or more, else 1; 2: a bad argument.
+// Exits with 0 if the weights agree and the accuracy is 90 % or more, with 2 for a bad argument,
+// otherwise with 1.
 #include "../idist_train.h"
 #include "../idist.hpp"
 #include "lib/arguments.h"
@@ -39,7 +40,7 @@
 
 enum { RANKS = 2, MAX_RANKS = 64, BATCH = 64, DEADLINE_MS = 60000 };
 
-// The images to train with (0) or to test with (1).
+// Returns the training images if `which` is 0, or the test images if it is 1.
 static subset part(int which) {
     const double fractions[] = {0.8, 0.2};
     subset p{};
@@ -49,7 +50,7 @@ static subset part(int which) {
     return p;
 }
 
-// Those of the weights, or of their gradients.
+// Returns the two layers of an array of weights or gradients as tensors.
 static std::array<idist_tensor, 2> layers(double *all) {
     return {{{all, DIGITS_LAYER1, IDIST_F64}, {all + DIGITS_LAYER1, DIGITS_LAYER2, IDIST_F64}}};
 }
@@ -67,7 +68,7 @@ class trainer {
         ddp_desc.params = params.data();
         ddp_desc.grads = grads.data();
         ddp_desc.n = params.size();
-        // All ranks get the weights of rank 0.
+        // Here idist_ddp_create gives all ranks the weights of rank 0.
         ddp = idist::create<idist_ddp, idist_ddp_free>(idist_ddp_create, ddp_desc);
         sampler_desc.length = train.count;
         sampler =
@@ -92,10 +93,11 @@ class trainer {
     }
 
   private:
-    // Returns the accuracy on the test images, of which each rank classifies every n-th.
+    // Trains for one epoch and returns the accuracy on the test images. Each of n ranks classifies
+    // every n-th test image.
     double run_epoch(int epoch) {
         double loss = train_epoch(epoch);
-        idist::request averaging; // after what it writes to, so that it is gone before
+        idist::request averaging; // declared after `loss`, so that it is destroyed first
         idist::all_reduce(idist::make_span(&loss, 1), idist::avg, averaging);
         const int right = subset_count_right(w.data(), data.get(), &test, rank, size); // meanwhile
         averaging.wait();
@@ -106,7 +108,7 @@ class trainer {
         return accuracy;
     }
 
-    // Returns the mean loss of this rank.
+    // Trains for one epoch and returns the mean loss of this rank.
     double train_epoch(int epoch) {
         const size_t share = BATCH / static_cast<size_t>(size);
         double loss = 0;
@@ -129,7 +131,7 @@ class trainer {
     const subset train = part(0), test = part(1);
     subset mine{}; // this rank's images in the order of an epoch
     std::vector<double> w = std::vector<double>(DIGITS_PARAMS), g = w, speed = w;
-    idist::handle<idist_ddp, idist_ddp_free> ddp; // after w and g, which it points to
+    idist::handle<idist_ddp, idist_ddp_free> ddp; // declared after w and g, which it points to
     idist::handle<idist_sampler, idist_sampler_free> sampler;
 };
 

@@ -1,4 +1,4 @@
-// 26_particles.c - atoms of argon in a box: how a program for one processor becomes one for many
+// 26_particles.c - atoms of argon in a box: a program for one processor, adapted to many ranks
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/26_particles.c -o 26_particles
 // run:    ./26_particles                  200 steps on one rank
@@ -12,22 +12,21 @@
 //    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x101f8ce8f8db414c
 //    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0x52548bb3d40e839b
 //
-// The serial program is examples/before/26_particles.c, whose head explains the physics;
-// docs/examples.md shows the difference, 9 lines. What is divided, and what is not:
+// The serial program is examples/before/26_particles.c, and its head explains the physics. See
+// docs/examples.md for the difference, 9 lines. The work is divided as follows:
 //
-//     force        each rank computes those on every n-th atom and leaves 0 for the others; then
-//                  all_reduce adds what all ranks have, so that every rank has all forces. Almost
-//                  all of the time goes here: each atom feels all others.
-//     potential    each rank adds up that of its own atoms, and all_reduce adds the sums
-//     the rest     is the same on every rank, and no rank tells another: all have the same forces,
-//                  and move all atoms
+//     forces       Each of n ranks computes the forces on every n-th atom and sets all others to 0.
+//                  An all_reduce adds these arrays, so that every rank has all forces. Nearly all
+//                  of the time is spent here, because each atom interacts with all other atoms.
+//     potential    Each rank adds up the potential of its own atoms. An all_reduce adds the sums.
+//     the rest     All ranks have the same forces and move all atoms, without any message.
 //
-// The positions have the same bits on any number of ranks as in the serial program, because one
-// rank computes the whole force on an atom, in the same order as there, and the others add 0 to it.
-// The potential is added up in another order for each number of ranks, and may differ in digits
-// that are not shown.
+// On any number of ranks the positions have the same bits as in the serial program. One rank
+// computes the whole force on an atom, in the same order as the serial program, and all other ranks
+// add 0. The potential is added up in another order for each number of ranks, and may differ in
+// digits that are not printed.
 //
-// Exit code: 0, or 1 when something failed or an argument is bad.
+// Exits with 0, or with 1 if something failed or an argument is bad.
 #include "../idist.h"
 #include <stdint.h>
 #include <stdio.h>
@@ -64,7 +63,7 @@ static double random_unit(void) { // -1 <= x < 1, by Knuth's MMIX generator
     return (double)(state >> 11) * 0x1p-52 - 1.0;
 }
 
-// The atoms stand on a lattice in the middle of the box. As a whole they do not move.
+// Places the atoms on a lattice in the middle of the box, with random velocities that add up to 0.
 static void place_atoms(void) {
     double margin = (WALL - SPACING * (SIDE - 1)) / 2;
     vec mean = {0, 0, 0};
@@ -85,7 +84,7 @@ static void place_atoms(void) {
 
 // ---- a step ----
 
-// Adds to *f the force that an atom at q exerts on one at p. Returns the energy of the pair.
+// Adds to *f the force that an atom at q exerts on an atom at p. Returns the energy of the pair.
 static double interact(vec p, vec q, vec *f) {
     vec d = add(p, -1, q);
     double inverse2 = 1 / (d.x * d.x + d.y * d.y + d.z * d.z);
@@ -97,7 +96,7 @@ static double interact(vec p, vec q, vec *f) {
     return 4 * inverse6 * (inverse6 - 1);
 }
 
-// One coordinate: what went through a wall comes back from it.
+// Reflects one coordinate of an atom that has passed through a wall, and reverses its speed.
 static void reflect(double *place, double *speed) {
     if (*place >= 0 && *place <= WALL) return;
 
@@ -105,7 +104,7 @@ static void reflect(double *place, double *speed) {
     *speed = -*speed;
 }
 
-// The force on each atom where the atoms are now. Returns the potential energy.
+// Computes the force on each atom at the current positions. Returns the potential energy.
 static double compute_forces(void) {
     double potential = 0;
 
@@ -152,7 +151,7 @@ static double kinetic_energy(void) {
 
 // ---- the program ----
 
-// FNV-1a over the bits of all positions.
+// Returns the FNV-1a hash of the bits of all positions.
 static uint64_t checksum(void) {
     const unsigned char *p = (const unsigned char *)position;
     uint64_t hash = 0xcbf29ce484222325u;

@@ -11,17 +11,17 @@
 //    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x101f8ce8f8db414c
 //    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0x52548bb3d40e839b
 //
-// An ordinary program, whose author had one processor in mind; there is no idist in it.
-// examples/26_particles.c is the same program for any number of ranks.
+// This program was written for one processor and does not use idist. For any number of ranks, see
+// examples/26_particles.c.
 //
-// Molecular dynamics in the potential of Lennard-Jones, 4 (1 / r^12 - 1 / r^6): two atoms at a
-// distance r repel each other when they are close and attract each other when they are not. The
-// walls of the box reflect them. Velocity Verlet: half of a kick, a move, and the other half of the
-// kick with the forces at the new place. The units are those of the potential, and an atom has mass
-// 1. The checksum is that of the bits of all positions; the last digits of an energy, and with them
-// all later bits, depend on processor and compiler.
+// It simulates molecular dynamics in the Lennard-Jones potential, 4 (1 / r^12 - 1 / r^6). Two atoms
+// at a distance r repel each other when they are close and attract each other otherwise. The walls
+// of the box reflect the atoms. Each step is velocity Verlet: half of a kick, a move, and the other
+// half of the kick with the forces at the new positions. The potential defines the units, and an
+// atom has mass 1. The checksum covers the bits of all positions. The last digits of an energy, and
+// with them all later bits, depend on the processor and the compiler.
 //
-// Exit code: 0, or 1 for a bad argument.
+// Exits with 0, or with 1 for a bad argument.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,7 +57,7 @@ static double random_unit(void) { // -1 <= x < 1, by Knuth's MMIX generator
     return (double)(state >> 11) * 0x1p-52 - 1.0;
 }
 
-// The atoms stand on a lattice in the middle of the box. As a whole they do not move.
+// Places the atoms on a lattice in the middle of the box, with random velocities that add up to 0.
 static void place_atoms(void) {
     double margin = (WALL - SPACING * (SIDE - 1)) / 2;
     vec mean = {0, 0, 0};
@@ -78,7 +78,7 @@ static void place_atoms(void) {
 
 // ---- a step ----
 
-// Adds to *f the force that an atom at q exerts on one at p. Returns the energy of the pair.
+// Adds to *f the force that an atom at q exerts on an atom at p. Returns the energy of the pair.
 static double interact(vec p, vec q, vec *f) {
     vec d = add(p, -1, q);
     double inverse2 = 1 / (d.x * d.x + d.y * d.y + d.z * d.z);
@@ -90,7 +90,7 @@ static double interact(vec p, vec q, vec *f) {
     return 4 * inverse6 * (inverse6 - 1);
 }
 
-// One coordinate: what went through a wall comes back from it.
+// Reflects one coordinate of an atom that has passed through a wall, and reverses its speed.
 static void reflect(double *place, double *speed) {
     if (*place >= 0 && *place <= WALL) return;
 
@@ -98,7 +98,7 @@ static void reflect(double *place, double *speed) {
     *speed = -*speed;
 }
 
-// The force on each atom where the atoms are now. Returns the potential energy.
+// Computes the force on each atom at the current positions. Returns the potential energy.
 static double compute_forces(void) {
     double potential = 0;
 
@@ -142,7 +142,7 @@ static double kinetic_energy(void) {
 
 // ---- the program ----
 
-// FNV-1a over the bits of all positions.
+// Returns the FNV-1a hash of the bits of all positions.
 static uint64_t checksum(void) {
     const unsigned char *p = (const unsigned char *)position;
     uint64_t hash = 0xcbf29ce484222325u;

@@ -1,5 +1,5 @@
-// addends.h - what 10_gpu_all_reduce sums: floats in memory of the device, or of the host where
-// there is no device; include idist.h first
+// addends.h - arrays of floats that 10_gpu_all_reduce sums, in device memory, or in host memory
+// without a device; include idist.h first
 #ifndef EXAMPLES_ADDENDS_H
 #define EXAMPLES_ADDENDS_H
 
@@ -8,16 +8,17 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { ADDENDS_PERIOD = 1000 }; // of the numbers
+enum { ADDENDS_PERIOD = 1000 }; // elements after which the numbers repeat
 
 typedef struct addends {
     bool device;
     size_t count, nbytes; // of each array
-    float *host;          // what goes to the device, and what comes back
-    float *send, *recv;   // on the device; without one, on the host
+    float *host;          // data for the device, then the sums
+    float *send, *recv;   // on the device, or on the host without a device
 } addends;
 
-// Beside a device, `host` is pinned: copies of other host memory make the host wait.
+// Allocates the arrays. With a device, `host` is pinned, because copies of other host memory make
+// the host wait.
 static inline int addends_create(addends *a, bool device, size_t count) {
     a->device = device;
     a->count = count;
@@ -48,19 +49,21 @@ static inline int addends_free(addends *a) {
     return 0;
 }
 
-// Between two of the arrays. Returns when the copy is complete.
+// Copies one array to another. Returns when the copy is complete.
 static inline int addends_copy(const addends *a, float *to, const float *from) {
     if (a->device) CUDA(cudaMemcpy(to, from, a->nbytes, cudaMemcpyDefault));
     else memcpy(to, from, a->nbytes);
     return 0;
 }
 
-// Fills `host` with numbers of this rank. They are whole and small, so every sum is exact.
+// Fills `host` with the numbers of this rank. The numbers are whole and small, so every sum is
+// exact.
 static inline void addends_fill(const addends *a, int rank) {
     for (size_t i = 0; i < a->count; i++) a->host[i] = (float)(i % ADDENDS_PERIOD + (size_t)rank);
 }
 
-// Returns 0 if `host` has the sums over all ranks; else prints the first that is wrong.
+// Returns 0 if `host` holds the sums over all ranks. Otherwise prints the first wrong element and
+// returns 1.
 static inline int addends_verify(const addends *a, int rank, int ranks, const char *how) {
     size_t n = (size_t)ranks;
 

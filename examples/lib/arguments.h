@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Argument i, or `otherwise` if there is none; 0 if it is not a whole number from min (>= 1) to
-// max.
+// Returns argument i as a number, or `otherwise` if the argument is missing. Returns 0 if the
+// argument is not a whole number from min to max; min is 1 or more.
 static inline int argument(int argc, char **argv, int i, int otherwise, int min, int max) {
     int value;
 
@@ -20,7 +20,8 @@ static inline int argument(int argc, char **argv, int i, int otherwise, int min,
     return value >= min && value <= max ? value : 0;
 }
 
-// The number of ranks, which is the only argument. Prints the usage and returns 0 if it is wrong.
+// Returns the number of ranks, the only argument. Prints the usage and returns 0 if the arguments
+// are wrong.
 static inline int ranks_argument(int argc, char **argv, int otherwise, int min, int max) {
     int ranks = argument(argc, argv, 1, otherwise, min, max);
 
@@ -29,22 +30,24 @@ static inline int ranks_argument(int argc, char **argv, int otherwise, int min, 
     return 0;
 }
 
-// Whether the number of ranks was given although a launcher has chosen it. Prints that.
+// Returns true, and prints an error, if the number of ranks was given although a launcher has
+// chosen it.
 static inline bool ranks_contradict(bool given, const char *launcher) {
     if (!given || strcmp(launcher, "none") == 0) return false;
     fprintf(stderr, "%s has chosen the number of ranks: leave it out\n", launcher);
     return true;
 }
 
-// Whether the launcher made a world of another number of ranks than was given; wanted == 0: none
-// was. Prints that.
+// Returns true, and prints an error, if the launcher's world does not have `wanted` ranks. A
+// `wanted` of 0 accepts any world.
 static inline bool world_contradicts(int wanted, int ranks) {
     if (!wanted || wanted == ranks) return false;
     fprintf(stderr, "number of ranks %d, but the launcher made a world of %d\n", wanted, ranks);
     return true;
 }
 
-// The value of an option; text is NULL if there is none. Prints what is wrong.
+// Sets *value to the number in `text`, the value of an option, or NULL if the option has no value.
+// Prints an error and returns false if `text` is not a number from min to max.
 static inline bool option_number(const char *option, const char *text, uint64_t min, uint64_t max,
                                  uint64_t *value) {
     char *end = NULL;

@@ -1,11 +1,11 @@
-// check.h - CHECK and EXPECT print what failed, and return 1 from the function; TRY returns the
-// exit code of a function that failed
+// check.h - CHECK and EXPECT print what failed and return 1 from the function; TRY returns the exit
+// code of a function that failed
 #ifndef EXAMPLES_CHECK_H
 #define EXAMPLES_CHECK_H
 
 #include <stdio.h>
 
-// A call of idist
+// Checks a call of idist.
 #define CHECK(call)                                                        \
     do {                                                                   \
         if ((call) != IDIST_OK) {                                          \
@@ -14,7 +14,7 @@
         }                                                                  \
     } while (0)
 
-// A call of a function that returns an exit code, and has printed what failed
+// Checks a call of a function that returns an exit code and prints its own errors.
 #define TRY(call)                           \
     do {                                    \
         int try_code = (call);              \
@@ -22,7 +22,7 @@
         if (try_code != 0) return try_code; \
     } while (0)
 
-// A result
+// Checks a result.
 #define EXPECT(condition)                                                              \
     do {                                                                               \
         if (!(condition)) {                                                            \

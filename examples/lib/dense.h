@@ -7,10 +7,11 @@
 
 // ---- a layer ----
 
-// The parameters of a layer are one array: a row of `inputs` weights per output, then the biases.
+// Returns the number of parameters of a layer. They are one array: a row of `inputs` weights for
+// each output, then the biases.
 static inline int dense_params(int inputs, int outputs) { return (inputs + 1) * outputs; }
 
-// Weights are uniform with He's bound sqrt(6 / inputs), biases 0.
+// Draws uniform weights with He's bound sqrt(6 / inputs), and sets the biases to 0.
 static inline void dense_initialise(double *w, int inputs, int outputs, uint64_t *state) {
     double bound = 6.0 / inputs, root = 1;
 
@@ -32,8 +33,8 @@ static inline void dense_forward(const double *w, const double *in, int inputs, 
     }
 }
 
-// Takes the gradient of `out`. Adds that of the parameters to g; writes that of `in` to din, unless
-// din is NULL.
+// Takes `dout`, the gradient of `out`. Adds the gradient of the parameters to g. Writes the
+// gradient of `in` to din, unless din is NULL.
 static inline void dense_backward(const double *w, double *g, const double *in, int inputs,
                                   double *din, const double *out, const double *dout, int outputs,
                                   bool relu) {
@@ -56,7 +57,8 @@ static inline int digits_best(const double *logit) {
     return best;
 }
 
-// Softmax and cross entropy: returns the loss, and writes its gradient to dlogit.
+// Computes softmax and cross entropy. Returns the loss, and writes the gradient of the logits to
+// dlogit.
 static inline double digits_loss(const double *logit, int label, double *dlogit) {
     double sum = 0, top = logit[digits_best(logit)];
 
@@ -93,7 +95,7 @@ static inline bool digits_is_right(const double *w, const digits *d, size_t imag
     return digits_best(logit) == d->label[image];
 }
 
-// Adds the gradient of one image to g, and returns its loss.
+// Adds the gradient of one image to g, and returns the loss of the image.
 static inline double digits_gradient(const double *w, const digits *d, size_t image, double *g) {
     double hidden[DIGITS_HIDDEN], logit[DIGITS_CLASSES];
     double dhidden[DIGITS_HIDDEN], dlogit[DIGITS_CLASSES], loss;
@@ -107,7 +109,7 @@ static inline double digits_gradient(const double *w, const digits *d, size_t im
     return loss;
 }
 
-// SGD with momentum 0.9.
+// Makes a step of SGD with momentum 0.9.
 static inline void sgd_step(double *w, double *speed, const double *g, int n, double rate) {
     for (int i = 0; i < n; i++) {
         speed[i] = 0.9 * speed[i] + g[i];

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum { DIGITS_COUNT = 1797, DIGITS_SIDE = 8, DIGITS_PIXELS = 64, DIGITS_CLASSES = 10 };
-enum { DIGITS_MIN = 100, DIGITS_MAX = 1000000 }; // images in a file of the user
+enum { DIGITS_MIN = 100, DIGITS_MAX = 1000000 }; // images in a user's file
 
 typedef struct digit {
     unsigned char pixels[DIGITS_PIXELS]; // 0 .. 16
@@ -39,7 +39,8 @@ typedef struct digits {
     int label[DIGITS_COUNT];                    // 0 .. 9
 } digits;
 
-// Looks below the current folder, then beside this header. Prints what is wrong.
+// Loads digits.csv from below the current folder or from the folder beside this header. Prints an
+// error and returns false on failure.
 static inline bool digits_load(digits *d) {
     char line[512], beside[1024];
     const char *slash = strrchr(__FILE__, '/');
@@ -65,7 +66,7 @@ static inline bool digits_load(digits *d) {
     return false;
 }
 
-// ---- any file of that form, in images to train with and images to test with ----
+// ---- any file in this format, split into training and test images ----
 
 typedef struct digit_list {
     int count;
@@ -84,7 +85,8 @@ static inline bool digits_append(digit_list *to, const digit *one) {
     return true;
 }
 
-// Every fifth image of each class is for the test: the split depends on the file alone.
+// Reads the images of a file. Every fifth image of each class is for the test, so the split depends
+// only on the file. Prints an error and returns false on failure.
 static inline bool digits_read(const char *path, digit_list *train, digit_list *test) {
     char line[512];
     digit one;
@@ -109,8 +111,8 @@ static inline bool digits_read(const char *path, digit_list *train, digit_list *
     return ok;
 }
 
-// Returns the first of the places where digits.csv may be: below the current folder, beside this
-// header, beside or above the program. NULL if it is in none of them.
+// Returns the first path at which digits.csv exists: below the current folder, beside this header,
+// or beside or above the program. Returns NULL if it is in none of these places.
 static inline const char *digits_find(const char *program) {
     static char path[1024];
     const char *bases[] = {"", __FILE__, program, program, program};

@@ -1,5 +1,5 @@
-// digits_gpu.h - a network with one hidden layer for the digits, in elements that a GPU or a loop
-// runs; for CUDA
+// digits_gpu.h - a network with one hidden layer for the digits, as functions of one element for a
+// GPU or a loop; for CUDA
 #ifndef EXAMPLES_DIGITS_GPU_H
 #define EXAMPLES_DIGITS_GPU_H
 
@@ -9,8 +9,8 @@
 #include <cuda_runtime.h>
 #include <math.h>
 
-// W1 to B2: where the parameters of each layer begin. Their gradients are in the same places of an
-// array that has two more elements: loss and hits go with the gradient of the last layer.
+// W1 to B2 are the offsets of the parameters of each layer. The gradients have the same offsets in
+// an array with two more elements: loss and hits travel with the gradient of the last layer.
 enum {
     PIXELS = DIGITS_PIXELS,
     HIDDEN = 64,
@@ -28,22 +28,22 @@ enum {
     SUMS
 };
 
-typedef struct net { // one on the host; another on the device, if there is one
+typedef struct net { // one on the host, and one on the device if there is one
     float images[IMAGES * PIXELS];
-    int labels[IMAGES], order[IMAGES]; // the first TRAIN images of the order are to train with
+    int labels[IMAGES], order[IMAGES]; // the first TRAIN entries of order are for training
     float w[PARAMS], speed[PARAMS], g[SUMS];
-    float total[SUMS - LOSS]; // loss and hits of the batches of an epoch
-    // Of each image
+    float total[SUMS - LOSS]; // sums of loss and hits over an epoch
+    // For each image of a batch:
     float hidden[TEST * HIDDEN], dhidden[TEST * HIDDEN], dout[TEST * CLASSES];
     float loss[TEST], hit[TEST];
 } net;
 
-typedef struct batch { // a rank's share of it: images order[first] ...
+typedef struct batch { // one rank's share: images order[first] ...
     int first, count;
     float rate;
 } batch;
 
-// ---- elements: one thread each, or one turn of a loop ----
+// ---- elements: each is one GPU thread or one iteration of a loop ----
 
 __host__ __device__ static inline void forward1(net *t, batch b, int i) {
     const float *x = t->images + t->order[b.first + i / HIDDEN] * PIXELS;
@@ -53,7 +53,7 @@ __host__ __device__ static inline void forward1(net *t, batch b, int i) {
     t->hidden[i] = sum > 0 ? sum : 0;
 }
 
-// With softmax and cross entropy.
+// Computes the output of image n with softmax and cross entropy, and its gradient.
 __host__ __device__ static inline void forward2(net *t, batch b, int n) {
     int label = t->labels[t->order[b.first + n]], best = 0;
     float logit[CLASSES], sum = 0;
@@ -102,7 +102,7 @@ __host__ __device__ static inline void gradient1(net *t, batch b, int i) {
     t->g[i] = sum;
 }
 
-// SGD with momentum 0.9; adds up loss and hits.
+// Makes a step of SGD with momentum 0.9. The elements after the parameters add up loss and hits.
 __host__ __device__ static inline void step(net *t, batch b, int i) {
     if (i >= PARAMS) {
         t->total[i - PARAMS] += t->g[i];
@@ -118,7 +118,7 @@ template <void (*element)(net *, batch, int)> __global__ void kernel(net *t, bat
     if (i < n) element(t, b, i);
 }
 
-// The elements 0 .. n - 1: on the stream, or here and now if it is NULL.
+// Runs elements 0 .. n - 1 on the stream, or right here if the stream is NULL.
 template <void (*element)(net *, batch, int)>
 static inline void each(net *t, batch b, int n, cudaStream_t stream) {
     if (stream) kernel<element><<<(n + 127) / 128, 128, 0, stream>>>(t, b, n);
@@ -128,7 +128,8 @@ static inline void each(net *t, batch b, int n, cudaStream_t stream) {
 
 // ---- on the host ----
 
-// Every fifth image is for the test. Prints what is wrong.
+// Loads the images; every fifth image is for the test. Prints an error and returns false on
+// failure.
 static inline bool net_load(net *host) {
     static digits all;
     int ntrain = 0, ntest = 0;
@@ -142,7 +143,7 @@ static inline bool net_load(net *host) {
     return true;
 }
 
-// Draws the first weights. Biases, and all else, stay 0.
+// Draws the first weights. Biases, and everything else, stay 0.
 static inline void net_begin(net *host, uint64_t *state) {
     for (int i = 0; i < B2; i++) {
         float bound = i < B1 ? 0.3f : i < W2 ? 0 : 0.2f;
@@ -151,7 +152,7 @@ static inline void net_begin(net *host, uint64_t *state) {
     }
 }
 
-// Shuffles the images to train with, and sets the totals to 0.
+// Shuffles the training images, and sets the totals to 0.
 static inline void net_begin_epoch(net *host, uint64_t *state) {
     for (int i = TRAIN - 1; i > 0; i--) {
         int k = (int)(random_u64(state) % (uint64_t)(i + 1)), swap = host->order[i];
@@ -169,7 +170,7 @@ static inline void net_print_epoch(const net *host, int epoch, int batches) {
     printf("epoch %2d: loss %.4f, %.1f %% right\n", epoch, (double)loss, (double)(100 * hits));
 }
 
-// How many of the first `count` images of the last forward2 were recognised.
+// Returns how many of the first `count` images were recognized by the last forward2.
 static inline int64_t net_hits(const net *host, int count) {
     int64_t hits = 0;
 
@@ -177,7 +178,7 @@ static inline int64_t net_hits(const net *host, int count) {
     return hits;
 }
 
-// same: whether all ranks have this checksum.
+// Prints the result. `same` is true if all ranks have this checksum.
 static inline void net_print_result(int64_t hits, double seconds, uint64_t checksum, bool same) {
     printf("accuracy %.1f %% (%d of %d test images), %.2f s\n", 100.0 * (double)hits / TEST,
            (int)hits, TEST, seconds);

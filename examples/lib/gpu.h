@@ -1,4 +1,4 @@
-// gpu.h - CUDA memory, or host memory where there is no device; CUDA checks a call
+// gpu.h - device memory, or host memory without a device; the macro CUDA checks a call
 #ifndef EXAMPLES_GPU_H
 #define EXAMPLES_GPU_H
 
@@ -15,9 +15,10 @@
         }                                                                          \
     } while (0)
 
-// In all functions, stream is NULL if there is no device.
+// The stream is NULL in all functions below if there is no device.
 
-// Between host and device. Without a device the two are the same memory.
+// Copies between host and device, and waits for the copy. Without a device both are the same
+// memory.
 static inline int gpu_copy(void *to, const void *from, size_t nbytes, cudaStream_t stream) {
     if (!stream) return 0;
     CUDA(cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDefault, stream));
@@ -25,7 +26,7 @@ static inline int gpu_copy(void *to, const void *from, size_t nbytes, cudaStream
     return 0;
 }
 
-// Room for `count` floats, all 0.
+// Allocates `count` floats, all 0.
 static inline int gpu_zeros(float **at, int count, cudaStream_t stream) {
     size_t nbytes = (size_t)count * sizeof **at;
 

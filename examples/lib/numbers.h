@@ -20,7 +20,7 @@ static inline double random_unit(uint64_t *state) { // 0 <= x < 1
     return (double)(random_u64(state) >> 11) / 9007199254740992.0;
 }
 
-// FNV-1a, continued from `hash`; the first call passes FNV_START.
+// Continues the FNV-1a hash `hash` over more data. The first call passes FNV_START.
 static inline uint64_t fnv1a(uint64_t hash, const void *data, size_t nbytes) {
     const unsigned char *p = (const unsigned char *)data;
 

@@ -1,5 +1,5 @@
-// regression.h - a network with one hidden layer, and AdamW, in elements that a GPU runs in
-// parallel
+// regression.h - a network with one hidden layer, and AdamW, as functions of one element, which a
+// GPU runs in parallel
 #ifndef EXAMPLES_REGRESSION_H
 #define EXAMPLES_REGRESSION_H
 
@@ -13,8 +13,8 @@
 #define HOST_DEVICE
 #endif
 
-// SAMPLES: of each rank. W1 to B2: where the parameters of each layer begin. PADDING: room for as
-// many more.
+// SAMPLES is the number of samples per rank. W1 to B2 are the offsets of the parameters of each
+// layer. PADDING is room for that many more parameters.
 enum {
     INPUTS = 8,
     HIDDEN = 1000,
@@ -27,18 +27,18 @@ enum {
     PADDING = 64
 };
 
-typedef struct model { // one on the host; another on the device, if there is one
+typedef struct model { // one on the host, and one on the device if there is one
     float x[SAMPLES * INPUTS], y[SAMPLES], hidden[SAMPLES * HIDDEN], error[SAMPLES];
     float w[PARAMS + PADDING], g[PARAMS + PADDING]; // parameters and gradients
 } model;
 
-typedef struct adam { // the moments of `count` parameters from `first` on
+typedef struct adam { // moments of `count` parameters from `first` on
     float *m, *v;     // on the device, if there is one
     int first, count;
-    float power_m, power_v, fix_m, fix_v; // they start at 0 and are too small in the first steps
+    float power_m, power_v, fix_m, fix_v; // fix_m and fix_v correct the bias of m and v
 } adam;
 
-// ---- elements: one thread each, or one turn of a loop ----
+// ---- elements: each is one GPU thread or one iteration of a loop ----
 
 HOST_DEVICE static inline void hidden(model *t, adam a, int i) {
     float sum = t->w[B1 + i % HIDDEN];
@@ -57,7 +57,7 @@ HOST_DEVICE static inline void output(model *t, adam a, int n) {
     t->error[n] = sum - t->y[n];
 }
 
-// Of half the mean of the squared errors.
+// Computes the gradient of half the mean squared error.
 HOST_DEVICE static inline void gradient(model *t, adam a, int i) {
     float sum = 0;
 
@@ -81,7 +81,7 @@ HOST_DEVICE static inline void adamw(model *t, adam a, int i) {
 
 // ---- on the host ----
 
-// The factors of the next step.
+// Sets the factors of the next step. The moments start at 0 and are too small in the first steps.
 static inline void adam_next(adam *a) {
     a->power_m *= 0.9f;
     a->power_v *= 0.999f;
@@ -94,7 +94,7 @@ static inline float regression_random(uint32_t *state) { // -1 .. 1
     return (float)(*state >> 8) / 8388608 - 1;
 }
 
-// The same first parameters on every rank, and samples of its own.
+// Sets the same initial parameters on every rank, and different samples.
 static inline void regression_begin(model *host, int rank) {
     uint32_t same = 1, own = 1000u + (uint32_t)rank;
 
@@ -117,7 +117,7 @@ static inline double regression_loss(const model *host) {
     return loss;
 }
 
-// NaN if one of the numbers is.
+// Returns the largest difference of two elements, or NaN if one of the numbers is NaN.
 static inline double largest_difference(const float *a, const float *b, int n) {
     double largest = 0;
 

@@ -17,23 +17,24 @@ enum {
 
 static const int width[LAYERS + 1] = {DIGITS_PIXELS, 48, 40, 32, DIGITS_CLASSES};
 
-// What a micro-batch leaves on a rank between its forward and its backward pass.
+// Data of a micro-batch that a rank keeps between its forward and its backward pass.
 typedef struct micro {
-    double out[LAYERS + 1][MICRO * WIDEST]; // out[k]: the output of layer k - 1, input of layer k
-    double back[MICRO * WIDEST];            // the gradient of the input of the first layer here
+    double out[LAYERS + 1][MICRO * WIDEST]; // out[k]: output of layer k - 1, input of layer k
+    double back[MICRO * WIDEST];            // gradient of the input of this rank's first layer
 } micro;
 
 typedef struct stage {
     int first, last;        // layers first .. last - 1
-    size_t inputs, outputs; // of a micro-batch here
+    size_t inputs, outputs; // numbers of a micro-batch
     double *w, *g, *speed;  // of these layers only
     double loss;            // of the epoch so far, on the rank of the last layer
 } stage;
 
-// The first layer of rank r of n. Its last is the one before the first of rank r + 1.
+// Returns the first layer of rank r of n. The last layer of rank r precedes the first layer of rank
+// r + 1.
 static inline int stage_begin(int r, int n) { return LAYERS * r / n; }
 
-// The number of parameters of the layers from .. to - 1.
+// Returns the number of parameters of the layers from .. to - 1.
 static inline int stage_params(int from, int to) {
     int n = 0;
 
@@ -41,13 +42,13 @@ static inline int stage_params(int from, int to) {
     return n;
 }
 
-// How many parameters rank r of n has.
+// Returns the number of parameters of rank r of n.
 static inline size_t stage_size(int r, int n) {
     return (size_t)stage_params(stage_begin(r, n), stage_begin(r + 1, n));
 }
 
-// The layers of rank r of n. Every rank draws the weights of all layers, so that none depends on
-// the cuts.
+// Creates the layers of rank r of n. Every rank draws the weights of all layers, so the weights do
+// not depend on the division into ranks.
 static inline bool stage_create(stage *s, int r, int n) {
     static double all[LAYERS * (WIDEST + 1) * WIDEST];
     int first = stage_begin(r, n), last = stage_begin(r + 1, n);
@@ -69,8 +70,9 @@ static inline bool stage_create(stage *s, int r, int n) {
     return true;
 }
 
-// The n-th image in an order that is not that of the file: 1001 and the number of images are
-// coprime. The first TRAIN images are for training, the next TEST for the test.
+// Returns the n-th image in a shuffled order. Every image occurs once, because 1001 and the number
+// of images are coprime. The first TRAIN images are for training, the next TEST images for the
+// test.
 static inline int stage_image(int n) { return n * 1001 % DIGITS_COUNT; }
 
 static inline void stage_load(micro *m, const digits *d, int first) {
@@ -88,7 +90,8 @@ static inline void stage_forward(const stage *s, micro *m) {
     }
 }
 
-// grad: of the output of the last layer here; overwritten. Leaves m->back.
+// Computes the gradients of a micro-batch. `grad` is the gradient of the output of this rank's last
+// layer, and is overwritten. Leaves the gradient of the input in m->back.
 static inline void stage_backward(const stage *s, micro *m, double *grad) {
     for (int k = s->last; k-- > s->first;) {
         int at = stage_params(s->first, k), in = width[k], out = width[k + 1];
@@ -100,7 +103,8 @@ static inline void stage_backward(const stage *s, micro *m, double *grad) {
     }
 }
 
-// On the rank of the last layer: adds the loss, and writes its gradient to grad.
+// Adds the loss of a micro-batch to s->loss, and writes its gradient to grad. Only the rank of the
+// last layer calls this function.
 static inline void stage_loss(stage *s, const digits *d, int first, const micro *m, double *grad) {
     for (int i = 0; i < MICRO; i++) {
         const double *logit = m->out[LAYERS] + i * DIGITS_CLASSES;
@@ -118,7 +122,7 @@ static inline void stage_step(stage *s) {
     memset(s->g, 0, (size_t)n * sizeof *s->g);
 }
 
-// How many of the test images a stage of all layers classifies correctly.
+// Returns how many test images a stage of all layers classifies correctly.
 static inline int stage_test(const stage *s, const digits *d) {
     static micro m;
     int right = 0;
@@ -133,7 +137,7 @@ static inline int stage_test(const stage *s, const digits *d) {
     return right;
 }
 
-// Does the same training on this rank alone, and compares its weights with `expected`. Returns 0 if
+// Repeats the training on this rank alone, and compares its weights with `expected`. Returns 0 if
 // they are the same and the accuracy is 90 % or more.
 static inline int stage_compare(const double *expected, const digits *d) {
     static micro m;

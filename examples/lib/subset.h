@@ -8,11 +8,11 @@
 enum { SUBSET_SEED = 1234, SUBSET_MAX_PARTS = 64 };
 
 typedef struct subset {
-    size_t count, image[DIGITS_COUNT]; // numbers of images
+    size_t count, image[DIGITS_COUNT]; // indices of images
 } subset;
 
-// Part `which` of n of `whole`, or of all images if it is NULL. No rank talks to another: all draw
-// the same parts.
+// Sets *part to part `which` of n parts of `whole`, or of all images if `whole` is NULL. No
+// communication is needed, because all ranks draw the same parts.
 static inline int subset_part(const subset *whole, const double *fractions, int n, int which,
                               subset *part) {
     size_t count = whole ? whole->count : (size_t)DIGITS_COUNT;
@@ -22,7 +22,7 @@ static inline int subset_part(const subset *whole, const double *fractions, int 
     return 0;
 }
 
-// The same, with parts of equal length.
+// Sets *part to part `which` of n equal parts of `whole`, or of all images if `whole` is NULL.
 static inline int subset_equal_part(const subset *whole, int n, int which, subset *part) {
     double equal[SUBSET_MAX_PARTS];
 
@@ -30,7 +30,8 @@ static inline int subset_equal_part(const subset *whole, int n, int which, subse
     return subset_part(whole, equal, n, which, part);
 }
 
-// A sampler of all images of a subset. They belong to this rank alone, hence one replica.
+// Creates a sampler of all images of a subset. The subset belongs to this rank alone, so there is
+// one replica.
 static inline int subset_sampler(const subset *s, idist_sampler **sampler) {
     idist_sampler_desc desc;
 
@@ -42,7 +43,7 @@ static inline int subset_sampler(const subset *s, idist_sampler **sampler) {
     return 0;
 }
 
-// The images of a subset in the order of an epoch.
+// Sets *shuffled to the images of a subset in the order of an epoch.
 static inline int subset_shuffle(const subset *s, idist_sampler *sampler, int epoch,
                                  subset *shuffled) {
     size_t position;
@@ -53,8 +54,8 @@ static inline int subset_shuffle(const subset *s, idist_sampler *sampler, int ep
     return 0;
 }
 
-// Sets g to the mean gradient of `count` images from `first` on; after the last comes the first.
-// Returns their mean loss.
+// Sets g to the mean gradient of `count` images from `first` on; the first image follows the last.
+// Returns the mean loss of these images.
 static inline double subset_gradient(const double *w, const digits *d, const subset *s,
                                      size_t first, size_t count, double *g) {
     double loss = 0;
@@ -66,7 +67,7 @@ static inline double subset_gradient(const double *w, const digits *d, const sub
     return loss / (double)count;
 }
 
-// How many of the images first, first + step, ... are classified correctly.
+// Returns how many of the images first, first + step, ... are classified correctly.
 static inline int subset_count_right(const double *w, const digits *d, const subset *s, int first,
                                      int step) {
     int right = 0;

@@ -109,7 +109,7 @@ static void idist__choose_backend_settle(idist__world *w, const char *name, size
     if (named == w->backend) return;
     if (device && !w->cfg.device_backend[0])
         idist__text_copy(w->cfg.device_backend, sizeof w->cfg.device_backend, device);
-    idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%.*s\" was asked for: %s %s%s%s", (int)n,
+    idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%.*s\" was requested: %s %s%s%s", (int)n,
                      name, w->backend->name, device ? "moves host memory, " : "serves in its place",
                      device ? device : "", device ? " device memory (see device_backend)" : "");
 }

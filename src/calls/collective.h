@@ -207,8 +207,8 @@ static idist_status idist__collective_spare(const char *name, uint64_t nbytes, s
 
 static idist_status idist__collective_fits(const char *name, uint64_t nbytes, size_t capacity) {
     if (nbytes <= capacity) return IDIST_OK;
-    return idist__fail(IDIST_ERR_TRUNCATED, "%s: %llu bytes arrived, the buffer has %zu", name,
-                       (unsigned long long)nbytes, capacity);
+    return idist__fail(IDIST_ERR_TRUNCATED, "%s: %llu bytes arrived, but the buffer holds only %zu",
+                       name, (unsigned long long)nbytes, capacity);
 }
 
 idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root,
@@ -223,8 +223,8 @@ idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, i
     if (!nbytes || (capacity && !buf))
         return idist__fail(IDIST_ERR_ARG, "%s: buf or nbytes is NULL", name);
     if (is_root && *nbytes > capacity)
-        return idist__fail(IDIST_ERR_ARG, "%s: root says %zu bytes in a buffer of %zu", name,
-                           *nbytes, capacity);
+        return idist__fail(IDIST_ERR_ARG, "%s: root's message claims %zu bytes, but it has %zu",
+                           name, *nbytes, capacity);
 
     if (is_root) n = *nbytes;
     status = idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64,

@@ -219,8 +219,7 @@ static idist_status idist__life_check_unused(const idist__world *w) {
     const idist_group *g;
 
     if (w->tasks.deferred_count)
-        return idist__fail(IDIST_ERR_STATE,
-                           "finalize: an idist_group_begin of another thread is open");
+        return idist__fail(IDIST_ERR_STATE, "finalize: another thread is inside idist_group_begin");
     for (g = &w->group; g; g = g->next)
         if (g->open_request_count)
             return idist__fail(IDIST_ERR_STATE,
@@ -303,9 +302,8 @@ static void idist__life_end(idist__world *w) {
     if (idist__tracer_now()) idist__tracer_now()->left();
     idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
     if (w->life.abandoned)
-        idist__log_print(
-            &w->log, IDIST_LOG_WARN,
-            "a thread has not come back from a call: the closed world stays in memory");
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "a thread has not returned from a call: the closed world stays in memory");
     for (g = w->group.next; g; g = g->next) idist__group_abandon(g); // the backend still has them
     w->group.next = NULL;
     idist__life_free(w);
@@ -454,8 +452,8 @@ idist_status idist_initialize(const idist_desc *desc) {
 
     idist__os_mutex_lock(&idist__life_lock);
     if (idist__world_default())
-        status =
-            idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
+        status = idist__fail(IDIST_ERR_STATE,
+                             "initialize: there is a world already; call idist_finalize first");
     else status = idist_open(desc, &world);
     if (world) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
     idist__os_mutex_unlock(&idist__life_lock);

@@ -61,9 +61,10 @@ static idist_status idist__new_group_reserve(const char *name, idist__world *w, 
     if (*g) w->groups.making_count++;
     idist__os_mutex_unlock(&w->lock);
     if (busy)
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: another thread makes a group; backend %s makes one at a time", name,
-                           w->backend->name);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "%s: another thread is creating a group; backend %s creates one at a time", name,
+            w->backend->name);
 
     return *g ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
@@ -408,11 +409,11 @@ static idist_status idist__new_group_release(idist_group *g) {
     idist__wait_until(w, idist__new_group_is_settled, g);
 
     if (w->progress.stops) {
-        status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
+        status = idist__fail(IDIST_ERR_STATE, "free_group: another thread is closing the world");
     } else if (g->running_count || g->open_request_count) {
-        status = idist__fail(IDIST_ERR_STATE,
-                             "free_group: calls are still under way on it, or requests are open; "
-                             "wait for them first");
+        status = idist__fail(
+            IDIST_ERR_STATE,
+            "free_group: calls or requests of the group are still running; wait for them first");
     } else {
         // Read the messages for the group that have already arrived. Once the group is gone, they
         // belong to nobody.
@@ -445,7 +446,7 @@ idist_status idist_free_group(idist_group **group) {
         return IDIST_ERR_STATE;
     if (g == &g->w->group)
         return idist__fail(IDIST_ERR_ARG,
-                           "free_group: a world ends by idist_finalize or idist_close");
+                           "free_group: this group is a world; use idist_finalize or idist_close");
     status = idist__new_group_release(g);
     if (status == IDIST_OK) *group = NULL;
 
@@ -453,10 +454,9 @@ idist_status idist_free_group(idist_group **group) {
 }
 
 static idist_status idist__new_group_needs_ulfm(const char *name) {
-    return idist__fail(IDIST_ERR_UNSUPPORTED,
-                       "%s: only backend mpi can do this, with Open MPI 5 under "
-                       "mpirun --with-ft ulfm",
-                       name);
+    return idist__fail(
+        IDIST_ERR_UNSUPPORTED,
+        "%s: only backend mpi supports this, with Open MPI 5 under mpirun --with-ft ulfm", name);
 }
 
 idist_status idist_shrink(idist_group *group, idist_group **survivors) {

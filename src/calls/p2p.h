@@ -78,7 +78,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
     if (w->progress.stops)
-        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
+        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread is closing the world", name);
     t = idist__task_new(g);
     if (!t) return idist__fail(IDIST_ERR_NO_MEMORY, "%s: out of memory", name);
 

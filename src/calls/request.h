@@ -194,7 +194,8 @@ idist_status idist_request_free(idist_request *request) {
     w = t->group->w;
 
     if (t->then) {
-        status = idist__fail(IDIST_ERR_ARG, "request_free: a split has to be waited for");
+        status = idist__fail(IDIST_ERR_ARG,
+                             "request_free: the request of a split cannot be freed; wait for it");
     } else {
         idist__request_empty(request);
         if (t->state == IDIST__TASK_DONE) status = idist__wait_result(t);
@@ -234,10 +235,9 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
     if (t->state == IDIST__TASK_DONE && !t->then) return false;
 
     if (t->call.kind != IDIST__RECV || t->then) {
-        *status = idist__fail(IDIST_ERR_ARG,
-                              "cancel: other ranks already count on this %s; only a receive can be "
-                              "cancelled",
-                              name);
+        *status = idist__fail(
+            IDIST_ERR_ARG,
+            "cancel: other ranks already rely on this %s; only a receive can be cancelled", name);
         return false;
     }
 

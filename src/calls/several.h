@@ -38,7 +38,7 @@ static idist_status idist__plan_run(idist_group *g, const idist_plan *plan,
 
     if (g->w->groups.serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
         g->size != plan->size)
-        return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
+        return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan was freed");
     return may_differ ? idist__call_traced(g, call, opts) : idist__call_checked(g, call, opts);
 }
 
@@ -178,7 +178,7 @@ idist_status idist_group_end(void) {
     char text[sizeof idist__me.text];
     idist_status first;
 
-    if (!now->depth) return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
+    if (!now->depth) return idist__fail(IDIST_ERR_STATE, "group_end: no idist_group_begin is open");
     if (--now->depth) return IDIST_OK;
     idist__tracer_begin("wait", "group_end", NULL, NULL);
 

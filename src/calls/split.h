@@ -141,9 +141,10 @@ static idist_status idist__split_begin(idist_group *p, int color, int key, idist
     idist_status status;
 
     if (p->size > 1 && !p->w->backend->group_meet)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "split_start: backend %s blocks while it makes a group; use idist_split",
-                           p->w->backend->name);
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "split_start: backend %s blocks while it creates a group; use idist_split",
+            p->w->backend->name);
     split = idist__split_new(p);
     if (!split) return IDIST_ERR_NO_MEMORY;
     split->group = group;

@@ -24,9 +24,8 @@ static idist_status idist__user_op_add(const char *name, const idist__user_op *u
     for (i = 0; i < IDIST__COUNT_OF(g->w->user.ops) && g->w->user.ops[i].used; i++) continue;
 
     if (i == IDIST__COUNT_OF(g->w->user.ops)) {
-        status =
-            idist__fail(IDIST_ERR_NO_SPACE,
-                        "%s: a world has room for %zu ops; free one with idist_op_free", name, i);
+        status = idist__fail(IDIST_ERR_NO_SPACE,
+                             "%s: a world can have %zu ops; free one with idist_op_free", name, i);
     } else {
         g->w->user.ops[i] = *user;
         g->w->user.ops[i].used = true;
@@ -91,17 +90,19 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
     *dtype = IDIST_DTYPE_COUNT;
     if (!name || !name[0]) return idist__fail(IDIST_ERR_ARG, "dtype_create: the name is missing");
     if (nbytes < 1 || nbytes > IDIST__DTYPE_MAX_NBYTES)
-        return idist__fail(IDIST_ERR_ARG, "dtype_create: an element has 1 to %d bytes, got %zu",
-                           (int)IDIST__DTYPE_MAX_NBYTES, nbytes);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "dtype_create: the size of an element must be between 1 and %d bytes, got %zu",
+            (int)IDIST__DTYPE_MAX_NBYTES, nbytes);
     status = idist__call_enter("dtype_create", group, &g);
     if (status != IDIST_OK) return status;
     for (i = 0; i < IDIST__USER_DTYPES && g->w->user.dtypes[i].used; i++) continue;
 
     if (i == IDIST__USER_DTYPES) {
-        status = idist__fail(IDIST_ERR_NO_SPACE,
-                             "dtype_create: a world has room for %d dtypes; free one with "
-                             "idist_dtype_free",
-                             i);
+        status =
+            idist__fail(IDIST_ERR_NO_SPACE,
+                        "dtype_create: a world can have %d dtypes; free one with idist_dtype_free",
+                        i);
     } else {
         user = &g->w->user.dtypes[i];
         idist__text_copy(user->name, sizeof user->name, name);
@@ -124,7 +125,8 @@ idist_status idist_dtype_free(idist_dtype dtype, idist_group *group) {
 
     if (status != IDIST_OK) return status;
     if (user < 0 || !g->w->user.dtypes[user].used || g->w->user.dtypes[user].dtype != dtype)
-        status = idist__fail(IDIST_ERR_ARG, "dtype_free: %d is no dtype of this world", (int)dtype);
+        status = idist__fail(IDIST_ERR_ARG, "dtype_free: %d is not a user dtype of this world",
+                             (int)dtype);
     else g->w->user.dtypes[user].used = false;
     idist__os_mutex_unlock(&g->w->lock);
 

@@ -47,7 +47,8 @@ static idist_status idist__backend_add(const idist_backend_api *api) {
         if (entry->api == api) return IDIST_OK;
         if (strcmp(entry->api->name, api->name) == 0)
             return idist__fail(IDIST_ERR_ARG,
-                               "register_backend: another backend has the name \"%s\"", api->name);
+                               "register_backend: a backend named \"%s\" is already registered",
+                               api->name);
     }
 
     if (idist__backend_count < IDIST__COUNT_OF(idist__backend_first_entries))

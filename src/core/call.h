@@ -62,10 +62,10 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     if (group && !w)
         return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
     if (!w)
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: there is no world: call idist_initialize first, and not after "
-                           "idist_finalize",
-                           name);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "%s: there is no world: call idist_initialize first (idist_finalize ends the world)",
+            name);
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
     idist__world_lock(w);
@@ -134,7 +134,7 @@ static idist_status idist__call_route(idist_group *g, const idist__call *call,
     if (!opts->stream) return IDIST_OK;
 
     return idist__fail(w->wrap ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
-                       "%s: a stream is for device memory: %s", idist__kind_names[call->label],
+                       "%s: opts.stream needs device memory: %s", idist__kind_names[call->label],
                        w->about.no_device);
 }
 
@@ -326,7 +326,7 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     if (opts->request)
         return idist__fail(
             IDIST_ERR_ARG,
-            "%s: with opts.plan, opts.request must be NULL; idist_plan_start takes it",
+            "%s: with opts.plan, opts.request must be NULL; pass the request to idist_plan_start",
             idist__kind_names[call->label]);
     status = idist__call_number_plan(g, plan, call, &number);
     if (status != IDIST_OK) return status;

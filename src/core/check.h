@@ -20,8 +20,8 @@ static idist_status idist__check_blocking(const char *name, const idist_opts *op
         return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.%s must be NULL", name,
                            opts->request ? "request" : "plan");
     if (idist__together_now.depth)
-        return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end",
-                           name);
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: not allowed between idist_group_begin and idist_group_end", name);
 
     return IDIST_OK;
 }
@@ -52,7 +52,7 @@ static idist_status idist__check_buffers(const idist_group *g, const idist__call
     if (idist__extent_in_place(&e, call)) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_ARG,
-                       "%s: send and receive buffers overlap in a way that in-place does not allow",
+                       "%s: send and receive buffers overlap, and not as the in-place form allows",
                        name);
 }
 
@@ -87,7 +87,7 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *ca
     if (!user || !user->used)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)call->op);
     if (!user->fn && !idist__dtype_is_float(call->dtype))
-        return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s",
+        return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum needs a floating dtype, got %s",
                            name, idist_dtype_name(call->dtype));
 
     return IDIST_OK;

@@ -135,8 +135,8 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 
     idist__text_append(text, cap, "rank %d on %s, which ", peer, g->w->nodes[peer].hostname);
     if (t->call.kind == IDIST__SEND) // other ranks read it if the group fails
-        idist__text_append(text, cap, "does not receive the message of rank %d", g->w->group.rank);
-    else idist__text_append(text, cap, "sent nothing that fits");
+        idist__text_append(text, cap, "has not received the message of rank %d", g->w->group.rank);
+    else idist__text_append(text, cap, "has sent no matching message");
 
     return 1;
 }

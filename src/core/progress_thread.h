@@ -97,7 +97,8 @@ static void *idist__progress_thread_main(void *arg) {
 
 static idist_status idist__progress_thread_need(idist__world *w) {
     if (w->progress.running || w->machine.single_threaded) return IDIST_OK;
-    if (w->progress.stops) return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
+    if (w->progress.stops)
+        return idist__fail(IDIST_ERR_STATE, "another thread is closing the world");
     if (idist__os_thread_start(&w->progress.thread, idist__progress_thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "could not start the thread that advances requests; is a limit on "

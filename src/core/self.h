@@ -195,7 +195,7 @@ static idist_status idist__self_open(idist__world *w) {
 
     if (*wake < 0) {
         idist__mem_free(&w->cfg.mem, wake);
-        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
+        return idist__fail_errno("initialize: cannot create a wake-up descriptor", errno);
     }
 
     w->impl = wake;
@@ -232,13 +232,13 @@ static void idist__self_announce(idist__task *t) { (void)t; }
 
 static int idist__self_missing(idist__task *t, char *text, size_t cap) {
     idist__text_append(text, cap,
-                       t->call.kind == IDIST__SEND ? "a receive in this rank"
-                                                   : "a send in this rank");
+                       t->call.kind == IDIST__SEND ? "a receive on this rank"
+                                                   : "a send on this rank");
     return 1;
 }
 
 static idist_status idist__self_claim(idist__config *cfg, const char **why) {
-    *why = "it serves a world of 1 only";
+    *why = "it serves only a world of one rank";
     return cfg->world_size > 1 ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 

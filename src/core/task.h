@@ -39,7 +39,7 @@ static void idist__task_report(const idist__task *t) {
     w->tasks.let_go_count--;
     if (t->status != IDIST_OK && t->group->status == IDIST_OK)
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "a request freed by idist_request_free failed: %s", t->text);
+                         "a call failed after idist_request_free freed its request: %s", t->text);
 }
 
 // Completes a task. `text` says why the task failed, without the name of the operation.

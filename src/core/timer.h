@@ -87,8 +87,8 @@ static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
     }
 
     if (!missing)
-        idist__text_append(cause, sizeof cause,
-                           "nobody, but the data did not come through to rank %d", w->group.rank);
+        idist__text_append(cause, sizeof cause, "nobody, but the data did not reach rank %d",
+                           w->group.rank);
     if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t))
         idist__task_complete(t, IDIST_ERR_TIMEOUT, cause);
     else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);

@@ -17,7 +17,7 @@
 // and waits for this thread to leave. Called when this thread holds the lock again after a release.
 static idist_status idist__gpu_leave_goes_on(const idist_group *g, idist_status status) {
     if (status != IDIST_OK || !g->w->progress.stops) return status;
-    return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
+    return idist__fail(IDIST_ERR_STATE, "another thread is closing the world");
 }
 
 static bool idist__gpu_leave_is_unused(const void *arg) {

@@ -91,7 +91,7 @@ static idist_status idist__mpi_error_await(MPI_Request *request, int timeout_ms,
         if (done) return IDIST_OK;
         if (idist__os_clock_now_ns() > deadline_ns)
             return idist__fail(IDIST_ERR_TIMEOUT,
-                               "%s: not all ranks of the communicator came within %d ms", what,
+                               "%s: not all ranks of the communicator arrived within %d ms", what,
                                timeout_ms);
         idist__os_thread_yield();
     }

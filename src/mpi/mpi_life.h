@@ -94,8 +94,10 @@ static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
 
     MPI_Comm_test_inter(comm, &inter);
     if (!inter) return IDIST_OK;
-    return idist__fail(IDIST_ERR_ARG, "initialize: *desc.mpi_comm is an intercommunicator; make "
-                                      "one group of both by MPI_Intercomm_merge");
+    return idist__fail(
+        IDIST_ERR_ARG,
+        "initialize: *desc.mpi_comm is an intercommunicator; merge its two groups with "
+        "MPI_Intercomm_merge");
 }
 
 static idist_status idist__mpi_life_claim(idist__config *cfg, const char **why) {

@@ -48,7 +48,8 @@ static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
     same_check = max[2] == -max[3];
     if (same_nbytes && same_check) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_ENV, "initialize: %s differs between ranks; set it alike on all",
+    return idist__fail(IDIST_ERR_ENV,
+                       "initialize: %s differs between ranks; set the same value on all ranks",
                        same_nbytes ? "IDIST_CHECK" : "IDIST_SHM_MIB (desc.shm_nbytes)");
 }
 

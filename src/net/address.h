@@ -50,10 +50,11 @@ static idist_status idist__address_one_of(idist__os_address *address, const char
 
     memset(address, 0, sizeof *address);
     if (host[strspn(host, "0123456789")] == 0)
-        return idist__fail(IDIST_ERR_ARG,
-                           "the host name \"%s\" would be taken for a number: use the address, or "
-                           "the name with its domain",
-                           host);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "the host name \"%s\" would be parsed as a number: use the address, or the name with "
+            "its domain",
+            host);
 
     error = idist__os_socket_resolve(address, host, port, which, count);
     if (!error) return IDIST_OK;

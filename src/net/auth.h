@@ -173,8 +173,10 @@ static idist_status idist__auth_check_hello(const idist__handshake *shake) {
     const idist__hello *theirs = &shake->theirs, *mine = &shake->mine;
 
     if (!idist__auth_has_magic(theirs))
-        return idist__fail(IDIST_ERR_AUTH, "the peer does not speak the protocol of idist: it is "
-                                           "another program. Choose another port, or end it");
+        return idist__fail(
+            IDIST_ERR_AUTH,
+            "the peer does not use the protocol of idist, so it is another program. Choose "
+            "another port, or end that program");
     if (theirs->byte_order != mine->byte_order)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "the peer has another byte order; mixed worlds are not supported");
@@ -187,7 +189,8 @@ static idist_status idist__auth_check_hello(const idist__handshake *shake) {
         return idist__fail(IDIST_ERR_AUTH,
                            "the peer belongs to another job (or to an earlier run of this one)");
     if (theirs->world_size != mine->world_size)
-        return idist__fail(IDIST_ERR_ENV, "the peer has a world_size of %u, this process one of %u",
+        return idist__fail(IDIST_ERR_ENV,
+                           "the peer has world_size %u, but this process has world_size %u",
                            (unsigned)theirs->world_size, (unsigned)mine->world_size);
 
     return IDIST_OK;
@@ -277,9 +280,10 @@ static idist_status idist__auth_fail_transfer(void) {
     if (errno)
         return idist__fail(IDIST_ERR_PEER_LOST, "the connection broke during the handshake: %s",
                            strerror(errno));
-    return idist__fail(IDIST_ERR_PEER_LOST,
-                       "the peer closed the connection during the handshake: it ended, it had no "
-                       "room for one more connection, or it does not speak the protocol of idist");
+    return idist__fail(
+        IDIST_ERR_PEER_LOST,
+        "the peer closed the connection during the handshake: it ended, it accepts no more "
+        "connections, or it does not use the protocol of idist");
 }
 
 // Continues a handshake without blocking. Returns IDIST_OK with *done set once each side has proven

@@ -28,11 +28,11 @@ static bool idist__connection_lacks_local(void) {
     int refused = idist__os_socket_local_error();
 
     if (!refused) return false;
-    idist__fail(IDIST_ERR_SYSTEM,
-                "socket(AF_UNIX): %s: this process may not use local sockets, by which the ranks "
-                "of a host meet. IDIST_TRANSPORT=tcp (desc.transport) uses TCP over loopback "
-                "instead",
-                strerror(refused));
+    idist__fail(
+        IDIST_ERR_SYSTEM,
+        "socket(AF_UNIX): %s: this process may not use local sockets, which the ranks of a host "
+        "use to meet. IDIST_TRANSPORT=tcp (desc.transport) uses TCP over loopback instead",
+        strerror(refused));
 
     return true;
 }

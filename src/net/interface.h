@@ -168,10 +168,11 @@ static idist_status idist__interface_none(const idist__interface_filter *filter,
                            "initialize: %s=%s leaves no interface that other hosts can reach: this "
                            "host has %s",
                            filter->variable, filter->list, count ? text : "none");
-    return idist__fail(IDIST_ERR_ENV,
-                       "initialize: no address known at which other hosts reach this one: set "
-                       "IDIST_ADDR; this host has %s",
-                       count ? text : "none");
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "initialize: found no address at which other hosts can reach this host: set IDIST_ADDR. "
+        "This host has %s",
+        count ? text : "none");
 }
 
 // Finds an address of this host that other hosts can use, without looking at IDIST_ADDR. The hint,

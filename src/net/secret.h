@@ -70,7 +70,7 @@ static idist_status idist__secret_from_file(idist__secret *secret, const char *p
 static idist_status idist__secret_from_field(idist__secret *secret, const void *field,
                                              size_t nbytes) {
     if (!field || !idist__secret_fits(secret, nbytes))
-        return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and %d to %zu bytes",
+        return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and between %d and %zu bytes",
                            IDIST__SECRET_MIN, sizeof secret->bytes);
     idist__secret_set(secret, field, nbytes);
     return IDIST_OK;

@@ -53,8 +53,8 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     if (fd < 0)
         return idist__fail(
             IDIST_ERR_SYSTEM,
-            "spawn: start_method \"exec\" finds the program in /proc (self/exe and self/cmdline), "
-            "which cannot be read: %s. Mount /proc, or use start_method \"fork\" or a launcher",
+            "spawn: start_method \"exec\" reads /proc/self/exe and /proc/self/cmdline, and "
+            "cannot: %s. Mount /proc, or use start_method \"fork\" or a launcher",
             strerror(errno));
     idist__rerun_read_args(r, mem, fd);
     idist__os_descriptor_close(&fd);
@@ -107,17 +107,19 @@ static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
     idist__os_process_die_with(idist__os_process_parent());
     idist__os_process_pass(fd, false);
     if (!idist__os_process_file_begins(fd, idist__worker_magic, sizeof idist__worker_magic))
-        return idist__fail(IDIST_ERR_STATE,
-                           "spawn: the program, executed again as worker %d, has closed "
-                           "descriptors that it did not open; it must leave those open",
-                           i);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "spawn: the program, executed again as worker %d, has closed descriptors that it did "
+            "not open; it must leave such descriptors open",
+            i);
     if (idist__os_process_file_has(fd, spawn->shared_nbytes))
         shared = (idist__worker_shared *)idist__os_process_share(fd, spawn->shared_nbytes);
     if (!shared || i < 0 || i >= spawn->n)
-        return idist__fail(IDIST_ERR_STATE,
-                           "spawn: the program, executed again as worker %d, asks for another "
-                           "number of workers than before",
-                           i);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "spawn: the program, executed again as worker %d, requests another number of workers "
+            "than its parent",
+            i);
 
     __atomic_store_n(&shared->results[i].arrived, 1, __ATOMIC_RELEASE);
     spawn->shared_fd = fd;

@@ -243,7 +243,7 @@ static idist_status idist__start_check(const idist_desc *d, int nproc_per_node, 
 static idist_status idist__start_check_worker(bool by_exec) {
     if (!by_exec || !idist__is_worker) return IDIST_OK;
     return idist__fail(IDIST_ERR_UNSUPPORTED,
-                       "spawn: a worker can start others with start_method \"fork\" only");
+                       "spawn: a worker can start other workers only with start_method \"fork\"");
 }
 
 static void idist__start_fill(idist_workers *spawn, const idist_desc *d, int nproc_per_node) {

@@ -382,7 +382,7 @@ static void group_open_elsewhere(bool worker_failed) {
         rank_ok(0, idist__life_close(left->w, true));
     } else {
         rank_is(0, idist_close(&world), IDIST_ERR_STATE);
-        rank_check(strstr(idist_last_error(), "idist_group_begin of another thread"), "got \"%s\"",
+        rank_check(strstr(idist_last_error(), "another thread is inside idist_group_begin"), "got \"%s\"",
                    idist_last_error());
         if (world) rank_ok(0, idist_send(&x, 1, IDIST_I32, 0, 1, &opts));
     }
@@ -413,7 +413,7 @@ static void *comes_late(void *arg) {
     int32_t none = 0;
     wait_for_blocked(world, 1);
     rank_is(0, idist_recv(&none, 1, IDIST_I32, 1, 1, NULL, &a), IDIST_ERR_STATE);
-    rank_check(strstr(idist_last_error(), "another thread closes"), "got \"%s\"",
+    rank_check(strstr(idist_last_error(), "another thread is closing"), "got \"%s\"",
                idist_last_error());
     idist_group_begin();
     rank_is(0, idist_recv(&none, 1, IDIST_I32, 1, 2, NULL, &o), IDIST_ERR_STATE);

@@ -711,7 +711,7 @@ static void progress_beside_small_ones(idist_group *world, int rank, int n, void
 
 static void keep_line(idist_log_level level, const char *line, void *user) {
     (void)level;
-    if (strstr(line, "freed by idist_request_free")) snprintf((char *)user, 400, "%s", line);
+    if (strstr(line, "after idist_request_free")) snprintf((char *)user, 400, "%s", line);
 }
 
 // idist_close waits for what was let go: until it is complete or, as here, the deadline has passed.

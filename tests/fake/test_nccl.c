@@ -480,7 +480,7 @@ static way all_ways[] = {
     {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_INIT_HANGS", "1"}},
      IDIST_ERR_DEVICE,
      NULL,
-     "ncclCommInitRank has not come back after",
+     "ncclCommInitRank has not returned after",
      0},
 };
 

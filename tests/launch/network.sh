@@ -283,7 +283,7 @@ says 1 "all addresses" 'IDIST_ADDR is "0.0.0.0", which is not the address of one
 says 1 "an address with a port" 'IDIST_ADDR is "10.7.0.1:80": give only the name or the address' \
     0:IDIST_ADDR=10.7.0.1:80
 # One that the resolver takes for a number.
-fail "a name of digits" 'the host name "6841231" would be taken for a number' MASTER_ADDR=6841231
+fail "a name of digits" 'the host name "6841231" would be parsed as a number' MASTER_ADDR=6841231
 
 # Nine round trips, of 200 ms each.
 net_far delay=100

@@ -151,7 +151,7 @@ static inline bool rank_is_status_at(const char *file, int line, int rank, idist
 // Is what stands before p about the rank that reports something, rather than the one to blame?
 static inline bool text_names_witness(const char *text, const char *p) {
     static const char *const before[] = {"not answer ", "connection to ", "to it from ",
-                                         "the message of ", "come through to "};
+                                         "the message of ", "did not reach "};
     for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
         size_t n = strlen(before[i]);
         if ((size_t)(p - text) >= n && strncmp(p - n, before[i], n) == 0) return true;

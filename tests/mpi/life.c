@@ -271,7 +271,7 @@ static void *makes_another(void *arg) {
     (void)arg;
     usleep(100000); // the other thread is in idist_new_group
     CHECK(idist_new_group(members, 1, &group) == IDIST_ERR_STATE, "a second thread makes a group");
-    CHECK(strstr(idist_last_error(), "another thread makes a group") && !group, "the text");
+    CHECK(strstr(idist_last_error(), "another thread is creating a group") && !group, "the text");
     return NULL;
 }
 

@@ -1,13 +1,14 @@
-// cifar10_checkpoint.h - what the training of apps/cifar10 goes on from: saved by idist_checkpoint
+// cifar10_checkpoint.h - the checkpoints from which apps/cifar10 resumes, written by
+// idist_checkpoint_save
 #ifndef CIFAR10_CHECKPOINT_H
 #define CIFAR10_CHECKPOINT_H
 #include "cifar10_report.h"
 
-typedef struct position { // how far the training is
-    uint64_t job;         // hash_job
+typedef struct position { // how far the training has come
+    uint64_t job;         // from hash_job
     uint64_t iteration, epoch;
-    uint64_t samples; // of all ranks, in the epoch after these
-    double best;      // accuracy; below 0 before the first validation
+    uint64_t samples; // of all ranks, in the current epoch
+    double best;      // best accuracy; below 0 before the first validation
 } position;
 
 enum { RUNNING = 2, KEPT = 3 };
@@ -28,8 +29,8 @@ static void progress_begin(progress *p, const net *n) {
     p->at.best = -1;
 }
 
-// A file that is either complete or absent; the `keep` best of this prefix stay. Collective, like
-// what follows.
+// Saves a checkpoint: a file that is either complete or absent. Keeps the `keep` best checkpoints
+// of this prefix. Collective.
 static int save(const progress *p, const char *prefix, int keep, double score) {
     idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = prefix, .keep = keep};
 
@@ -39,18 +40,19 @@ static int save(const progress *p, const char *prefix, int keep, double score) {
     return 0;
 }
 
-// Where a training goes on.
+// Saves the checkpoint from which a training resumes. Collective.
 static int save_latest(const progress *p) {
     return save(p, "training", 1, (double)p->at.iteration);
 }
 
-// One of the two networks with the best accuracies, unless two others are better.
+// Saves the network. It is kept as long as its accuracy is among the two best. Collective.
 static int save_best(progress *p, double accuracy) {
     if (accuracy > p->at.best) p->at.best = accuracy;
 
     return save(p, "best", 2, accuracy);
 }
 
+// Loads a checkpoint. Returns 0, or 2 after an error. Collective.
 static int load(progress *p, const char *path) {
     uint64_t job = p->at.job;
 
@@ -65,9 +67,9 @@ static int load(progress *p, const char *path) {
     return 0;
 }
 
-// From --resume_from, or from the beginning. Then the folder must not have another training: its
-// checkpoints would be kept, where they are better, instead of the new ones. 0, or 2 after an
-// error.
+// Resumes from --resume_from, or starts from the beginning. In a new training, the folder must not
+// hold another training, whose checkpoints would be kept instead of the new ones where they are
+// better. Returns 0, or 2 after an error. Collective.
 static int progress_resume(progress *p) {
     idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = "training"};
     bool latest = cfg.resume_from && !strcmp(cfg.resume_from, "latest");

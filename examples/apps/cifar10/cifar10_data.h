@@ -1,6 +1,5 @@
-// cifar10_data.h - the images of apps/cifar10: CIFAR-10's binary files, or digits like those of
-// examples/data/digits.csv; what a loader fetches of them, with augmentation. Nothing in here
-// communicates.
+// cifar10_data.h - the images of apps/cifar10: CIFAR-10's binary files, or digits in the format of
+// examples/data/digits.csv, and batches of them with augmentation. Nothing in here communicates.
 #ifndef CIFAR10_DATA_H
 #define CIFAR10_DATA_H
 #include "../../lib/digits.h"
@@ -15,7 +14,7 @@
 enum { CIFAR_SIDE = 32, DIGIT_SIDE = 8, DIGIT_PIXELS = DIGIT_SIDE * DIGIT_SIDE };
 enum { MIN_IMAGES = 20, MAX_IMAGES = 1000000 };
 
-// What --help says, and what an error about these files says.
+// Text that --help and errors about these files print.
 #define CIFAR_ARCHIVE                                                                   \
     "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html "          \
     "(170,052,171 bytes,\nMD5 c32a1d4ab5d03f1284b67883e8d87530) unpacks to the folder " \
@@ -25,8 +24,8 @@ enum { MIN_IMAGES = 20, MAX_IMAGES = 1000000 };
 
 typedef struct image_set {
     int count, side;
-    bool mirror;                    // a mirror image is of the same class
-    float mean[3], deviation[3];    // of the colours, from 0 to 1
+    bool mirror;                    // a mirror image has the same class
+    float mean[3], deviation[3];    // of the colors, from 0 to 1
     const char *names[CLASSES];     // of the classes
     unsigned char *labels, *pixels; // pixels: for each image three planes, red, green, blue
 } image_set;
@@ -35,7 +34,8 @@ static size_t image_nbytes(const image_set *set) {
     return (size_t)(COLOURS * set->side * set->side);
 }
 
-// The floats of one image in a batch, with margins even for batches of one.
+// Returns the size in bytes of one image in a batch, as floats, with margins even for batches of
+// one.
 static size_t image_batch_nbytes(const image_set *set) {
     return (image_nbytes(set) + 2 * MARGIN) * sizeof(float);
 }
@@ -46,7 +46,8 @@ static void free_images(image_set *set) {
     set->labels = set->pixels = NULL;
 }
 
-// Room for one image more; NULL without memory. Grows at powers of two.
+// Returns the place for the pixels of one more image, or NULL if out of memory. Grows the arrays at
+// powers of two.
 static unsigned char *append_image(image_set *set, int label) {
     size_t n = (size_t)set->count, size = image_nbytes(set);
 
@@ -65,7 +66,8 @@ static unsigned char *append_image(image_set *set, int label) {
 
 // ---- CIFAR-10 ----
 
-// CIFAR-10 comes in several versions, whose files differ by the end of their names.
+// Prints why a file was not opened. CIFAR-10 comes in several versions, whose files differ by the
+// end of their names.
 static void say_what_is_missing(const char *path, int error) {
     char other[1024];
     size_t n = strlen(path) > strlen(".bin") ? strlen(path) - strlen(".bin") : 0;
@@ -79,7 +81,8 @@ static void say_what_is_missing(const char *path, int error) {
     fprintf(stderr, "%s", CIFAR_ARCHIVE);
 }
 
-// Records of a label and the pixels of three planes.
+// Reads a file of records, each a label and the pixels of three planes. Prints an error and returns
+// false on failure.
 static bool read_cifar_file(const char *folder, const char *name, image_set *set) {
     char path[1024];
     unsigned char record[1 + COLOURS * CIFAR_SIDE * CIFAR_SIDE], *to;
@@ -132,8 +135,8 @@ static bool read_cifar(const char *folder, image_set *train, image_set *test) {
 
 // ---- digits ----
 
-// 64 pixels of 0 .. 16 and the label, divided by commas; nothing else. Gives what is wrong, or
-// NULL.
+// Parses 64 pixels, from 0 to 16, and the label, separated by commas, with nothing else on the
+// line. Returns what is wrong, or NULL.
 static const char *parse_digit(const char *s, unsigned char *pixels, int *label) {
     for (int i = 0; i <= DIGIT_PIXELS; i++) {
         int value = 0, digits = 0;
@@ -150,7 +153,7 @@ static const char *parse_digit(const char *s, unsigned char *pixels, int *label)
     return s[strspn(s, "\r\n")] ? "something follows the label" : NULL;
 }
 
-// Each pixel becomes a square, in three equal colours.
+// Turns each pixel into a square, with the same value in all three colors.
 static void enlarge_digit(const unsigned char *pixels, int side, unsigned char *to) {
     int square = side / DIGIT_SIDE;
 
@@ -161,7 +164,8 @@ static void enlarge_digit(const unsigned char *pixels, int side, unsigned char *
     }
 }
 
-// Every fifth of a class is kept for the test.
+// Reads a file of digits. Every fifth image of a class is for the test. Prints an error and returns
+// false on failure.
 static bool read_digits(const char *path, int side, image_set *train, image_set *test) {
     const image_set grey = {.side = side,
                             .mean = {0.3f, 0.3f, 0.3f},
@@ -194,8 +198,8 @@ static bool read_digits(const char *path, int side, image_set *train, image_set 
     return !error;
 }
 
-// A folder with CIFAR-10's files, or a file of digits, which are scaled up to `side`. False, and
-// says why, when it is neither.
+// Reads a folder with CIFAR-10's files, or a file of digits, which are scaled up to `side`. Prints
+// an error and returns false if the path is neither.
 static bool read_images(const char *path, int side, image_set *train, image_set *test) {
     struct stat info;
 
@@ -214,24 +218,25 @@ static bool read_images(const char *path, int side, image_set *train, image_set 
 
 // ---- batches ----
 
-// What a loader fetches from.
+// Images from which a loader fetches.
 typedef struct source {
     image_set set;
     idist_loader *loader;
     bool augment;           // and shuffle
     uint64_t seed;          // of the augmentation
-    _Atomic uint64_t epoch; // likewise; worker threads read it
+    _Atomic uint64_t epoch; // of the augmentation; worker threads read it
 } source;
 
-// How an image is moved, in pixels, and whether it is mirrored.
+// Offset of an image in pixels, and its mirroring.
 typedef struct placement {
     int dy, dx;
     bool mirror;
 } placement;
 
-// With augmentation by up to an eighth. It depends on seed, epoch and index only, so that an image
-// looks the same whichever rank and thread fetches it, and a training can be repeated on another
-// number of ranks. (A generator per rank would start from idist_auto_seed.)
+// Returns the placement of an image. With augmentation, the image moves by up to an eighth of its
+// side. The placement depends only on seed, epoch and index. Every rank and thread therefore sees
+// the same image, and a training can be repeated on another number of ranks. A separate generator
+// for each rank would start from idist_auto_seed.
 static placement place_image(source *s, size_t index) {
     int reach = s->set.side / 8;
     uint64_t state = s->seed * 7919u + atomic_load(&s->epoch) * 1000003u + index;
@@ -247,7 +252,8 @@ static placement place_image(source *s, size_t index) {
     return p;
 }
 
-// One plane of an image, with the float of each of the 256 values; black where nothing is.
+// Writes one plane of an image: value[] holds a float for each of the 256 values. Pixels from
+// outside the image are black.
 static void write_plane(const unsigned char *from, int side, placement p, const float *value,
                         float *to) {
     for (int row = 0; row < side; row++) {
@@ -263,7 +269,8 @@ static void write_plane(const unsigned char *from, int side, placement p, const 
     }
 }
 
-// Images as floats of about mean 0 and deviation 1: all red planes, then all green, then all blue.
+// Writes images as floats with a mean of about 0 and a deviation of about 1. All red planes come
+// first, then all green planes, then all blue planes.
 static int fetch_images(void *batch, const size_t *indices, size_t n, void *arg) {
     source *s = (source *)arg;
     const image_set *set = &s->set;
@@ -286,7 +293,8 @@ static int fetch_images(void *batch, const size_t *indices, size_t n, void *arg)
     return 0;
 }
 
-// Takes a batch that was fetched, and its labels, into the net; gives the images for the passes.
+// Copies the labels of a fetched batch to the net, and sets its number of images. Returns the
+// images for the passes.
 static const float *take_batch(net *n, const image_set *set, const idist_batch *batch) {
     for (size_t i = 0; i < batch->n; i++) n->labels[i] = set->labels[batch->indices[i]];
     n->images = (int)batch->n;

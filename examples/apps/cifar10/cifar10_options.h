@@ -1,5 +1,5 @@
 // cifar10_options.h - the options of apps/cifar10, named as in PyTorch-Ignite's CIFAR10 example,
-// and the learning rate that they ask for
+// and the learning rate that follows from them
 #ifndef CIFAR10_OPTIONS_H
 #define CIFAR10_OPTIONS_H
 #include "cifar10_data.h"
@@ -11,7 +11,7 @@ typedef struct config {
         checkpoint_every, log_every_iters, stop_iteration, side, width;
     double learning_rate, momentum, weight_decay, clip;
     const char *data, *output_path, *model, *resume_from;
-    const char *images; // `data`, or else where digits.csv was found; NULL: nowhere
+    const char *images; // `data`, else where digits.csv was found, or NULL
     bool bf16, sync_bn, no_overlap;
 } config;
 
@@ -83,7 +83,7 @@ static const option_row OPTIONS[] = {
 };
 enum { OPTION_COUNT = sizeof OPTIONS / sizeof OPTIONS[0] };
 
-// Residual blocks per stage; 0 when there is no such model.
+// Returns the number of residual blocks per stage, or 0 if there is no such model.
 static int model_blocks(const char *model) {
     int layers = 0, end = 0;
 
@@ -92,7 +92,8 @@ static int model_blocks(const char *model) {
     return layers % 6 == 2 && layers / 6 <= MAX_BLOCKS ? layers / 6 : 0;
 }
 
-// As options_parse.
+// Parses the options and checks how they combine. Returns a code as options_parse does:
+// OPTIONS_GOOD, OPTIONS_HELP, or OPTIONS_WRONG after printing an error.
 static int parse_options(int argc, char **argv) {
     static const option_table table = {
         "cifar10", OPTIONS, OPTION_COUNT,
@@ -126,7 +127,8 @@ static int parse_options(int argc, char **argv) {
     return OPTIONS_GOOD;
 }
 
-// From 0 up to --learning_rate in the warm-up, then down to 0.
+// Returns the learning rate after this many epochs. The rate rises from 0 to --learning_rate in the
+// warm-up, then falls to 0.
 static double learning_rate_after(double epochs) {
     double warm = cfg.num_warmup_epochs, all = cfg.num_epochs;
     idist_milestone line[3] = {{0, 0}, {warm, cfg.learning_rate}, {all, 0}};

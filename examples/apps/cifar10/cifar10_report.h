@@ -1,5 +1,5 @@
-// cifar10_report.h - what apps/cifar10 says: errors, the progress of an epoch, checksums, the
-// configuration. Functions that say "collective" are called by all ranks.
+// cifar10_report.h - the output of apps/cifar10: errors, the progress of an epoch, checksums, the
+// configuration. All ranks must call the functions that are marked "collective".
 #ifndef CIFAR10_REPORT_H
 #define CIFAR10_REPORT_H
 #include "cifar10_options.h"
@@ -19,7 +19,8 @@ static double seconds_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Collective: rank 0 says it. Returns the exit code for bad options, data and checkpoints.
+// Prints an error on rank 0. Returns 2, the exit code for bad options, data and checkpoints.
+// Collective.
 #ifdef __GNUC__
 __attribute__((format(printf, 1, 2)))
 #endif
@@ -37,7 +38,8 @@ refuse(const char *format, ...) {
     return 2;
 }
 
-// The exit code for what idist_one_rank_first returned. Its callback has said what is bad.
+// Returns the exit code for a status of idist_one_rank_first. If the callback failed, it has
+// printed an error.
 static int exit_code(idist_status status) {
     if (status == IDIST_ERR_CALLBACK) return 2;
     CHECK(status);
@@ -52,10 +54,10 @@ typedef struct epoch_report {
     idist_progress bar;
     idist_mean loss;              // over the epoch
     idist_running_average recent; // of the loss
-    double start_s, waited_s;     // waited_s: for averages of gradients, after backward passes
+    double start_s, waited_s;     // waited_s: for gradients, after the backward passes
 } epoch_report;
 
-// total: batches in an epoch
+// Starts the report of an epoch of `total` batches.
 static void report_begin(epoch_report *r, int epoch, uint64_t total) {
     memset(r, 0, sizeof *r);
     snprintf(r->title, sizeof r->title, "Epoch [%d/%d]", epoch, cfg.num_epochs);
@@ -64,8 +66,9 @@ static void report_begin(epoch_report *r, int epoch, uint64_t total) {
     r->start_s = seconds_now();
 }
 
-// After a step of `passes` batches, `done` of the epoch's: moves the bar, and writes a line every
-// --log_every_iters steps. Collective.
+// Moves the bar after a step of `passes` batches, when `done` batches of the epoch are complete.
+// Every --log_every_iters steps, updates the loss beside the bar, and logs a line if stderr is no
+// terminal. Collective.
 static idist_status report_step(epoch_report *r, uint64_t iteration, uint64_t done, int passes,
                                 double loss, double rate) {
     double recent;
@@ -86,7 +89,7 @@ static idist_status report_step(epoch_report *r, uint64_t iteration, uint64_t do
     return IDIST_OK;
 }
 
-// *loss: the mean over the epoch, and over all ranks. Collective.
+// Logs the epoch. Sets *loss to the mean over the epoch and over all ranks. Collective.
 static idist_status report_epoch(const epoch_report *r, uint64_t images, double *loss) {
     double seconds = seconds_now() - r->start_s;
     idist_status status = idist_mean_compute(&r->loss, loss, NULL);
@@ -100,7 +103,7 @@ static idist_status report_epoch(const epoch_report *r, uint64_t images, double 
 
 // ---- checksums ----
 
-// FNV-1a.
+// Continues the FNV-1a hash `hash` over more data.
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t nbytes) {
     const unsigned char *p = (const unsigned char *)data;
 
@@ -113,7 +116,8 @@ static uint64_t hash_weights(const net *n) {
     return hash_bytes(0xcbf29ce484222325u, n->values, n->n_values * sizeof(float));
 }
 
-// What ranks, and a training and its checkpoint, must have in common.
+// Returns a hash of everything that must be the same on all ranks, and in a training and its
+// checkpoint.
 static uint64_t hash_job(const image_set *train) {
     int numbers[] = {cfg.seed, cfg.batch_size * cfg.accumulate, cfg.width, train->side};
     uint64_t hash = hash_bytes(0xcbf29ce484222325u, train->labels, (size_t)train->count);
@@ -123,7 +127,8 @@ static uint64_t hash_job(const image_set *train) {
     return hash_bytes(hash, cfg.model, strlen(cfg.model));
 }
 
-// Collective. 0; 2 if a rank has another value than rank 0, which says that it has other `what`.
+// Checks that all ranks have the same value. If not, rank 0 prints which rank has other `what`, and
+// all ranks return 2. Collective.
 static int compare_ranks(uint64_t value, const char *what) {
     int n = idist_get_world_size(), other = -1;
     uint64_t *all = (uint64_t *)malloc((size_t)n * sizeof *all);
@@ -137,7 +142,7 @@ static int compare_ranks(uint64_t value, const char *what) {
 
     if (other < 0) return 0;
     refuse("rank %d has other %s than rank 0", other, what);
-    CHECK(idist_barrier(NULL)); // nobody leaves before that is said
+    CHECK(idist_barrier(NULL)); // no rank exits before the error is printed
     return 2;
 }
 
@@ -157,7 +162,7 @@ static void report_configuration(const image_set *train, const image_set *test, 
                     idist_auto_batch_size(cfg.batch_size));
 }
 
-// best < 0: there was no validation.
+// Reports the end of the training. `best` is below 0 if there was no validation.
 static void report_result(bool stopped, uint64_t iterations, double seconds, double best,
                           const net *n) {
     char text[40] = "Not validated yet";

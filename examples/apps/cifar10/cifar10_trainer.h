@@ -1,4 +1,4 @@
-// cifar10_trainer.h - what a rank of apps/cifar10 holds; the passes through its network, the
+// cifar10_trainer.h - the state of a rank of apps/cifar10, the passes through its network, and the
 // schedule and the log of its training
 #ifndef CIFAR10_TRAINER_H
 #define CIFAR10_TRAINER_H
@@ -7,13 +7,13 @@
 
 typedef struct trainer {
     net net;
-    source train, seen, test; // seen: the training images in order and without augmentation
-    idist_ddp *ddp;           // has the gradients of the net
-    idist_opts norms;         // of batch norms, with --sync-bn: their group
+    source train, seen, test; // seen: training images in order, without augmentation
+    idist_ddp *ddp;           // owns the gradients of the net
+    idist_opts norms;         // with the group of the batch norms, for --sync-bn
     progress progress;
     epoch_report report;
     idist_summary *curves; // by epochs, in the folder of the checkpoints
-    validation validation; // the last one
+    validation validation; // the last validation
     double rate, loss;     // of the last step
     double start_s;        // of the training
     double backward_s;     // when the last backward pass ended
@@ -22,7 +22,7 @@ typedef struct trainer {
     int exit_code;         // of a worker that ran in this process
 } trainer;
 
-// A callback of idist_one_rank_first.
+// Reads the images. A callback of idist_one_rank_first.
 static int load_images(void *arg) {
     trainer *t = (trainer *)arg;
 
@@ -35,7 +35,8 @@ static int load_images(void *arg) {
     return 0;
 }
 
-// The network that the options ask for, for the batches of one rank. 0, or 1 without memory.
+// Creates the network that the options ask for, for the batches of one rank. Returns 0, or 1 if out
+// of memory.
 static int create_network(trainer *t) {
     int side = t->train.set.side, images = idist_auto_batch_size(cfg.batch_size);
     uint64_t seed = (uint64_t)cfg.seed;
@@ -54,7 +55,7 @@ static void set_gradient(net *n, int i, void *memory) {
     n->grads[i].data = memory;
 }
 
-// Those that the options ask for.
+// Returns the hooks that the options ask for.
 static net_hooks wanted_hooks(net_hooks hooks) {
     if (cfg.no_overlap) hooks.gradient = NULL;
     if (!cfg.sync_bn) hooks.statistics = NULL;
@@ -65,7 +66,8 @@ static net_hooks wanted_hooks(net_hooks hooks) {
 
 static size_t n_images(const source *s) { return (size_t)s->set.count; }
 
-// A batch is divided among the ranks. While training all have --batch_size images.
+// Returns the description of batches, which are divided among the ranks. All training batches have
+// --batch_size images.
 static idist_loader_desc batches_of(source *s) {
     size_t images = (size_t)cfg.batch_size;
     idist_loader_desc desc = {.batch_size = images,
@@ -78,7 +80,8 @@ static idist_loader_desc batches_of(source *s) {
     return desc;
 }
 
-// From --resume_from, or from the beginning. Collective. 0, or 2 after an error.
+// Resumes from --resume_from, or starts from the beginning. Returns 0, or 2 after an error.
+// Collective.
 static int begin_or_resume(trainer *t) {
     int code = progress_resume(&t->progress);
 
@@ -87,7 +90,8 @@ static int begin_or_resume(trainer *t) {
     return code;
 }
 
-// Where the sampler of the training images goes on: in the middle of an epoch, if need be.
+// Returns the state at which the sampler of the training images resumes, in the middle of an epoch
+// if necessary.
 static idist_sampler_state resumed_state(const trainer *t) {
     const position *at = &t->progress.at;
     size_t count = idist_sampler_count(idist_loader_sampler(t->train.loader));
@@ -100,7 +104,7 @@ static idist_sampler_state resumed_state(const trainer *t) {
 }
 
 static void trainer_free(trainer *t) {
-    (void)idist_summary_free(&t->curves); // if the training failed
+    (void)idist_summary_free(&t->curves); // still there if the training failed
     idist_loader_free(&t->train.loader);
     idist_loader_free(&t->seen.loader);
     idist_loader_free(&t->test.loader);
@@ -119,8 +123,8 @@ static void begin_epoch(trainer *t) {
     report_begin(&t->report, (int)at->epoch + 1, idist_loader_count(t->train.loader));
 }
 
-// Reports this one and moves on to the next. Collective. 1 after an error, or if the loss is no
-// number any more.
+// Reports this epoch and moves on to the next. Returns 1 after an error, or if the loss is NaN or
+// huge. Collective.
 static int next_epoch(trainer *t) {
     position *at = &t->progress.at;
     uint64_t images = at->samples - t->first;
@@ -129,11 +133,11 @@ static int next_epoch(trainer *t) {
     at->epoch++;
     at->samples = 0;
     atomic_store(&t->train.epoch, at->epoch);
-    if (images == 0) return 0; // a training that was stopped at the end of this epoch goes on
+    if (images == 0) return 0; // resumed after a stop at the end of this epoch
     CHECK(report_epoch(&t->report, images, &loss));
     CHECK(idist_summary_add(t->curves, "train/loss", loss, at->epoch));
     CHECK(idist_summary_add(t->curves, "train/rate", t->rate, at->epoch));
-    if (loss < 1e6) return 0; // a NaN is not below
+    if (loss < 1e6) return 0; // NaN < 1e6 is false
 
     return refuse("the training diverged"), 1;
 }
@@ -148,7 +152,8 @@ static bool validation_is_due(const trainer *t) {
 
 // ---- a step ----
 
-// The backward passes of the next step: --accumulate, or those that are left in the epoch. 0: none.
+// Returns the number of backward passes of the next step: --accumulate, or as many as are left in
+// the epoch. Returns 0 at the end of the epoch.
 static int next_passes(const trainer *t) {
     const idist_sampler *sampler = idist_loader_sampler(t->train.loader);
     size_t images = idist_sampler_count(sampler) - idist_sampler_get_state(sampler).position;
@@ -165,7 +170,8 @@ static void begin_step(trainer *t) {
     t->rate = learning_rate_after((double)at->epoch + (double)at->samples / t->train.set.count);
 }
 
-// Pass number `pass` of a step, forward and backward: a part of its loss and gradients.
+// Makes pass number `pass` of a step, forward and backward. Adds its part of the loss and the
+// gradients.
 static idist_status train_pass(trainer *t, const idist_batch *batch, int pass, int passes) {
     net *n = &t->net;
     const float *in = take_batch(n, &t->train.set, batch);
@@ -181,10 +187,10 @@ static idist_status train_pass(trainer *t, const idist_batch *batch, int pass, i
     return n->status;
 }
 
-// The gradients have arrived.
+// Ends the wait for the gradients, which have arrived.
 static void end_wait(trainer *t) { t->report.waited_s += seconds_now() - t->backward_s; }
 
-// Collective.
+// Counts and reports a step. Collective.
 static int end_step(trainer *t, int passes) {
     position *at = &t->progress.at;
     int images = idist_get_world_size() * idist_auto_batch_size(cfg.batch_size); // of a batch
@@ -205,7 +211,8 @@ static bool is_training(const trainer *t) {
     return !t->stopped && t->progress.at.epoch < (uint64_t)cfg.num_epochs;
 }
 
-// After a step every --checkpoint_every of them, and the last one; after an epoch the last one.
+// Returns true if a checkpoint is due: every --checkpoint_every steps, after the step that stops
+// the training, and after the last epoch.
 static bool checkpoint_is_due(const trainer *t) {
     const position *at = &t->progress.at;
 
@@ -214,7 +221,7 @@ static bool checkpoint_is_due(const trainer *t) {
     return t->stopped || at->iteration % (uint64_t)cfg.checkpoint_every == 0;
 }
 
-// The last validation. tag: "Train" or "Test".
+// Reports the last validation. `tag` is "Train" or "Test".
 static int report_validation(trainer *t, const char *tag) {
     static const char *const names[] = {"Accuracy", "Loss"};
     const validation *v = &t->validation;
@@ -230,7 +237,8 @@ static int report_validation(trainer *t, const char *tag) {
     return 0;
 }
 
-// 0; 1 after an error; 2 if there is nothing to train with. Collective.
+// Opens the curves and reports the configuration. Returns 0, 1 after an error, or 2 if a batch
+// needs more images than there are. Collective.
 static int report_start(trainer *t) {
     idist_summary_desc curves = {.folder = cfg.output_path};
 

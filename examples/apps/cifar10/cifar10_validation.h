@@ -6,7 +6,7 @@
 
 typedef struct validation {
     double start_s;
-    idist_accuracy hits; // of this rank, like loss, confusion and cells
+    idist_accuracy hits; // hits, loss, confusion and cells are of this rank
     idist_mean loss;
     idist_confusion confusion;
     uint64_t cells[CLASSES * CLASSES];
@@ -25,8 +25,9 @@ static idist_status validation_update(validation *v, net *n) {
     return idist_confusion_update(&v->confusion, n->predicted, n->labels, images);
 }
 
-// Starts anew, with the images of this rank, in order. Where they do not divide evenly among the
-// ranks, the first ones are dealt out twice; those come last here, and do not count.
+// Starts a new validation with the images of this rank, in order. If the images do not divide
+// evenly among the ranks, the first images are dealt out twice. The duplicates come last here and
+// do not count.
 static idist_status classify(validation *v, net *n, const source *images) {
     int ranks = idist_get_world_size(), all = images->set.count;
     int left = (all - idist_get_rank() + ranks - 1) / ranks;
@@ -49,7 +50,7 @@ static idist_status classify(validation *v, net *n, const source *images) {
     }
 }
 
-// The two classes that were confused most often, if any were.
+// Logs the two classes that were confused most often, if any were.
 static void report_confusion(const validation *v, const char *const *names) {
     int label = 0, taken_for = 0;
     uint64_t most = 0, total = 0;

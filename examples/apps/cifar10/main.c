@@ -13,14 +13,17 @@
 //    ... INFO: Most confused: 5 is taken for 9, 1 of 36 times
 //    ... INFO: Best accuracy 0.99..; checksum of the weights ................ on all 2 ranks
 //
-// The training is that of PyTorch-Ignite's CIFAR10 example and has its options; the defaults suit
-// processors. Data, options, reports and checkpoints are in cifar10_*.h, which say what is
-// collective. Exit code: 0 if all ranks end with equal weights; 1: a failure; 2: bad options, data
-// or checkpoints. Also: -DUSE_BLAS with -lopenblas; mpicc -include idist_mpi.h for --backend mpi.
+// The training and its options follow PyTorch-Ignite's CIFAR10 example, with defaults that suit
+// CPUs. Data, options, reports and checkpoints are in cifar10_*.h, where comments mark collective
+// functions. Other build options are -DUSE_BLAS with -lopenblas, and mpicc -include idist_mpi.h for
+// --backend mpi.
+//
+// Exits with 0 if all ranks end with equal weights, with 1 after a failure, with 2 for bad options,
+// data or checkpoints.
 #include "../../../idist_train.h"
 #include "cifar10_trainer.h"
 
-// The network calls these three in the middle of a pass.
+// The network calls send_gradient, sync_norm and sync_norm_backward in the middle of a pass.
 static idist_status send_gradient(int i, void *arg) {
     return idist_ddp_ready(((trainer *)arg)->ddp, i);
 }
@@ -33,15 +36,16 @@ static idist_status sync_norm_backward(float *dy, float *dy_x, int channels, voi
     return idist_sync_batch_norm_backward(dy, dy_x, channels, &((trainer *)arg)->norms);
 }
 
-// The memory of the gradients is that of idist_ddp, which averages them over the ranks. Batch norms
-// get a group of their own: idist_ddp uses that of the world during a backward pass.
+// Gives the network to idist_ddp, which allocates the gradients and averages them over the ranks.
+// Batch norms get a group of their own, because idist_ddp uses the group of the world during a
+// backward pass.
 static int wrap_network(trainer *t) {
     net *n = &t->net;
     idist_ddp_desc desc = {.params = n->params,
                            .n = n->n_params,
                            .buffers = &t->progress.kept[RUNNING],
                            .n_buffers = 1,
-                           .bucket_nbytes = 64 << 10, // small, so that most leave early
+                           .bucket_nbytes = 64 << 10, // small, so that most buckets leave early
                            .compression = cfg.bf16 ? IDIST_COMPRESS_BF16 : IDIST_COMPRESS_NONE};
 
     CHECK(idist_ddp_create(&desc, &t->ddp));
@@ -51,7 +55,7 @@ static int wrap_network(trainer *t) {
     return 0;
 }
 
-// A rank gets its part of each batch, and fetches it ahead.
+// Creates a loader that fetches this rank's part of each batch ahead of time.
 static int make_loader(source *s) {
     idist_sampler_desc samples = {.length = n_images(s), .seed = s->seed, .in_order = !s->augment};
     idist_loader_desc batches = batches_of(s); // of all ranks together
@@ -60,7 +64,7 @@ static int make_loader(source *s) {
     return 0;
 }
 
-// All ranks have the same averages of gradients here, and make the same step.
+// Updates the weights. All ranks have the same averages of gradients here, and make the same step.
 static int optimizer_step(void *arg) {
     trainer *t = (trainer *)arg;
 
@@ -71,7 +75,8 @@ static int optimizer_step(void *arg) {
     return 0;
 }
 
-// The gradients of all passes add up on this rank; the last pass sends the sums.
+// Makes one step of several passes. Their gradients add up on this rank, and the last pass sends
+// the sums.
 static int train_step(trainer *t, int passes) {
     idist_batch batch;
 
@@ -86,7 +91,7 @@ static int train_step(trainer *t, int passes) {
     return end_step(t, passes);
 }
 
-// What each rank saw of its share of the images becomes accuracy and loss of all.
+// Classifies this rank's share of the images. Combines accuracy and loss over all ranks.
 static int evaluate(trainer *t, const source *images, const char *tag) {
     validation *v = &t->validation;
 
@@ -97,17 +102,18 @@ static int evaluate(trainer *t, const source *images, const char *tag) {
     return report_validation(t, tag);
 }
 
-// Every rank evaluates with the running statistics of the first.
+// Ends an epoch, and validates if it is time. Every rank evaluates with the running statistics of
+// rank 0.
 static int end_epoch(trainer *t) {
     TRY(next_epoch(t));
-    CHECK(idist_loader_set_epoch(t->train.loader, t->progress.at.epoch)); // in another order
+    CHECK(idist_loader_set_epoch(t->train.loader, t->progress.at.epoch)); // for another order
     if (!validation_is_due(t)) return 0;
     CHECK(idist_broadcast_parameters(&t->progress.kept[RUNNING], 1, 0, NULL));
     if (evaluate(t, &t->seen, "Train") || evaluate(t, &t->test, "Test")) return 1;
     return save_best(&t->progress, t->validation.accuracy);
 }
 
-// What each rank does.
+// Runs the training on one rank. Returns the exit code.
 static int run(trainer *t) {
     TRY(exit_code(idist_one_rank_first(load_images, t, 0, true, NULL))); // on each host
     TRY(compare_ranks(t->progress.at.job, "data or options"));

@@ -1,4 +1,4 @@
-// options.h - a command line by a table: "--name value", "--name=value", "--switch"
+// options.h - parses a command line by a table: "--name value", "--name=value", "--switch"
 //
 //     static int ranks = 2;
 //     static bool verbose;
@@ -11,8 +11,8 @@
 //     int code = options_parse(&TABLE, argc, argv);
 //     if (code != 0) return code == OPTIONS_HELP ? 0 : 2;
 //
-// The variables hold the defaults. A name in the table has '_' between words; on the command line
-// '-' is the same. C and C++.
+// The variables hold the defaults. A name in the table has '_' between words, for which the command
+// line may also have '-'. For C and C++.
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
@@ -41,12 +41,12 @@ typedef struct option_table {
     const char *program;
     const option_row *rows;
     int count;
-    const char *notes; // the end of --help; may be NULL
+    const char *notes; // printed at the end of --help, or NULL
 } option_table;
 
 enum { OPTIONS_GOOD = 0, OPTIONS_HELP = 1, OPTIONS_WRONG = 2 };
 
-// The value as text, "-" for a text that is not set; the same for --help and for a log.
+// Returns the value as text, or "-" for a text that is not set. Both --help and logs use it.
 static inline const char *option_text(const option_row *row, char *text, size_t capacity) {
     const char *s = row->kind == OPTION_TEXT ? *(const char *const *)row->value : NULL;
 
@@ -69,7 +69,8 @@ static inline void options_usage(const option_table *table, FILE *out) {
     if (table->notes) fprintf(out, "\n%s", table->notes);
 }
 
-// How many characters of `s` spell the name: all up to the end or a '='. 0: it is another name.
+// Returns how many characters of `s` spell the name, up to the end or a '='. Returns 0 if `s` is
+// another name.
 static inline size_t options_match(const char *s, const char *name) {
     size_t i = 0;
 
@@ -78,7 +79,8 @@ static inline size_t options_match(const char *s, const char *name) {
     return !name[i] && (!s[i] || s[i] == '=') ? i : 0;
 }
 
-// The row that an argument names, or NULL. *value: what follows its '=', or NULL.
+// Returns the row that an argument names, or NULL. Sets *value to the text after its '=', or to
+// NULL.
 static inline const option_row *options_find(const option_table *table, const char *argument,
                                              const char **value) {
     int i;
@@ -94,7 +96,7 @@ static inline const option_row *options_find(const option_table *table, const ch
     return NULL;
 }
 
-// False, and says why, when `text` is no value of this option.
+// Sets an option's variable. Prints an error and returns false if `text` is not a valid value.
 static inline bool options_set(const option_row *row, const char *text) {
     char *end = NULL;
     double number;
@@ -116,7 +118,7 @@ static inline bool options_set(const option_row *row, const char *text) {
     return true;
 }
 
-// The command line once, without setting anything or, if `sets`, with that.
+// Goes through the command line once. Sets the variables only if `sets` is true.
 static inline int options_walk(const option_table *table, int argc, char **argv, bool sets) {
     int i;
 
@@ -147,8 +149,9 @@ static inline int options_walk(const option_table *table, int argc, char **argv,
     return OPTIONS_GOOD;
 }
 
-// OPTIONS_GOOD; OPTIONS_HELP: --help or -h was there, and the usage is on stdout; OPTIONS_WRONG:
-// stderr says what is wrong. The usage shows the defaults, so it is printed before any is replaced.
+// Parses the command line. Returns OPTIONS_GOOD if it is right, and OPTIONS_WRONG after printing an
+// error on stderr. With --help or -h, prints the usage on stdout and returns OPTIONS_HELP. The
+// usage shows the defaults, so it is printed before any of them is replaced.
 static inline int options_parse(const option_table *table, int argc, char **argv) {
     int code = options_walk(table, argc, argv, false);
 

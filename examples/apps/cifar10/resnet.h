@@ -1,21 +1,22 @@
 // resnet.h - the residual network of apps/cifar10, forward and backward, in floats
 //
-// The net of He et al. (2015) for CIFAR-10, 6 n + 2 layers deep: a convolution, three stages of n
-// blocks with 16, 32 and 64 channels (or another width and twice that each time), the mean of each
-// channel, a dense layer:
+// The network of He et al. (2015) for CIFAR-10 is 6 n + 2 layers deep. It has a convolution, three
+// stages of n blocks, the mean of each channel, and a dense layer. The stages have 16, 32 and 64
+// channels, or another width that doubles from stage to stage.
 //
 //     block:   in --+-- conv 3x3 -- norm -- relu -- conv 3x3 -- norm --(+)-- relu -- out
 //                   `------ conv 1x1 -- norm where a stage begins -----'
 //
-// Use: net_create; n.grads[i] point to room for gradients; then for each batch n.images,
-// n.training, forward, cross_entropy, backward. With n.add gradients are added to what is there,
-// and n.weight is the share of this batch in the loss.
+// To use it, call net_create and point n.grads[i] to memory for the gradients. Then, for each
+// batch, set n.images and n.training, and call forward, cross_entropy and backward. With n.add,
+// gradients are added to the values in memory. The share of this batch in the loss is n.weight.
 //
-// Nothing in here communicates. A program of several ranks sets n.hooks, which the passes call.
+// Nothing in this file communicates. A program with several ranks sets n.hooks, which the passes
+// call.
 //
-// -DUSE_BLAS takes cblas_sgemm for the matrix products; link with -lopenblas or -lblas. Otherwise
-// they are the loops of multiply, compiled for AVX-512, for AVX2 and for what the build line
-// allows; the processor decides.
+// With -DUSE_BLAS, cblas_sgemm computes the matrix products; link with -lopenblas or -lblas.
+// Otherwise the loops of multiply compute them. They are compiled for AVX-512, for AVX2 and for the
+// target of the build line; the processor decides which of them runs.
 #ifndef RESNET_H
 #define RESNET_H
 #include "../../../idist_train.h"
@@ -30,17 +31,18 @@
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3") // gcc's -O2 leaves most of the loops below as they are
+#pragma GCC optimize("O3") // gcc's -O2 leaves most of the loops below unchanged
 #endif
 
 enum { CLASSES = 10, COLOURS = 3, MAX_BLOCKS = 18 };
 
-// Rows of a map are read and written a column before their begin and after their end: see gather.
+// Number of floats before and after a map. Rows are read and written from one column before their
+// beginning to one column after their end: see gather.
 enum { MARGIN = 16 };
 
 // ---- small things ----
 
-// Functions of our own, so that the program links without -lm.
+// Computes e to the power of x. The program has its own functions, so that it links without -lm.
 static double exp_of(double x) { // x <= 0
     double y = x / 1024, sum = 1;
     if (x < -700) return 0;
@@ -76,8 +78,8 @@ static uint64_t random_u64(uint64_t *state) { // splitmix64
 
 // ---- matrix product ----
 
-// 16 floats: one register with AVX-512, two with AVX2, four with SSE or NEON. Any other compiler
-// takes them one by one.
+// A vector of 16 floats: one register with AVX-512, two with AVX2, four with SSE or NEON. Compilers
+// without vector types process single floats.
 #ifdef __GNUC__
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
@@ -87,8 +89,9 @@ typedef float vec;
 #endif
 enum { LANES = sizeof(vec) / sizeof(float) };
 
-// c (m x n) = a (m x l) * b (l x n), or with add: += it. a[i][k] lies at a[i * a_row + k * a_col],
-// so that a may as well be a transposed matrix; rows of b and c are contiguous.
+// A matrix product c (m x n) = a (m x l) * b (l x n), or c += a * b with `add`. Element a[i][k] is
+// at a[i * a_row + k * a_col], so a may also be a transposed matrix. Rows of b and c are
+// contiguous.
 typedef struct product {
     int m, n, l;
     const float *a;
@@ -110,12 +113,12 @@ static void multiply(const product *p) {
                 p->c, (int)p->c_row);
 }
 #else
-// Output positions that a convolution treats at a time: a panel of 32 columns stays in the fast
-// caches.
+// Number of output positions that a convolution processes at a time. A panel of 32 columns stays in
+// the fast caches.
 enum { PANEL = 32 };
 
-// `rows` rows of c from row i on, 16 columns at a time, which stay in registers while l is gone
-// through.
+// Computes `rows` rows of c from row i on, 16 columns at a time. The sums of these columns stay in
+// registers during the loop over l.
 INLINE void multiply_rows(const product *p, int i, const int rows) {
     const float *a = p->a + i * p->a_row;
     float *c = p->c + i * p->c_row;
@@ -144,8 +147,8 @@ INLINE void multiply_by(const product *p, const int rows) {
     for (; i < p->m; i++) multiply_rows(p, i, 1);
 }
 
-// The same for each kind of registers: 8 x 16 sums fill those of AVX-512, 4 x 16 those of the
-// others.
+// Computes the product with the registers of one kind of processor. With AVX-512 they hold 8 x 16
+// sums, otherwise 4 x 16.
 #if defined(__GNUC__) && defined(__x86_64__)
 __attribute__((target("avx512f"))) static void multiply_avx512(const product *p) {
     multiply_by(p, 8);
@@ -166,8 +169,8 @@ static void multiply(const product *p) {
 }
 #endif
 
-// Sum of (x[i] - mean) * (y[i] - mean), in 16 parts: a compiler must not reorder a sum by itself,
-// and with few terms in each part float is enough.
+// Returns the sum of (x[i] - mean) * (y[i] - mean), computed in 16 parts. A compiler must not
+// reorder a sum by itself. With few terms in each part, float is precise enough.
 static double sum_products(const float *x, const float *y, float mean, size_t n) {
     float part[16] = {0};
     double sum = 0;
@@ -192,15 +195,16 @@ static double sum_of(const float *x, size_t n) {
 
 // ---- the network ----
 //
-// Maps lie channel by channel, and within a channel image by image: what a batch norm sees of a
-// channel is one row of memory, and so is a row of the matrices that a convolution multiplies:
+// Maps are stored channel by channel, and within a channel image by image. One channel of a batch
+// norm's input is therefore one row of memory. So is a row of the matrices that a convolution
+// multiplies:
 //
-//     out (channels x positions) = weights^T * col (taps x positions)     col: the inputs under
-//     each tap, put together by
-//                                                                        gather, for a panel of
-//                                                                        positions at a time
-//     d weights = col * d out^T      d col = weights * d out              d in: d col, added up by
-//     scatter
+//     out (channels x positions) = weights^T * col (taps x positions)
+//     d weights                  = col * d out^T
+//     d col                      = weights * d out
+//
+// The matrix col holds the inputs under each tap, which gather collects for a panel of positions at
+// a time. To compute d in, scatter adds up d col.
 
 typedef struct unit { // a convolution, and the batch norm after it
     int from, to;     // channels
@@ -209,48 +213,48 @@ typedef struct unit { // a convolution, and the batch norm after it
     int first; // its parameters: weights (taps x to), then scale and shift of the batch norm
     float *mean, *var; // running
     float *inverse;    // one over the deviation in this batch
-    float total;       // values per channel that its statistics are of
-    float *normal,
-        *out; // the batch norm's input with mean 0 and deviation 1; its output, behind skip and
-              // relu
+    float total;       // values per channel in its statistics
+    // normal: input of the batch norm with mean 0 and deviation 1; out: output after skip and relu.
+    float *normal, *out;
 } unit;
 
 enum { MAX_UNITS = 1 + 2 * 3 * MAX_BLOCKS + 2, MAX_PARAMS = 3 * MAX_UNITS + 2, N_WORK = 4 };
 
-// Called in the middle of a pass; NULL: nothing to do. The first status that is not IDIST_OK stays
-// in the net.
+// Functions that are called in the middle of a pass, or NULL. The net keeps the first status that
+// is not IDIST_OK.
 typedef struct net_hooks {
-    // Gradient i is complete: it may travel while the ones before it are computed. The last layer's
-    // come first.
+    // Called when gradient i is complete. The gradient may travel while the gradients before it are
+    // computed. The gradients of the last layer come first.
     idist_status (*gradient)(int i, void *arg);
-    // The forward pass of a batch norm: mean and (biased) variance of *count values per channel.
-    // May put those of more values in their place.
+    // Called in the forward pass of a batch norm, with mean and (biased) variance of *count values
+    // per channel. May replace them with the statistics of more values.
     idist_status (*statistics)(float *mean, float *var, int channels, uint64_t *count, void *arg);
-    // The backward pass of a batch norm: the sums over these values of dy, and of dy times the
-    // input with mean 0 and deviation 1.
+    // Called in the backward pass of a batch norm, with two sums over the same values. One is the
+    // sum of dy, the other the sum of dy times the input with mean 0 and deviation 1. May replace
+    // them with sums over more values.
     idist_status (*sums)(float *dy, float *dy_x, int channels, void *arg);
     void *arg;
 } net_hooks;
 
 typedef struct net {
     int n_blocks, n_units, n_params, last; // last: channels before the dense layer
-    int block[3 * MAX_BLOCKS];             // the first unit of each
+    int block[3 * MAX_BLOCKS];             // the first unit of each block
     size_t n_values, n_running; // floats of all parameters, of all running means and variances
     unit units[MAX_UNITS];
     idist_tensor params[MAX_PARAMS], grads[MAX_PARAMS];
     float *values, *running;
-    float *work[N_WORK], *col, *turned; // gradients of maps on the way back; panels
+    float *work[N_WORK], *col, *turned; // gradients of maps in the backward pass; panels
     float *pooled, *scores, *dscores;   // pooled: last x images; scores: images x CLASSES
     float *velocity;                    // of the optimizer, one per value
     int *labels, *predicted;            // of the images in this batch
-    float *row[2];                      // numbers of the channels of a batch norm
-    bool training;                      // batch norm by the batch, else by the running statistics
-    bool add;                           // gradients are added to what is there
-    double weight;                      // of this batch in the loss; 1
+    float *row[2];                      // one number per channel of a batch norm
+    bool training;                      // batch norms use the batch, else running statistics
+    bool add;                           // add gradients to the values in memory
+    double weight;                      // of this batch in the loss; net_create sets 1
     int images;                         // in this batch
     void *memory[8 * MAX_UNITS];
     int n_memory;
-    bool failed; // some memory was not to be had
+    bool failed; // out of memory
     net_hooks hooks;
     idist_status status; // the first failure of a hook
 } net;
@@ -300,8 +304,8 @@ static bool has_shortcut(const unit *first) {
     return first->from != first->to || first->stride != 1;
 }
 
-// Three stages, each with twice the channels and half the side of the one before. A block has two
-// units, and a third where its input does not have the shape of its output.
+// Adds three stages, each with twice the channels and half the side of the stage before. A block
+// has two units, and a third unit if its input and its output differ in shape.
 static void add_units(net *n, int blocks, int width, int side) {
     add_unit(n, COLOURS, width, side, 1, 3);
     for (int stage = 0; stage < 3; stage++)
@@ -318,8 +322,8 @@ static void add_units(net *n, int blocks, int width, int side) {
     add_param(n, CLASSES);
 }
 
-// Weights evenly distributed with variance 2 / taps (He et al. 2015), of which the relus leave
-// half; scales 1, shifts 0.
+// Draws the weights from a uniform distribution with variance 2 / taps (He et al. 2015). The relus
+// leave half of this variance. Sets scales to 1 and shifts to 0.
 static void initialise(net *n, uint64_t seed) {
     for (int i = 0; i < n->n_params; i++) {
         float *p = values(n, i);
@@ -332,13 +336,14 @@ static void initialise(net *n, uint64_t seed) {
                     ? (float)(bound * ((double)(random_u64(&seed) >> 11) / 4503599627370496.0 - 1))
                     : i % 3 == 1;
     }
-    memset(values(n, n->n_params - 1), 0,
-           CLASSES * sizeof(float)); // no scale: the bias of the dense layer
+    // The last parameter is no scale, but the bias of the dense layer.
+    memset(values(n, n->n_params - 1), 0, CLASSES * sizeof(float));
     for (int i = 0; i < n->n_units; i++)
         for (int c = 0; c < n->units[i].to; c++) n->units[i].var[c] = 1;
 }
 
-// For batches of up to `images`.
+// Creates a network for batches of up to `images` images. Returns false if out of memory; net_free
+// is then still necessary.
 static bool net_create(net *n, int blocks, int width, int side, int images, uint64_t seed) {
     size_t at = 0, largest = 0, widest = 0;
     memset(n, 0, sizeof *n);
@@ -374,21 +379,23 @@ static bool net_create(net *n, int blocks, int width, int side, int images, uint
     return !n->failed;
 }
 
-// What a tap sees of row y of channel c of an image, from the place on that is under the first
-// output.
+// Returns the index, in a map, of the input that column kx of a kernel reads for the first output
+// of a row. The input is in row y of channel c of an image.
 static ptrdiff_t tap_at(const net *n, const unit *u, int c, int image, int y, int kx) {
     return (((ptrdiff_t)c * n->images + image) * u->in_side + y) * u->in_side + kx - u->kernel / 2;
 }
 
-// Columns of the output whose input is left or right of the map, one at most on each side.
+// Returns true if column kx of the kernel is left of the map for the first column of the output.
 static bool off_left(const unit *u, int kx) { return kx < u->kernel / 2; }
+// Returns true if column kx of the kernel is right of the map for the last column of the output.
 static bool off_right(const unit *u, int kx) {
     return (u->side - 1) * u->stride + kx - u->kernel / 2 >= u->in_side;
 }
 
-// The inputs under each tap for `rows` rows of the output (of all images, one below the other),
-// from `row` on. The margins of a map allow to copy a whole row moved by a column; what came in
-// from another row is then overwritten.
+// Collects in col the inputs under each tap for `rows` rows of the output, from `row` on. The rows
+// of all images count, one image below the other. The margins of a map allow copying a whole row
+// moved by a column. A value that came from another row, at most one on each side, is then
+// overwritten.
 static void gather(const net *n, const unit *u, const float *in, int row, int rows, float *col) {
     int side = u->side, stride = u->stride;
     for (int c = 0; c < u->from; c++)
@@ -411,7 +418,7 @@ static void gather(const net *n, const unit *u, const float *in, int row, int ro
                 }
 }
 
-// The way back: adds each value of col to the input it came from.
+// Adds each value of col to the input from which gather copied it.
 static void scatter(const net *n, const unit *u, float *col, int row, int rows, float *in) {
     int side = u->side, stride = u->stride;
     for (int c = 0; c < u->from; c++)
@@ -443,7 +450,7 @@ static void convolve(const net *n, const unit *u, const float *in, float *out) {
     }
 }
 
-// The gradient of the weights, and where din is not NULL, added to it, that of the input.
+// Computes the gradient of the weights. Adds the gradient of the input to din, unless din is NULL.
 static void convolve_back(const net *n, const unit *u, const float *in, const float *dout,
                           float *din) {
     const float *w = values(n, u->first);
@@ -468,8 +475,9 @@ static void convolve_back(const net *n, const unit *u, const float *in, const fl
     }
 }
 
-// Mean and variance of each channel, to n->row: of this batch, which moves the running ones by a
-// tenth; or the running ones.
+// Writes mean and variance of each channel to n->row. In training these are the statistics of this
+// batch, and the running statistics move toward them by a tenth. Otherwise they are the running
+// statistics.
 static void batch_statistics(net *n, unit *u, size_t count) {
     float *mean = n->row[0], *var = n->row[1];
     uint64_t total = count;
@@ -495,7 +503,7 @@ static void batch_statistics(net *n, unit *u, size_t count) {
     }
 }
 
-// out = relu(batch norm(convolution(in)) + skip), without relu and skip for a shortcut.
+// Computes out = relu(batch norm(convolution(in)) + skip). A shortcut has no relu and no skip.
 static void unit_forward(net *n, unit *u, const float *in, const float *skip, bool relu) {
     size_t count = map_count(n, 1, u->side);
 
@@ -522,7 +530,8 @@ static void gradient_ready(net *n, int i) {
     if (n->hooks.gradient && n->status == IDIST_OK) n->status = n->hooks.gradient(i, n->hooks.arg);
 }
 
-// dout: the gradient before the relu. dconv: room for that before the batch norm, may be dout.
+// Runs the backward pass of a unit; dout is the gradient before the relu. The gradient before the
+// batch norm is written to dconv, which may be dout.
 static void unit_backward(net *n, unit *u, const float *in, const float *dout, float *dconv,
                           float *din) {
     size_t count = map_count(n, 1, u->side);
@@ -554,7 +563,7 @@ static void unit_backward(net *n, unit *u, const float *in, const float *dout, f
     gradient_ready(n, u->first);
 }
 
-// Where a relu gave zero, nothing flows back.
+// Clears the gradient where the output of the relu is zero.
 static void relu_backward(const float *out, float *d, size_t count) {
     for (size_t i = 0; i < count; i++) d[i] = out[i] > 0 ? d[i] : 0;
 }
@@ -572,7 +581,7 @@ static void dense_forward(net *n, const float *in, size_t area) {
         }
 }
 
-// din: the gradient of the last map, from that of the scores.
+// Computes din, the gradient of the last map, from the gradient of the scores.
 static void dense_backward(net *n, float *din, size_t area) {
     const float *weights = values(n, n->n_params - 2);
     float *dweights = gradients(n, n->n_params - 2), *dbias = gradients(n, n->n_params - 1);
@@ -594,7 +603,7 @@ static void dense_backward(net *n, float *din, size_t area) {
     gradient_ready(n, n->n_params - 2);
 }
 
-// Scores of a batch of n->images images.
+// Computes the scores of a batch of n->images images.
 static void forward(net *n, const float *in) {
     const float *x = n->units[0].out;
 
@@ -612,7 +621,7 @@ static void forward(net *n, const float *in) {
     idist_trace_end();
 }
 
-// The class with the highest score, of each image.
+// Sets n->predicted to the class with the highest score, for each image.
 static inline void predict(net *n) {
     for (int i = 0; i < n->images; i++) {
         const float *score = n->scores + i * CLASSES;
@@ -624,7 +633,7 @@ static inline void predict(net *n) {
     }
 }
 
-// The mean cross entropy of the scores, and its gradient, times n->weight, in dscores.
+// Returns the mean cross entropy of the scores. Writes its gradient, times n->weight, to dscores.
 static double cross_entropy(net *n, const int *labels) {
     double loss = 0;
     for (int i = 0; i < n->images; i++) {
@@ -640,11 +649,11 @@ static double cross_entropy(net *n, const int *labels) {
     return loss / n->images;
 }
 
-// After forward and cross_entropy: all gradients, from the last to the first.
+// Computes all gradients, from the last to the first, after forward and cross_entropy.
 static void backward(net *n, const float *in) {
     const unit *top = n->units + n->block[n->n_blocks - 1] + 1;
-    float *d = n->work[0], *other = n->work[1], *middle = n->work[2],
-          *dconv = n->work[3]; // d: of the block's output
+    // d is the gradient of the block's output.
+    float *d = n->work[0], *other = n->work[1], *middle = n->work[2], *dconv = n->work[3];
 
     idist_trace_begin("backward");
     dense_backward(n, d, (size_t)(top->side * top->side));
@@ -672,7 +681,8 @@ static void backward(net *n, const float *in) {
 
 // ---- the optimizer ----
 
-// Gradient descent with weight decay and the momentum of Nesterov, in torch.optim's form.
+// Makes a step of gradient descent with weight decay and Nesterov momentum, in the form of
+// torch.optim.
 static inline void sgd_step(net *n, double rate, double momentum, double decay) {
     float m = (float)momentum, w = (float)decay, r = (float)rate, *v = n->velocity;
 

@@ -6,8 +6,8 @@
 #include "../../lib/numbers.h"
 
 // Feature maps have CH channels and a border of zeros, so that a 3x3 window fits everywhere. W1 to
-// B3: where the parameters of each layer begin. Their gradients are in the same places of an array
-// that has two more elements, the loss and the hits: one all_reduce sums it all.
+// B3 are the offsets of the parameters of each layer. The gradients have the same offsets in an
+// array with two more elements, the loss and the hits. One all_reduce sums the whole array.
 enum {
     SIDE = DIGITS_SIDE,
     CLASSES = DIGITS_CLASSES,
@@ -28,17 +28,18 @@ enum {
     SUMS
 };
 
-// What one image produces in each layer, and the gradients on the way back.
+// Output of each layer for one image, and the gradients of the backward pass.
 typedef struct convnet_layers {
     double input[PAD * PAD], map1[PAD * PAD * CH], map2[PAD * PAD * CH];
     double pooled[POOLED], prob[CLASSES];
     double dmap1[PAD * PAD * CH], dmap2[PAD * PAD * CH];
-    int winner[POOLED]; // the place in map2 of the largest of each 2x2 window
+    int winner[POOLED]; // index in map2 of the maximum of each 2x2 window
 } convnet_layers;
 
 // ---- parameters ----
 
-// Uniform from -bound to bound. He's rule for relu is bound = sqrt(6 / inputs of a unit).
+// Draws weights uniformly from -bound to bound. He's rule for relu is bound = sqrt(6 / inputs of a
+// unit).
 static inline void convnet_draw(double *w, int count, double bound, uint64_t *state) {
     for (int i = 0; i < count; i++) w[i] = bound * (2 * random_unit(state) - 1);
 }
@@ -49,7 +50,8 @@ static inline void convnet_initialise(double *w, uint64_t seed) { // biases stay
     convnet_draw(w + W3, POOLED * CLASSES, 0.1531, &seed);
 }
 
-// Momentum 0.9, weight decay 1e-3; g is the sum over `count` images.
+// Makes a step of SGD with momentum 0.9 and weight decay 1e-3; g is the sum of the gradients of
+// `count` images.
 static inline void convnet_step(double *w, double *speed, const double *g, int count, double rate) {
     for (int i = 0; i < PARAMS; i++) {
         speed[i] = 0.9 * speed[i] + g[i] / count + 1e-3 * w[i];
@@ -61,8 +63,8 @@ static inline void convnet_step(double *w, double *speed, const double *g, int c
 
 static inline int convnet_place(int y, int x) { return (y + 1) * PAD + x + 1; }
 
-// out = relu(conv3x3(in) + b). Channels are innermost, so that the loops over them vectorise. After
-// a relu about half of `in` is zero, and zeros are skipped.
+// Computes out = relu(conv3x3(in) + b). Channels are innermost, so that the loops over them
+// vectorize. After a relu about half of `in` is zero, and zeros are skipped.
 static inline void conv_forward(const double *in, int nin, const double *w, const double *b,
                                 double *out) {
     for (int at = 0; at < SIDE * SIDE; at++) {
@@ -84,8 +86,8 @@ static inline void conv_forward(const double *in, int nin, const double *w, cons
     }
 }
 
-// Adds to dw and db what follows from dout. Adds to din where `in` is not zero: nothing flows back
-// through what a relu cut off. din is NULL for the image.
+// Adds to dw and db the gradients that follow from dout. Adds to din only where `in` is not zero,
+// because no gradient flows back through a value that a relu cut off. For the image din is NULL.
 static inline void conv_backward(const double *in, int nin, const double *w, const double *dout,
                                  double *dw, double *db, double *din) {
     for (int k = 0; k < SIDE * SIDE; k++) {
@@ -130,8 +132,9 @@ static inline void pool_forward(convnet_layers *l) {
 
 // ---- the network ----
 
-// Fills l->prob. Returns the most likely class, and in *loss the cross entropy to the label. The
-// image is moved by `shift` places, at most one in each direction: its edge may go into the border.
+// Fills l->prob. Returns the most likely class, and sets *loss to the cross entropy of the label.
+// The image is moved by `shift` places, at most one in each direction, so its edge may move into
+// the border.
 static inline int convnet_forward(const double *w, const digit *im, int shift, convnet_layers *l,
                                   double *loss) {
     double logit[CLASSES], sum = 0;
@@ -156,7 +159,8 @@ static inline int convnet_forward(const double *w, const digit *im, int shift, c
     return best;
 }
 
-// Adds the gradient of one image to sums, with its loss, and whether it was recognised.
+// Adds the gradient of one image to `sums`, together with its loss and, if it was recognized, a
+// hit.
 static inline void convnet_gradient(const double *w, const digit *im, int shift, convnet_layers *l,
                                     double *sums) {
     double loss, delta[CLASSES];

@@ -1,4 +1,4 @@
-// digits_checkpoint.h - the file from which the training continues
+// digits_checkpoint.h - the checkpoint file, from which a training resumes
 #ifndef EXAMPLES_DIGITS_CHECKPOINT_H
 #define EXAMPLES_DIGITS_CHECKPOINT_H
 
@@ -8,11 +8,11 @@ typedef struct job_checkpoint {
     char magic[8];
     uint64_t fingerprint;
     job_state state;
-    uint64_t hash; // of the bytes before
+    uint64_t hash; // of all bytes before it
 } job_checkpoint;
 
-// Writes a new file and renames it: a crash leaves the old checkpoint or the new one. Prints what
-// is wrong.
+// Writes the checkpoint to a new file and renames the file, so a crash leaves the old checkpoint or
+// the new one. Prints an error and returns false on failure.
 static inline bool job_save(const job *j) {
     static job_checkpoint c;
     char path[1100];
@@ -35,7 +35,8 @@ static inline bool job_save(const job *j) {
     return false;
 }
 
-// Fills j->state from the checkpoint; without one, with new weights. Prints what is wrong.
+// Fills j->state from the checkpoint, or with new weights if there is no checkpoint. Prints an
+// error and returns false if the file is bad.
 static inline bool job_resume(job *j) {
     static job_checkpoint c;
     FILE *f = j->checkpoint ? fopen(j->checkpoint, "rb") : NULL;

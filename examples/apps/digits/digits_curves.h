@@ -1,4 +1,4 @@
-// digits_curves.h - loss and accuracy of each epoch, with --summary FOLDER
+// digits_curves.h - curves of loss and accuracy by epoch, written with --summary FOLDER
 #ifndef EXAMPLES_DIGITS_CURVES_H
 #define EXAMPLES_DIGITS_CURVES_H
 
@@ -11,7 +11,8 @@ static inline idist_status job_begin_curves(job *j) {
     return j->curves ? idist_summary_create(&desc, &j->summary) : IDIST_OK;
 }
 
-// test_hits: of all test images.
+// Adds an epoch to the curves. `test_hits` is the number of recognized images among all test
+// images.
 static inline idist_status job_add_to_curves(const job *j, int epoch, double test_hits) {
     uint64_t step = (uint64_t)epoch;
     int n = j->train.count;

@@ -7,28 +7,29 @@
 
 enum { DEFAULT_EPOCHS = 30, DEFAULT_BATCH = 64 };
 
-// What a training continues from. The shuffles follow from seed and epoch.
+// State from which a training resumes. The shuffles depend only on seed and epoch, so they are not
+// part of it.
 typedef struct job_state {
-    int64_t done; // epochs
+    int64_t done; // epochs completed
     double w[PARAMS], speed[PARAMS];
 } job_state;
 
-// The training of one rank.
+// The job of one rank.
 typedef struct job {
-    int wanted_ranks, epochs, batch; // wanted_ranks == 0: not given
+    int wanted_ranks, epochs, batch; // wanted_ranks is 0 if not given
     uint64_t seed;
-    const char *path;       // of the images; NULL: look for them
-    const char *checkpoint; // file; NULL: none
-    const char *curves;     // folder for losses and accuracies; NULL: none
+    const char *path;       // of the images, or NULL to look for them
+    const char *checkpoint; // file, or NULL
+    const char *curves;     // folder for losses and accuracies, or NULL
 
     digit_list train, test;
     int *order;     // the training images of an epoch, shuffled
-    bool bad_input; // the images could not be read
+    bool bad_input; // true if the images could not be read
 
     int rank, ranks;
     job_state state;
     double sums[SUMS]; // gradient, loss and hits of a batch
-    double loss, hits; // of the epoch so far: sums
+    double loss, hits; // sums over the epoch so far
     double epoch_start_s, start_s, comm_s;
     struct idist_summary *summary;
     int exit_code; // of the worker
@@ -51,7 +52,8 @@ static inline void job_usage(FILE *out) {
             DEFAULT_EPOCHS, DEFAULT_BATCH);
 }
 
-// Returns -1 to go on; otherwise the exit code: --help was answered, or an option is wrong.
+// Reads the options. Returns -1 if the program continues, otherwise its exit code: after --help, or
+// for a bad option.
 static inline int job_options(job *j, int argc, char **argv) {
     static const char *const names[] = {"--ranks", "--epochs",     "--batch",  "--seed",
                                         "--data",  "--checkpoint", "--summary"};
@@ -79,7 +81,7 @@ static inline int job_options(job *j, int argc, char **argv) {
     return -1;
 }
 
-// Reads the images. Prints what is wrong.
+// Reads the images. Prints an error and returns false on failure.
 static inline bool job_input(job *j, const char *program) {
     if (!j->path) j->path = digits_find(program);
     if (!j->path) {
@@ -97,7 +99,8 @@ static inline bool job_input(job *j, const char *program) {
     return false;
 }
 
-// Two trainings with the same fingerprint are the same training.
+// Returns a hash of everything that makes two trainings the same: seed, epochs, batch and training
+// images.
 static inline uint64_t job_fingerprint(const job *j) {
     uint64_t numbers[3];
 
@@ -108,15 +111,15 @@ static inline uint64_t job_fingerprint(const job *j) {
                  (size_t)j->train.count * sizeof *j->train.at); // bytes only, so no padding
 }
 
-// What ranks must have in common; 0 for one without images.
+// Returns a hash of everything that the ranks must have in common, or 0 on a rank without images.
 static inline uint64_t job_identity(const job *j) {
     int options[2] = {j->wanted_ranks, j->curves != NULL};
 
     return j->bad_input ? 0 : fnv1a(job_fingerprint(j), options, sizeof options);
 }
 
-// Whether a launcher made another world than --ranks asks for. Each rank prints that: a launcher
-// may end the others as soon as one fails.
+// Returns true if a launcher made another world than --ranks asks for. Each rank prints the error,
+// because a launcher may end the other ranks as soon as one fails.
 static inline bool job_is_contradicted(const job *j) {
     if (!j->wanted_ranks || j->wanted_ranks == j->ranks) return false;
     fprintf(stderr, "--ranks %d, but the launcher made a world of %d: leave --ranks out\n",
@@ -124,7 +127,8 @@ static inline bool job_is_contradicted(const job *j) {
     return true;
 }
 
-// One rank per core, at least 2. A rank without an image in a batch would only watch.
+// Returns the number of ranks to start. Without --ranks it is one per core, at most one per image
+// of a batch, but at least 2. A rank without an image in a batch would be idle.
 static inline int job_ranks(const job *j) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
 

@@ -1,4 +1,4 @@
-// digits_print.h - what the program prints
+// digits_print.h - the output of the program
 #ifndef EXAMPLES_DIGITS_PRINT_H
 #define EXAMPLES_DIGITS_PRINT_H
 
@@ -18,7 +18,8 @@ static inline void job_print(const job *j, const char *backend, const char *laun
     fflush(stdout);
 }
 
-// A progress bar on terminals, at most 20 times a second, after `done` images of the epoch.
+// Draws a progress bar after `done` images of the epoch, only on a terminal and at most 20 times a
+// second.
 static inline void job_print_bar(const job *j, int epoch, int done) {
     static double drawn_s;
     int filled = (int)(30LL * done / j->train.count);
@@ -41,7 +42,8 @@ static inline void job_print_epoch(const job *j, int epoch) {
     fflush(stdout);
 }
 
-// sums, over all ranks: hits, seconds in all_reduce, seconds.
+// Prints the result. `sums` holds, over all ranks, the sums of hits, of seconds in all_reduce, and
+// of seconds in all.
 static inline void job_print_result(const job *j, const double *sums, uint64_t hash, bool same) {
     printf("accuracy  %.2f %% (%d of %d test images)\n", 100.0 * sums[0] / j->test.count,
            (int)sums[0], j->test.count);

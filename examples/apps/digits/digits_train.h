@@ -1,10 +1,11 @@
-// digits_train.h - the steps of the training that need no other rank
+// digits_train.h - the steps of the training that need no communication
 #ifndef EXAMPLES_DIGITS_TRAIN_H
 #define EXAMPLES_DIGITS_TRAIN_H
 
 #include "digits_job.h"
 
-// Shuffles. The order depends on seed and epoch alone: all ranks shuffle alike.
+// Starts an epoch and shuffles the images. The order depends only on seed and epoch, so all ranks
+// shuffle the same way.
 static inline void job_begin_epoch(job *j, int epoch) {
     uint64_t state = j->seed * 1000003u + (uint64_t)epoch;
 
@@ -19,8 +20,9 @@ static inline void job_begin_epoch(job *j, int epoch) {
     }
 }
 
-// Half of the images are moved by up to one pixel, so that the network learns shapes, not places.
-// This depends on seed, epoch and image alone, not on the rank that has the image.
+// Returns the offset by which an image is moved. Half of the images move by up to one pixel, so
+// that the network learns shapes and not positions. The offset depends only on seed, epoch and
+// image, not on the rank that has the image.
 static inline int job_shift(const job *j, int epoch, int image) {
     uint64_t state = j->seed * 7919u + (uint64_t)epoch * 1000003u + (uint64_t)image;
     uint64_t r = random_u64(&state);
@@ -28,7 +30,8 @@ static inline int job_shift(const job *j, int epoch, int image) {
     return r % 2 ? 0 : ((int)(r / 2 % 3) - 1) * PAD + (int)(r / 6 % 3) - 1;
 }
 
-// Sets j->sums to the sums over the images begin .. end - 1 of the shuffled order.
+// Sets j->sums to the sums of gradient, loss and hits over the images begin .. end - 1 of the
+// shuffled order.
 static inline void job_gradient(job *j, int epoch, int begin, int end) {
     static convnet_layers layers;
 
@@ -41,8 +44,8 @@ static inline void job_gradient(job *j, int epoch, int begin, int end) {
     }
 }
 
-// One step along j->sums of a whole batch, which begins with image `first` of the epoch. The rate
-// falls to zero; small batches are noisy and get smaller steps.
+// Makes a step along j->sums of a whole batch, which begins with image `first` of the epoch. The
+// learning rate falls to zero over the training. Small batches are noisy and get smaller steps.
 static inline void job_step(job *j, int epoch, int first, int size) {
     double base = 0.1 * (j->batch < 64 ? j->batch / 64.0 : 1);
     double progress = (epoch - 1 + (double)first / j->train.count) / j->epochs;
@@ -52,7 +55,8 @@ static inline void job_step(job *j, int epoch, int first, int size) {
     j->hits += j->sums[HITS];
 }
 
-// How many of this rank's share of the test images, every n-th, are recognised.
+// Returns how many images of this rank's share are recognized. Each of n ranks has every n-th test
+// image.
 static inline int job_test(const job *j) {
     static convnet_layers layers;
     double loss;
@@ -64,14 +68,15 @@ static inline int job_test(const job *j) {
     return hits;
 }
 
-// Whether the losses of the epoch add up to no number. Prints that.
+// Returns true, and prints an error, if the loss of the epoch is NaN or huge.
 static inline bool job_diverged(const job *j) {
-    if (j->loss < 1e100) return false; // a NaN is not below
+    if (j->loss < 1e100) return false; // NaN < 1e100 is false
     fprintf(stderr, "rank %d: the training diverged\n", j->rank);
     return true;
 }
 
-// 97 % are expected of the default epochs and batch; other settings may do worse.
+// Returns true if 97 % of the test images or more are recognized. With other than the default
+// epochs and batch, any accuracy will do.
 static inline bool job_is_accurate(const job *j, int hits) {
     return j->epochs != DEFAULT_EPOCHS || j->batch != DEFAULT_BATCH ||
            100LL * hits >= 97LL * j->test.count;

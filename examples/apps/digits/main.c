@@ -16,17 +16,19 @@
 //    time      ... s, ... % of it communicating
 //    checksum 0x................ on all 2 ranks
 //
-// All ranks hold the same weights, and shuffle the images with the same seed. So they agree on the
-// images of every batch without a message. Each rank computes the gradient of its share of the
-// batch, and one all_reduce adds the shares:
+// All ranks hold the same weights and shuffle the images with the same seed. They therefore agree
+// on the images of every batch without a message. Each rank computes the gradient of its share of
+// the batch, and one all_reduce adds the gradients:
 //
 //     batch   | 17  3 88 41 | 62  9 70  5 |       images, after the shuffle
 //               rank 0        rank 1              each: gradient of its share
 //               `--- all_reduce SUM ---'          both: gradient of the batch
 //
-// Any number of ranks trains the same network, up to rounding; doubles keep the rounding below the
-// digits printed. Exit code: 0 if the weights are the same on all ranks and, with the default
-// epochs and batch, the accuracy is 97 % or more; 1 if something failed; 2 for bad options or data.
+// Any number of ranks trains the same network, up to rounding. Doubles keep the rounding below the
+// printed digits.
+//
+// Exits with 0 if the weights are the same on all ranks. With the default epochs and batch, the
+// accuracy must also be 97 % or more. Exits with 2 for bad options or data, otherwise with 1.
 #include "../../../idist_train.h"
 
 #include "../../lib/check.h"
@@ -36,7 +38,8 @@
 
 enum { DEADLINE_MS = 60000 };
 
-// *same: whether all ranks have this value. If not, rank 0 names the first that has another `what`.
+// Sets *same to true if all ranks have this value. Otherwise rank 0 prints the first rank that has
+// another `what`.
 static int compare_ranks(uint64_t value, const char *what, bool *same) {
     uint64_t expected = value;
     int32_t other;
@@ -47,11 +50,12 @@ static int compare_ranks(uint64_t value, const char *what, bool *same) {
     *same = other == INT32_MAX;
     if (!*same && idist_get_rank() == 0)
         fprintf(stderr, "rank %d has other %s than rank 0\n", other, what);
-    if (!*same) CHECK(idist_barrier(NULL)); // nobody leaves before that is said
+    if (!*same) CHECK(idist_barrier(NULL)); // no rank exits before the error is printed
     return 0;
 }
 
-// Every rank has read its own options and images. Returns 2 if they are bad or differ.
+// Checks that all ranks have the same options and images, which each rank has read itself. Returns
+// 2 if they are bad or differ.
 static int agree(const job *j) {
     bool same;
 
@@ -59,17 +63,19 @@ static int agree(const job *j) {
     return job_is_contradicted(j) || j->bad_input || !same ? 2 : 0;
 }
 
-// Rank 0 draws weights or reads the checkpoint; the others receive what it has.
+// Starts or resumes the training. Rank 0 draws weights or reads the checkpoint, and sends the state
+// to all other ranks.
 static int start(job *j) {
     if (j->rank == 0) job_print(j, idist_backend(), idist_launcher());
     if (j->rank == 0 && !job_resume(j)) j->state.done = -1;
     CHECK(idist_broadcast(&j->state, sizeof j->state, IDIST_U8, 0, NULL));
-    CHECK(job_begin_curves(j)); // rank 0 writes them
+    CHECK(job_begin_curves(j)); // only rank 0 writes them
     j->start_s = now_s();
     return j->state.done < 0 ? 2 : 0;
 }
 
-// Each rank computes the gradient of its share of the batch; all make the same step.
+// Trains one batch. Each rank computes the gradient of its share of the batch, and all ranks make
+// the same step.
 static int train_batch(job *j, int epoch, int first, int size) {
     int begin = first + (int)((int64_t)size * j->rank / j->ranks);
     int end = first + (int)((int64_t)size * (j->rank + 1) / j->ranks);
@@ -82,7 +88,7 @@ static int train_batch(job *j, int epoch, int first, int size) {
     return 0;
 }
 
-// Each rank classifies its share of the test images.
+// Adds an epoch to the curves. Each rank classifies its share of the test images.
 static int write_curves(job *j, int epoch) {
     double test_hits = job_test(j);
 
@@ -98,7 +104,7 @@ static int train_epoch(job *j, int epoch) {
         if (train_batch(j, epoch, first, size)) return 1;
         if (j->rank == 0) job_print_bar(j, epoch, first + size);
     }
-    if (job_diverged(j)) return 1; // on all ranks
+    if (job_diverged(j)) return 1; // the same on all ranks
     j->state.done = epoch;
     if (j->rank == 0 && !job_save(j)) return 1;
     if (j->rank == 0) job_print_epoch(j, epoch);
@@ -120,7 +126,7 @@ static int finish(job *j) {
 
 static int worker(int local_rank, void *arg) {
     job *j = (job *)arg;
-    int *code = &j->exit_code; // for main, if it is in this process
+    int *code = &j->exit_code; // set for main if the worker runs in this process
 
     (void)local_rank;
     j->rank = idist_get_rank();
@@ -140,7 +146,7 @@ int main(int argc, char **argv) {
 
     if (code >= 0) return code;
     j.bad_input = !job_input(&j, argv[0]);
-    if (j.bad_input && !launched) return 2; // a launched rank tells the others: see agree
+    if (j.bad_input && !launched) return 2; // a launched rank tells the others in agree()
     desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;
     desc.report = &report;
     if (!launched && j.wanted_ranks != 1) desc.nproc_per_node = job_ranks(&j);

@@ -1,4 +1,4 @@
-// cartpole.h - simulators of a cart with a pole, the policy that pushes it, and the policy's
+// cartpole.h - a simulator of a cart with a pole, the policy that pushes the cart, and the policy's
 // gradient
 #ifndef EXAMPLES_CARTPOLE_H
 #define EXAMPLES_CARTPOLE_H
@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-// The weights of the policy are one array: a hidden layer of 16, then the logit of a push to the
-// right.
+// Offsets of the policy's weights, which are one array: a hidden layer of 16 units, then the logit
+// of a push to the right.
 enum {
     STATE = 4,
     HIDDEN = 16,
@@ -21,23 +21,24 @@ enum {
 };
 
 typedef struct step {
-    float state[STATE]; // position, speed, angle of the pole, its speed
-    float push;         // 1: to the right, 0: to the left
+    float state[STATE]; // position and speed of the cart, angle and angular speed of the pole
+    float push;         // 1 to the right, 0 to the left
 } step;
 
 // ---- one simulator ----
 
-// A step of 1/50 s. Returns false if the pole fell or the cart left its track; also for NaN.
+// Advances a simulator by 1/50 s. Returns false if the pole fell, if the cart left its track, or if
+// a number is NaN.
 static inline bool move(float *s, bool right) {
-    double a = s[2], a2 = a * a; // at most 0.21, so that a few terms of the series are enough
+    double a = s[2], a2 = a * a; // a is at most 0.21, so a few terms of the series are enough
     double sine = a * (1 - a2 / 6 * (1 - a2 / 20 * (1 - a2 / 42))),
            cosine = 1 - a2 / 2 * (1 - a2 / 12 * (1 - a2 / 30));
-    // Newtons, metres, kilograms: a push of 10, half the pole is 0.5, the pole 0.1, pole and cart
-    // together 1.1.
+    // The units are newtons, meters and kilograms. A push is 10 and half the length of the pole
+    // 0.5. The pole has a mass of 0.1, and pole and cart together 1.1.
     double push = ((right ? 10 : -10) + 0.05 * s[3] * s[3] * sine) / 1.1;
     double turn = (9.8 * sine - cosine * push) / (0.5 * (4.0 / 3 - 0.1 * cosine * cosine / 1.1));
 
-    // The speeds first: semi-implicit Euler.
+    // Updates the speeds first (semi-implicit Euler).
     s[1] += (float)(0.02 * (push - 0.05 * turn * cosine / 1.1));
     s[3] += (float)(0.02 * turn);
     s[0] += 0.02f * s[1];
@@ -55,8 +56,8 @@ static inline double exp_within_30(double x) { // |x| <= 30
     return sum;
 }
 
-// The probability of a push to the right. Hidden units are x / (1 + |x|), which bends like tanh and
-// needs no exp.
+// Returns the probability of a push to the right. Hidden units are x / (1 + |x|), which bends like
+// tanh and needs no exp.
 static inline double decide(const double *w, const float *state, double *in, double *hidden) {
     static const double scale[STATE] = {0.4, 0.5, 5, 0.5}; // to about -1 .. 1
     double logit = w[B2];
@@ -73,7 +74,7 @@ static inline double decide(const double *w, const float *state, double *in, dou
     return 1 / (1 + exp_within_30(-logit));
 }
 
-// Adds the gradient of advantage * log(probability of what was done).
+// Adds the gradient of advantage * log(probability of the push that was made) to `sum`.
 static inline void add_gradient(const double *w, const step *s, double advantage, double *sum) {
     double in[STATE], hidden[HIDDEN], d = advantage * (s->push - decide(w, s->state, in, hidden));
 

@@ -1,4 +1,4 @@
-// apps/simulators - simulators on all ranks train one policy; ragged rollouts
+// apps/simulators - simulators on all ranks train one policy from rollouts of different lengths
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/apps/simulators/main.c -o simulators
 // run:    ./simulators                        starts 3 ranks
@@ -19,12 +19,12 @@
 //    rank 2: 34 simulators, ... steps, ... steps/s, ... % of the time waiting
 //    checksum 0x... on all 3 ranks
 //
-// A simulator is a cart with a pole, kept upright by pushes from the left or the right (Barto,
+// A simulator is a cart with a pole, which pushes from the left or the right keep upright (Barto,
 // Sutton and Anderson, 1983). A small network gives the probability of a push to the right. It
-// learns by REINFORCE: what went better than it did for the other simulators becomes more likely.
-// In a generation each simulator plays one episode:
+// learns by REINFORCE: pushes that went better than in the other simulators become more likely. In
+// a generation each simulator plays one episode:
 //
-//     simulators   0 1 2 ... 32 | 33 ... 65 | 66 ... 99      those of a rank step together
+//     simulators   0 1 2 ... 32 | 33 ... 65 | 66 ... 99      all of a rank step together
 //                     rank 0        rank 1       rank 2
 //     all_gatherv  lengths: one number per simulator         the counts per rank are known
 //     all_gatherv  steps: |=======|==|====|=|==...           the lengths give the counts
@@ -32,16 +32,18 @@
 //     gatherv      32 gradients to rank 0, which adds them in order and moves the weights
 //     broadcast    the weights, for the next generation
 //
-// There is no barrier: ranks wait in the collectives, and a dead rank ends these with an error that
-// names it. Each simulator has its own random numbers, and no sum depends on where a rank begins,
-// so the number of ranks changes nothing. Exit code: 0 if solved, 2 for bad options, 1 otherwise.
+// The training has no barrier. Ranks wait in the collectives, and a dead rank makes these fail with
+// an error that names it. Each simulator has its own random numbers, and no sum depends on where
+// the share of a rank begins. The result is therefore the same for any number of ranks.
+//
+// Exits with 0 if solved, with 2 for bad options, otherwise with 1.
 #include "../../../idist.h"
 
 #include "../../lib/check.h"
 #include "simulators.h"
 #include "simulators_options.h"
 
-// All ranks get all lengths, then all steps, in the order of the simulators.
+// Gives all ranks all lengths, then all steps, in the order of the simulators.
 static int gather_steps(simulators *s) {
     size_t counts[MAX_RANKS];
 
@@ -60,7 +62,8 @@ static int gather_steps(simulators *s) {
     return 0;
 }
 
-// Each rank computes the gradients of some pieces; rank 0 learns, the others get the weights.
+// Computes the gradients of this rank's pieces. Rank 0 collects the gradients of all ranks, updates
+// the weights and sends them to all ranks.
 static int learn(simulators *s) {
     int begin = share(s, PIECES, s->rank), end = share(s, PIECES, s->rank + 1);
     size_t counts[MAX_RANKS];
@@ -82,13 +85,13 @@ static int train(simulators *s) {
         simulators_run(s);
         if (gather_steps(s)) return 1;
         if (s->rank == 0) simulators_print(s, g);
-        if (s->n_steps >= (size_t)SOLVED * (size_t)s->total) s->solved = g; // all ranks see it
+        if (s->n_steps >= (size_t)SOLVED * (size_t)s->total) s->solved = g; // known to all ranks
         else if (learn(s)) return 1;
     }
     return 0;
 }
 
-// *same: whether all ranks have this value.
+// Sets *same to true if all ranks have this value.
 static int compare_ranks(uint64_t value, bool *same) {
     uint64_t least, most;
 
@@ -107,11 +110,12 @@ static int report(simulators *s, double seconds) {
     CHECK(idist_gather(mine, all, 4, IDIST_F64, 0, NULL));
     if (compare_ranks(checksum, &same)) return 1;
     if (s->rank == 0) simulators_print_result(s, all, checksum, same);
-    CHECK(idist_barrier(NULL)); // nobody leaves with an error before that is printed
+    CHECK(idist_barrier(NULL)); // no rank exits with an error before this is printed
     return same && s->solved ? 0 : 1;
 }
 
-// The options must be the same on all ranks, and fit the world.
+// Checks that all ranks have the same options, and that the options fit the world. Returns 0 if
+// they do.
 static int agree(const simulators *s) {
     const char *wrong = simulators_check(&s->options, s->ranks);
     bool same;
@@ -119,7 +123,7 @@ static int agree(const simulators *s) {
     if (compare_ranks(fnv1a(FNV_START, &s->options, sizeof s->options), &same)) return 1;
     if (!same) wrong = "the ranks were given different options";
     if (wrong && s->rank == 0) fprintf(stderr, "simulators: %s\n", wrong);
-    if (wrong) CHECK(idist_barrier(NULL)); // nobody leaves before that is said
+    if (wrong) CHECK(idist_barrier(NULL)); // no rank exits before the error is printed
     return wrong != NULL;
 }
 

@@ -1,4 +1,4 @@
-// simulators.h - the simulators of one rank: run them, learn from their episodes
+// simulators.h - the simulators of one rank: runs episodes and learns from them
 #ifndef EXAMPLES_SIMULATORS_H
 #define EXAMPLES_SIMULATORS_H
 
@@ -9,28 +9,29 @@
 enum {
     MAX_RANKS = 256,
     MAX_SIMULATORS = 1000,
-    LIMIT = 500,  // steps of an episode
-    SOLVED = 475, // mean return
+    LIMIT = 500,  // steps of an episode at most
+    SOLVED = 475, // mean return at which the task is solved
     PIECES = 32,
     STEP_FLOATS = STATE + 1
 };
 
 typedef struct simulators_options {
-    uint64_t ranks, simulators, generations, seed; // ranks == 0: not given
-    uint64_t slow;                                 // rank; MAX_RANKS: none
+    uint64_t ranks, simulators, generations, seed; // ranks is 0 if not given
+    uint64_t slow;                                 // slow rank, or MAX_RANKS
 } simulators_options;
 
-// The simulators of all ranks, and what they did. This rank runs `count` of them, from `first` on.
+// The simulators of all ranks, and their results. This rank runs `count` simulators from `first`
+// on.
 typedef struct simulators {
     simulators_options options;
     int rank, ranks, total, first, count;
-    int solved; // the generation that did it; 0: none yet
+    int solved; // generation that solved the task, or 0
 
-    uint64_t random[MAX_SIMULATORS]; // the state of each one's random numbers
+    uint64_t random[MAX_SIMULATORS]; // state of each simulator's generator
     float now[MAX_SIMULATORS][STATE];
-    int32_t lengths[MAX_SIMULATORS]; // of the episodes; 0: not over yet
+    int32_t lengths[MAX_SIMULATORS]; // of the episodes; 0 until the end
     step own[MAX_SIMULATORS * LIMIT], all[MAX_SIMULATORS * LIMIT];
-    float advantage[MAX_SIMULATORS * LIMIT]; // how much better than usual it went from a step on
+    float advantage[MAX_SIMULATORS * LIMIT]; // of each step
     size_t n_steps;                          // in `all`
 
     double w[WEIGHTS], momentum[WEIGHTS], pieces[PIECES][WEIGHTS];
@@ -39,12 +40,12 @@ typedef struct simulators {
 
 // ---- shares ----
 
-// Where the share of a rank in n things begins; that of rank `ranks` is the end.
+// Returns where the share of a rank in n things begins. Returns n for rank `ranks`.
 static inline int share(const simulators *s, int n, int rank) {
     return (int)((int64_t)n * rank / s->ranks);
 }
 
-// Which simulators are this rank's. All ranks draw the same weights.
+// Divides the simulators among the ranks and draws the weights, which are the same on all ranks.
 static inline void simulators_begin(simulators *s) {
     uint64_t seed = s->options.seed * 1000003u;
 
@@ -68,7 +69,7 @@ static inline void simulators_reset(simulators *s) {
     }
 }
 
-// Step n of simulator i. Returns true when that is the end of its episode.
+// Runs step n of simulator i. Returns true if the episode ends with this step.
 static inline bool simulators_step(simulators *s, int i, int n) {
     step *to = &s->own[(i - s->first) * LIMIT + n];
     double in[STATE], hidden[HIDDEN];
@@ -79,9 +80,10 @@ static inline bool simulators_step(simulators *s, int i, int n) {
     return !move(s->now[i], right) || n + 1 == LIMIT;
 }
 
-// This rank's simulators, step by step together. One that is through waits for the others.
+// Runs an episode of each simulator of this rank. The simulators step together; a simulator that
+// has ended its episode waits for the others.
 static inline void simulators_run(simulators *s) {
-    static const struct timespec pause = {0, 200000}; // as if a simulator also drew pictures
+    static const struct timespec pause = {0, 200000}; // as if a simulator drew pictures
     double start_s = now_s();
     bool is_slow = (uint64_t)s->rank == s->options.slow;
 
@@ -110,7 +112,7 @@ static inline void simulators_pack(simulators *s) {
     }
 }
 
-// The steps of the simulators from .. to - 1.
+// Returns the number of steps of the simulators from .. to - 1.
 static inline size_t simulators_steps(const simulators *s, int from, int to) {
     size_t n = 0;
 
@@ -120,8 +122,9 @@ static inline size_t simulators_steps(const simulators *s, int from, int to) {
 
 // ---- learning ----
 
-// How much a step and those after it brought (each counts 0.99 of the one before), less the average
-// of all episodes that got so far; divided by the mean size, so that one learning rate serves.
+// Computes the advantage of each step. First it takes the return from this step on, in which each
+// step counts 0.99 of the step before. Then it subtracts the mean over all episodes that got this
+// far. Finally it divides by the mean size, so that one learning rate fits all.
 static inline void simulators_compare(simulators *s) {
     double worth[LIMIT + 1] = {0}, mean[LIMIT] = {0}, size = 1e-9;
     int alive[LIMIT] = {0};
@@ -143,7 +146,7 @@ static inline void simulators_compare(simulators *s) {
     for (size_t k = 0; k < s->n_steps; k++) s->advantage[k] *= (float)((double)s->n_steps / size);
 }
 
-// The gradients of the pieces from .. to - 1 of all steps.
+// Computes the gradients of the pieces from .. to - 1 of all steps.
 static inline void simulators_gradient(simulators *s, int from, int to) {
     simulators_compare(s);
     memset(s->pieces, 0, sizeof s->pieces);
@@ -152,7 +155,7 @@ static inline void simulators_gradient(simulators *s, int from, int to) {
             add_gradient(s->w, &s->all[k], s->advantage[k], s->pieces[p]);
 }
 
-// Adds the pieces in their order, and moves the weights.
+// Adds the gradients of the pieces in order, and updates the weights.
 static inline void simulators_learn(simulators *s) {
     for (int i = 0; i < WEIGHTS; i++) {
         double sum = 0;
@@ -177,7 +180,8 @@ static inline void simulators_print(const simulators *s, int generation) {
     fflush(stdout);
 }
 
-// all: for each rank its simulators, steps, steps per second and per cent of the time waiting.
+// Prints the result. `all` holds, for each rank, its simulators, steps, steps per second and
+// percentage of time spent waiting.
 static inline void simulators_print_result(const simulators *s, double all[][4], uint64_t checksum,
                                            bool same) {
     if (s->solved)

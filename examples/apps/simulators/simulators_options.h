@@ -1,15 +1,15 @@
-// simulators_options.h - the command line
+// simulators_options.h - the options of the command line
 #ifndef EXAMPLES_SIMULATORS_OPTIONS_H
 #define EXAMPLES_SIMULATORS_OPTIONS_H
 
 #include "../../lib/arguments.h"
 #include "simulators.h"
 
-// Sets the defaults and reads the command line. Prints what is wrong.
+// Sets the defaults and reads the command line. Prints an error and returns false for a bad option.
 static inline bool simulators_parse(simulators_options *o, int argc, char **argv) {
     static const char *const names[] = {"--ranks", "--simulators", "--generations", "--seed",
                                         "--slow"};
-    static const uint64_t min[] = {1, 2, 1, 0, 0}; // one simulator has no other to compare with
+    static const uint64_t min[] = {1, 2, 1, 0, 0}; // learning compares two or more simulators
     static const uint64_t max[] = {MAX_RANKS, MAX_SIMULATORS, 1000000, UINT64_MAX, MAX_RANKS - 1};
     uint64_t values[] = {0, 100, 200, 1, MAX_RANKS};
 
@@ -35,7 +35,7 @@ static inline bool simulators_parse(simulators_options *o, int argc, char **argv
     return true;
 }
 
-// What is wrong with the options in a world of so many ranks, or NULL.
+// Returns what is wrong with the options in a world of this size, or NULL.
 static inline const char *simulators_check(const simulators_options *o, int ranks) {
     if (ranks > MAX_RANKS) return "more ranks than this program has room for";
     if (o->ranks && (int)o->ranks != ranks) return "--ranks contradicts the launcher: leave it out";

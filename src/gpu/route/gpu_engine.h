@@ -335,8 +335,7 @@ static idist_status idist__gpu_engine_follow(idist__task *t, void *stream) {
 }
 
 static void idist__gpu_engine_fail_mismatch(idist__task *t) {
-    char text[400] =
-        "a send or receive on a stream met one that is not on a stream, or of another size";
+    char text[400] = "a send and its receive differ in size, or only one of them is on a stream";
     if (idist__gpu_op_of(t)->meeting_status == IDIST_ERR_MISMATCH)
         idist__nccl_launch_check_counts(t, text, sizeof text);
     idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);

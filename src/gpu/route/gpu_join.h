@@ -49,8 +49,8 @@ static void idist__gpu_join_describe_error(const char *what, cudaError_t error,
         cudaDriverGetVersion(&driver) == cudaSuccess &&
         cudaRuntimeGetVersion(&runtime) == cudaSuccess)
         snprintf(info->reason, sizeof info->reason,
-                 "%s: the driver is for CUDA %d.%d, the program for %d.%d", what, driver / 1000,
-                 driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+                 "%s: the driver supports CUDA %d.%d, but the program needs %d.%d", what,
+                 driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else
         snprintf(info->reason, sizeof info->reason, "%s: %s (%s, %d)", what,
                  cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
@@ -93,7 +93,7 @@ static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info
     if (strncmp(asked, "cuda:", 5) != 0 || !idist__parse_int(asked + 5, 0, 4095, &value)) {
         info->presence = IDIST__GPU_BAD_NAME;
         snprintf(info->reason, sizeof info->reason,
-                 "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
+                 "invalid device \"%.40s\": use cpu, cuda, cuda:0, cuda:1, ...", asked);
         return false;
     }
 
@@ -232,10 +232,11 @@ static idist_status idist__gpu_join_check_wanted(const idist__world *w,
     if (!idist__gpu_setup_find_shared(&w->group, &a, &b)) return IDIST_OK;
     if (infos[a].allows_shared_gpu && infos[b].allows_shared_gpu) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_UNSUPPORTED,
-                       "initialize: rank %d and rank %d share the GPU %s, which NCCL %d refuses; "
-                       "from 2.30.3 on it takes them with NCCL_MULTI_RANK_GPU_ENABLE=1",
-                       b, a, infos[a].bus_id, infos[a].nccl);
+    return idist__fail(
+        IDIST_ERR_UNSUPPORTED,
+        "initialize: rank %d and rank %d share the GPU %s, which NCCL %d refuses; NCCL 2.30.3 and "
+        "later allow this with NCCL_MULTI_RANK_GPU_ENABLE=1",
+        b, a, infos[a].bus_id, infos[a].nccl);
 }
 
 // Logs why NCCL, the best backend for GPUs, is not used. Called if the user asked for no device
@@ -274,9 +275,10 @@ static idist_status idist__gpu_join_agree_backend(idist__world *w) {
 
     if (infos[0].wanted_backend == IDIST__BY_IPC &&
         (!idist__gpu_setup_is_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
-                           IDIST__IPC_RANKS);
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "initialize: ipc needs at most %d ranks, all on one host, and CUDA 12.8 or later",
+            IDIST__IPC_RANKS);
 
     if (!infos[0].wanted_backend) idist__gpu_join_log_obstacles(w, &nccl);
     if (idist__gpu_setup_find_shared(g, &a, &b))

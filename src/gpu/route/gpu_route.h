@@ -36,7 +36,8 @@ static idist_status idist__gpu_route_check_buffers(const idist_group *g, const i
                            name);
     if (host)
         return idist__fail(IDIST_ERR_ARG,
-                           "%s: a stream is for device memory, and these buffers are not", name);
+                           "%s: a stream needs device memory, but the buffers are host memory",
+                           name);
 
     return IDIST_OK;
 }
@@ -69,7 +70,7 @@ static idist_status idist__gpu_route_check_capture(const char *name, const idist
             IDIST_ERR_UNSUPPORTED,
             "%s: the default stream cannot be used while a stream that blocks it is captured",
             name);
-    if (error != cudaSuccess) return idist__fail(IDIST_ERR_ARG, "%s: no valid stream", name);
+    if (error != cudaSuccess) return idist__fail(IDIST_ERR_ARG, "%s: the stream is invalid", name);
     if (capture == cudaStreamCaptureStatusNone) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
@@ -107,11 +108,13 @@ static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__ca
     if (idist__gpu_group_of(g)->ready) return IDIST_OK;
     if (idist__gpu_route_path_of(g, call, stream) == IDIST__BY_STAGING) return IDIST_OK;
     if (idist__kind_is_p2p(call->kind))
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: NCCL is not there yet: make a collective call on the group first",
-                           name);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "%s: NCCL is not set up for this group yet: make a collective call on device memory "
+            "first",
+            name);
 
-    status = idist__gpu_route_check_capture(name, opts, "the first call on a device of a group");
+    status = idist__gpu_route_check_capture(name, opts, "a group's first call on device memory");
     if (status != IDIST_OK) return status;
 
     return idist__gpu_setup_prepare(g);
@@ -124,13 +127,13 @@ static idist_status idist__gpu_route_check_call(const idist_group *g, const idis
 
     if (idist__kind_is_p2p(call->kind) && (call->root < 0 || call->tag < 0))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
-                           name);
+                           "%s: NCCL does not support IDIST_ANY_SOURCE or IDIST_ANY_TAG", name);
     if (idist__together_now.depth && idist__together_now.held_world &&
         idist__together_now.held_world != g->w)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: device memory of two worlds between group_begin and group_end",
-                           name);
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "%s: calls between group_begin and group_end may use device memory of only one world",
+            name);
 
     return IDIST_OK;
 }

@@ -98,7 +98,7 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
 
     if (!idist__nccl_job_done(job)) {
         phase = __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE);
-        snprintf(reason, capacity, "%s has not come back after %d ms%s",
+        snprintf(reason, capacity, "%s has not returned after %d ms%s",
                  phase == IDIST__INIT_CREATING ? "ncclCommInitRank" : "NCCL's first call",
                  w->cfg.init_timeout_ms, w->progress.stops ? ", and the world is closed" : "");
         idist__os_mutex_unlock(&w->lock);
@@ -106,7 +106,7 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
         idist__world_lock(w);
         if (!ended)
             idist__log_print(&w->log, IDIST_LOG_WARN,
-                             "%s; until it does, its thread and its memory on the device stay",
+                             "%s; its thread and device memory stay in use until it returns",
                              reason);
         return false;
     }
@@ -131,7 +131,7 @@ static void *idist__gpu_setup_adopt(idist_group *g, char *reason, size_t capacit
     if (gpu->nccl->CommCount(comm, &n) != IDIST__NCCL_OK ||
         gpu->nccl->CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
         gpu->nccl->CommCuDevice(comm, &device) != IDIST__NCCL_OK)
-        snprintf(reason, capacity, "desc.nccl_comm is no communicator");
+        snprintf(reason, capacity, "desc.nccl_comm is not a valid communicator");
     else if (n != g->size || rank != g->rank || device != gpu->device)
         snprintf(reason, capacity,
                  "desc.nccl_comm has rank %d of %d on device %d, idist rank %d of %d on device %d",
