@@ -1,4 +1,4 @@
-// abort: idist_abort from another thread ends what all ranks are blocked in
+// abort: idist_abort from another thread ends every call in which a rank is blocked
 #include "idist.h"
 
 #include "grid.h"
@@ -10,8 +10,8 @@ static const char *const places[N_PLACES] = {"barrier", "all_reduce", "recv",   
 typedef struct experiment {
     int place;
     int aborter;        // the rank whose second thread calls idist_abort
-    int64_t aborted_ms; // just before idist_abort; atomic
-    int is_aborted;     // just after it; atomic
+    int64_t aborted_ms; // time in ms just before idist_abort; atomic
+    int is_aborted;     // set just after idist_abort; atomic
     int woken;          // atomic
 } experiment;
 
@@ -29,7 +29,8 @@ static void *abort_soon(void *arg) {
     return NULL;
 }
 
-// Rank n-1 never joins, so nothing can end by itself, and nobody waits in a circle.
+// Blocks in a call. Rank n-1 never joins, so no call can end by itself, and no ranks wait for each
+// other in a circle.
 static idist_status block(idist_group *g, int rank, int n, int place, float *x) {
     idist_opts o = opts_of(g);
     idist_request request[2] = {{NULL}, {NULL}};
@@ -81,14 +82,14 @@ static void body(idist_group *world, int rank, int n, void *arg) {
         while (!__atomic_load_n(&e->is_aborted, __ATOMIC_ACQUIRE)) tap_sleep_ms(1);
     }
     if (rank == e->aborter) TAP_REQUIRE(pthread_join(thread, NULL) == 0);
-    rank_is(rank, idist_barrier(&o),
-            IDIST_ERR_ABORTED); // later calls, also of the rank that was elsewhere
+    // Later calls fail, also on the rank that was in no call.
+    rank_is(rank, idist_barrier(&o), IDIST_ERR_ABORTED);
     rank_is(rank, idist_send(x, 1, IDIST_F32, 0, 0, &o), IDIST_ERR_ABORTED);
-    rank_ok(rank, idist_abort(world)); // again: nothing happens
+    rank_ok(rank, idist_abort(world)); // a second abort has no effect
     free(x);
 }
 
-// Aborting a group leaves the world and another group alone.
+// Aborts a group. The world and another group must stay usable.
 static void group_only(idist_group *world, int rank, int n, void *arg) {
     experiment *e = (experiment *)arg;
     idist_group *g = NULL, *h = NULL;
@@ -113,8 +114,8 @@ static void group_only(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&h));
 }
 
-// Rank 0 is in a call that nobody answers, and the others are in none: nothing but idist_abort can
-// wake it.
+// Rank 0 is in a call that no rank answers, and all other ranks are in no call. Only idist_abort
+// can wake rank 0.
 static void wakes_the_sleeper(idist_group *world, int rank, int n, void *arg) {
     experiment *e = (experiment *)arg;
     idist_opts o = opts_of(world);
@@ -130,14 +131,14 @@ static void wakes_the_sleeper(idist_group *world, int rank, int n, void *arg) {
                    (long long)after_ms);
         TAP_REQUIRE(pthread_join(thread, NULL) == 0);
         __atomic_store_n(&e->woken, 1, __ATOMIC_RELEASE);
-    } else { // in no call until rank 0 is through
+    } else { // in no call until rank 0 is done
         int64_t end_ms = tap_now_ms() + 2000 * test_slow_factor();
         while (!__atomic_load_n(&e->woken, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms)
             tap_sleep_ms(1);
     }
 }
 
-// Rank 0 aborts groups that the others may not have made yet.
+// Rank 0 aborts groups that other ranks may not have created yet.
 static void abort_at_once(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     (void)arg;
@@ -165,7 +166,7 @@ static void *abort_midway(void *arg) {
     return NULL;
 }
 
-// A thread of the last rank aborts a group that is busy, at any moment: nobody stays behind in a
+// A thread of the last rank aborts a busy group at a random moment. No rank may stay behind in a
 // call.
 static void abort_a_stream(idist_group *world, int rank, int n, void *arg) {
     uint64_t random_state = tap_seed() + 17;
@@ -189,7 +190,7 @@ static void abort_a_stream(idist_group *world, int rank, int n, void *arg) {
     free(x);
 }
 
-// Between processes: one calls idist_abort and goes on living.
+// Rank 1 calls idist_abort and keeps running. The other processes must notice the abort.
 static int abort_process(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     idist_status status = idist_barrier(&o);
@@ -208,7 +209,7 @@ static int abort_process(idist_group *world, int rank, int n, proc_slot *slot, v
     // On a busy machine the abort may reach a rank that is still in the first barrier.
     if (status == IDIST_OK) status = idist_barrier(&o);
     proc_result(slot, status);
-    idist_close(&world); // leaving without it would be a loss of its own
+    idist_close(&world); // leaving without closing would count as another loss
     return 0;
 }
 
@@ -231,9 +232,9 @@ static void between_processes(const char *transport) {
     procs_free(&p);
 }
 
-#ifndef RANKS_MPI // whose ranks are not ours to stop
-// Rank 0 is stopped in an all_reduce when rank 1 aborts, so that it still looks as if that went on.
-// Rank 2 comes with another operation, and hears of the abort first.
+#ifndef RANKS_MPI // MPI starts the ranks, so the test cannot stop them
+// Rank 0 is stopped in an all_reduce when rank 1 aborts, so the all_reduce still seems to be
+// running. Rank 2 calls another operation and must report the abort, not the mismatch.
 static int differs_after_abort(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_request request = {NULL};
     idist_opts o = opts_of(world), immediate = opts_async(world, &request);
@@ -243,7 +244,7 @@ static int differs_after_abort(idist_group *world, int rank, int n, proc_slot *s
     if (rank == 0) {
         idist_status status = idist_all_reduce(x, x, 100, IDIST_F32, IDIST_SUM, &immediate);
         proc_phase(slot, 1);
-        proc_await_phase(slot, 2); // stopped in here
+        proc_await_phase(slot, 2); // stopped here
         proc_result(slot, status ? status : idist_wait(&request));
     } else {
         proc_phase(slot, 1);
@@ -254,9 +255,9 @@ static int differs_after_abort(idist_group *world, int rank, int n, proc_slot *s
     return 0;
 }
 
-// Rank 1 is stopped, so that messages of a group wait at rank 0 when that aborts it. What they took
-// of the eager window comes back: of the world's messages, half a window goes out before any
-// receive.
+// Rank 1 is stopped, so that messages of a group are queued at rank 0 when rank 0 aborts the group.
+// The messages must return their part of the eager window. Then rank 0 can send half a window of
+// messages on the world before any receive.
 static int queued_come_back(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { COUNT = 250, NBYTES = 8000, LAST = (1 << 20) / (NBYTES + 64) - 2 };
     static char buf[NBYTES];
@@ -268,14 +269,15 @@ static int queued_come_back(idist_group *world, int rank, int n, proc_slot *slot
     brief.timeout_ms = 3000 * test_slow_factor();
     if (idist_split(world, 0, rank, &g) != IDIST_OK || idist_barrier(&o) != IDIST_OK) return 96;
     proc_phase(slot, 1);
-    proc_await_phase(slot, 2); // rank 1 is stopped in here
+    proc_await_phase(slot, 2); // rank 1 is stopped here
     for (int k = 0; k < COUNT && rank == 0; k++) {
         idist_opts immediate = opts_async(g, &requests[k]);
         if (!status) status = idist_send(buf, NBYTES, IDIST_U8, 1, 0, &immediate);
     }
     if (rank == 0) {
         if (!status) status = idist_abort(g);
-        for (int k = 0; k < COUNT; k++) (void)!idist_wait(&requests[k]); // most are aborted
+        // Most requests are aborted.
+        for (int k = 0; k < COUNT; k++) (void)!idist_wait(&requests[k]);
         proc_phase(slot, 3);
         proc_await_phase(slot, 4);
     }
@@ -290,8 +292,8 @@ static int queued_come_back(idist_group *world, int rank, int n, proc_slot *slot
     return 0;
 }
 
-// Rank 0 aborts the world. Rank 1 frees the group that it has with rank 2 and leaves, and rank 2,
-// which waits for it in that group, is to hear why.
+// Rank 0 aborts the world. Rank 1 frees the group that it shares with rank 2 and leaves. Rank 2
+// waits for rank 1 in that group and must report the reason.
 static int leaves_after_abort(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     idist_group *g = NULL;
@@ -304,7 +306,9 @@ static int leaves_after_abort(idist_group *world, int rank, int n, proc_slot *sl
         proc_await_phase(slot, 2); // rank 2 is in its receive
         proc_result(slot, idist_abort(world));
         proc_await_phase(slot, 3); // this rank leaves last
-    } else if (rank == 1) { // not for rank 2: that would be a deadlock, and found on a busy machine
+    } else if (rank == 1) {
+        // Does not receive from rank 2. That would be a deadlock, which the library detects on a
+        // busy machine.
         proc_result(slot, idist_recv(&x, 1, IDIST_I32, 0, 0, NULL, &o));
     } else {
         o.group = g;
@@ -389,12 +393,13 @@ static void abort_beside_another_call(const char *transport) {
 }
 #endif
 
-// A group is aborted while a member still makes it, and a large message of its groups by host is on
-// the way: what that message took of the eager window between the two ranks comes back.
+// Aborts a group while a member is still creating it. A large message of the inner groups by host
+// is on the way at that time. The message must return its part of the eager window between the two
+// ranks.
 static void window_comes_back(idist_group *world, int rank, int n, void *arg) {
-#ifdef RANKS_MPI // whose own window is smaller
+#ifdef RANKS_MPI // the windows of an MPI are smaller
     enum { ROUNDS = 600, NBYTES = 60000, LAST = 1, LAST_NBYTES = 4 };
-#else // the messages at the end fit into half of the window, which is there at all times
+#else // the last messages fit into half the window, which is always available
     enum {
         ROUNDS = 600,
         NBYTES = 60000,
@@ -413,7 +418,7 @@ static void window_comes_back(idist_group *world, int rank, int n, void *arg) {
             idist_opts immediate = opts_async(g, &request);
             idist_broadcast(buf, NBYTES, IDIST_U8, 1, &immediate);
             rank_ok(rank, idist_abort(g));
-            (void)!idist_wait(&request); // done, or aborted
+            (void)!idist_wait(&request); // done or aborted
         }
         rank_ok(rank, idist_free_group(&g));
         if (!rank_ok(rank, idist_barrier(&o))) return;
@@ -432,7 +437,7 @@ typedef struct meeting {
     int port;
 } meeting;
 
-// Rank 2 has the group of ranks 0 and 1, but is no member.
+// Rank 2 holds a group of ranks 0 and 1 without being a member. Its abort of the group must fail.
 static int aborts_as_outsider(int rank, void *arg) {
     const int members[2] = {0, 1};
     const meeting *m = (const meeting *)arg;
@@ -494,7 +499,8 @@ int main(void) {
 #ifndef RANKS_MPI
         abort_beside_another_call(d.transport);
         abort_drives_others_away(d.transport);
-        if (t < 3) abort_by_an_outsider(d.transport); // what desc.transport may be
+        // The first three names are also values of desc.transport.
+        if (t < 3) abort_by_an_outsider(d.transport);
 #endif
     }
     {

@@ -1,5 +1,5 @@
-// bad_args: every misuse gives IDIST_ERR_ARG or IDIST_ERR_STATE with a sentence, on the calling
-// rank only; nothing breaks
+// bad_args: every misuse returns IDIST_ERR_ARG or IDIST_ERR_STATE with an error text, on the
+// calling rank only, and breaks nothing
 #include "idist.h"
 
 #include "grid.h"
@@ -41,7 +41,7 @@ static void null_buffers(int r, const idist_opts *o) {
     bad(r, idist_sendrecv(x, 1, 0, 0, NULL, 1, 0, 0, IDIST_F32, NULL, o));
 }
 
-// Only the root needs these.
+// Passes NULL for buffers that only the root needs.
 static void null_at_root(int rank, const idist_opts *o) {
     float x[64] = {0};
     bad(rank, idist_reduce(x, NULL, 1, IDIST_F32, IDIST_SUM, rank, o));
@@ -118,7 +118,7 @@ static void bad_ranks(int r, int n, const idist_opts *o) {
         if (k != IDIST_ANY_SOURCE) bad(r, idist_recv(x, 1, IDIST_F32, k, 0, NULL, o));
         bad(r, idist_sendrecv(x, 1, k, 0, y, 1, 0, 0, IDIST_F32, NULL, o));
     }
-    bad(r, idist_send(x, 1, IDIST_F32, 0, -1, o)); // a tag
+    bad(r, idist_send(x, 1, IDIST_F32, 0, -1, o)); // a negative tag
     bad(r, idist_send(x, 1, IDIST_F32, 0, -7, o));
     bad(r, idist_recv(x, 1, IDIST_F32, 0, -2, NULL, o));
 }
@@ -130,7 +130,8 @@ static void overlaps(int r, int n, const idist_opts *o) {
     bad(r, idist_all_reduce(x, (char *)x + 1, 10, IDIST_F32, IDIST_SUM, o));
     bad(r, idist_scan(x, x + 9, 10, IDIST_F32, IDIST_SUM, o));
     bad(r, idist_exscan(x + 9, x, 10, IDIST_F32, IDIST_SUM, o));
-    bad(r, idist_all_gather(x + 10 * r + 1, x, 10, IDIST_F32, o)); // not the own block
+    // The send buffer overlaps, but is not the rank's own block.
+    bad(r, idist_all_gather(x + 10 * r + 1, x, 10, IDIST_F32, o));
     bad(r, idist_reduce_scatter(x, x + 10 * r + 1, 10, IDIST_F32, IDIST_SUM, o));
     bad(r, idist_all_to_all(x, x + 1, 10, IDIST_F32, o));
     bad(r, idist_gather(x + 10 * r + 1, x, 10, IDIST_F32, r, o));
@@ -143,7 +144,7 @@ static void overlaps(int r, int n, const idist_opts *o) {
 
 static void too_much(int r, const idist_opts *o) {
     double x[4] = {0};
-    const size_t huge = SIZE_MAX / 4; // times 8 bytes does not fit
+    const size_t huge = SIZE_MAX / 4; // times 8 bytes overflows
     bad(r, idist_all_reduce(x, x, huge, IDIST_F64, IDIST_SUM, o));
     bad(r, idist_broadcast(x, huge, IDIST_F64, 0, o));
     bad(r, idist_all_gather(x, x, huge, IDIST_F64, o));
@@ -183,7 +184,7 @@ static void v_forms(int r, int n, const idist_opts *o) {
     bad(r, idist_reduce_scatterv(x, x + 2 * r + 1, counts, IDIST_F32, IDIST_SUM, o)); // overlap
     size_t own[RANKS_MAX];
     memcpy(own, counts, sizeof own);
-    own[r]++; // what it receives from itself is not what it sends
+    own[r]++; // the rank receives more from itself than it sends to itself
     bad(r, idist_all_to_allv(x, counts, NULL, y, own, NULL, IDIST_F32, o));
     counts[r]++;
     bad(r, idist_all_to_allv(x, counts, NULL, y, huge, NULL, IDIST_F32, o));
@@ -198,14 +199,14 @@ static void bytes(int r, const idist_opts *o) {
     a.request = &request;
     bad(r, idist_broadcast_bytes(x, 64, NULL, 0, o));
     bad(r, idist_broadcast_bytes(NULL, 64, &nbytes, 0, o));
-    bad(r, idist_broadcast_bytes(x, 64, &nbytes, 0, &a)); // blocking only
+    bad(r, idist_broadcast_bytes(x, 64, &nbytes, 0, &a)); // the call is blocking only
     bad(r, idist_all_gather_bytes(NULL, 5, y, 64, sizes, o));
     bad(r, idist_all_gather_bytes(x, 5, NULL, 64, sizes, o));
     bad(r, idist_all_gather_bytes(x, 5, y, 64, NULL, o));
     bad(r, idist_all_gather_bytes(x, 5, y, 64, sizes, &a));
     bad(r, idist_sendrecv(x, 1, r, 0, y, 1, r, 0, IDIST_U8, NULL, &a));
     nbytes = 65;
-    bad(r, idist_broadcast_bytes(x, 64, &nbytes, r, o)); // root has more than its buffer holds
+    bad(r, idist_broadcast_bytes(x, 64, &nbytes, r, o)); // the root's size exceeds its buffer
     rank_check(request.impl == NULL, "rank %d: a refused call leaves no request", r);
 }
 
@@ -233,7 +234,8 @@ static void requests(int r, const idist_opts *o) {
     bad(r, idist_group_end());
 }
 
-// A call that fails empties the request, whatever was in it, so that the program may wait for all.
+// Checks requests of calls that fail. The failing call must reset the request, whatever it
+// contained, so that the program may wait for all requests.
 static void refused_requests(int r, const idist_opts *o) {
     idist_request q[9];
     idist_message message;
@@ -267,7 +269,8 @@ static void refused_requests(int r, const idist_opts *o) {
     rank_ok(r, idist_wait_all(q, (size_t)i));
 }
 
-// idist_group_end returns the failure of a call whose arguments already told that it was wrong.
+// Checks that idist_group_end returns the error of a call that failed early because of its
+// arguments.
 static void refused_in_group(int r, const idist_opts *o) {
     int x = 0;
     idist_message message;
@@ -290,10 +293,10 @@ static void groups(int r, idist_group *world, int n) {
     bad(r, idist_close(NULL));
     bad(r, idist_close(&none));
     rank_ok(r, idist_split(world, 0, r, &g));
-    bad(r, idist_close(&g)); // it is no world
+    bad(r, idist_close(&g)); // g is not a world
     rank_check(g != NULL, "rank %d: a refused close leaves the pointer", r);
     idist_group *copy = world;
-    bad(r, idist_free_group(&copy)); // it is no group of new_group or split
+    bad(r, idist_free_group(&copy)); // the world does not come from new_group or split
     rank_ok(r, idist_free_group(&g));
     rank_check(g == NULL, "rank %d: free sets the pointer to NULL", r);
     bad(r, idist_free_group(&none));
@@ -302,7 +305,7 @@ static void groups(int r, idist_group *world, int n) {
                "translate");
 }
 
-// A copy of the pointer outlives the group.
+// Uses a copy of the pointer after the group is freed.
 static void freed_group(idist_group *world, int r, int n, void *arg) {
     idist_group *g = NULL, *stale;
     int x = 0;
@@ -324,8 +327,8 @@ static void freed_group(idist_group *world, int r, int n, void *arg) {
     (void)n;
 }
 
-// In a process of its own: a library that trusts the pointer crashes, and the other results must
-// not be lost with it.
+// Runs a case in a process of its own. A library that trusts the pointer crashes, and the other
+// results must not be lost with it.
 static void in_child(int n) {
     int wait_status = 0;
     tap_running("a freed group in a world of %d", n);
@@ -365,7 +368,7 @@ static void everything(idist_group *world, int rank, int n, void *arg) {
     rank_check(y == n, "rank %d: got %d expected %d", rank, y, n);
 }
 
-// Only one rank misuses the library; the others notice nothing.
+// Misuses the library on one rank only. The other ranks must notice nothing.
 static void one_rank_only(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x = 1, y = 0;
@@ -449,7 +452,7 @@ static void default_world(void) {
     idist_request request = {NULL};
     idist_opts a = opts_async(NULL, &request);
     rank_ok(-1, idist_initialize(NULL));
-    bad(-1, idist_initialize(NULL)); // twice
+    bad(-1, idist_initialize(NULL)); // initialized twice
     bad(-1, idist_new_group(NULL, 1, &g));
     bad(-1, idist_new_group(fine, 1, NULL));
     bad(-1, idist_new_group(fine, 0, &g));
@@ -463,12 +466,12 @@ static void default_world(void) {
     bad(-1, idist_one_rank_only(task, NULL, -1, false, NULL));
     bad(-1, idist_parallel_run(NULL, NULL, NULL));
     rank_ok(-1, idist_recv(&y, 1, IDIST_I32, 0, 3, NULL, &a));
-    bad(-1, idist_finalize()); // with a request open
+    bad(-1, idist_finalize()); // a request is open
     rank_check(idist_is_initialized(), "a refused finalize leaves the world");
     rank_ok(-1, idist_send(&x, 1, IDIST_I32, 0, 3, NULL));
     rank_ok(-1, idist_wait(&request));
     rank_ok(-1, idist_group_begin());
-    bad(-1, idist_finalize()); // inside of group_begin
+    bad(-1, idist_finalize()); // inside group_begin
     rank_ok(-1, idist_group_end());
     rank_check(y == 5, "got %d expected 5", y);
     rank_ok(-1, idist_finalize());
@@ -504,7 +507,7 @@ static void bad_desc(void) {
     d.algorithm = "magic";
     bad(-1, idist_open(&d, &w));
     d = world_desc(0, 1);
-    d.allocator.alloc_fn = only_alloc; // both or none
+    d.allocator.alloc_fn = only_alloc; // the caller must set both functions or neither
     bad(-1, idist_open(&d, &w));
     d = world_desc(0, 1);
     d.secret = "too short";
@@ -517,10 +520,10 @@ static void bad_desc(void) {
     bad(-1, idist_open(&d, &w));
     d.init_method = "tcp://127.0.0.1";
     bad(-1, idist_open(&d, &w));
-    d = world_desc(0, 1); // a method is checked where it is not used, too
+    d = world_desc(0, 1); // an init method is checked even if it is not used
     d.init_method = "smoke://signals";
     bad(-1, idist_open(&d, &w));
-    d = desc_with(NULL, NULL); // neither desc nor environment say which rank this is
+    d = desc_with(NULL, NULL); // neither the desc nor the environment gives the rank
     d.init_method = "tcp://127.0.0.1:1";
     bad(-1, idist_open(&d, &w));
     d.init_method = "file:///tmp/idist-none";
@@ -551,7 +554,7 @@ static void parallel_run(void) {
     bad(-1, idist_parallel_run(&d, nothing, NULL));
 }
 
-// Closing is refused as long as a request is open, also on a group of the world.
+// Checks that closing a world is refused while a request is open, even on a group of the world.
 static void close_with_a_request(void) {
     idist_group *w = NULL, *g = NULL;
     idist_request r = {NULL};

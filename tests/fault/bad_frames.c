@@ -1,9 +1,10 @@
-// bad_frames: frames that only a broken or a hostile rank sends, though it knows the secret of the
-// job
+// bad_frames: frames that only a broken or hostile rank sends, although it knows the secret of the
+// job.
 //
-// Rank 2 of three writes them to rank 0, which is in a call of the group of ranks 0 and 1, or of
-// the world. Rank 0 has to say that rank 2 was lost, must not write anywhere (make asan watches),
-// and holds no more memory than a window for it.
+// Rank 2 of three ranks sends the frames to rank 0. Rank 0 is in a call of the world, or of the
+// group of ranks 0 and 1. Rank 0 must report that rank 2 was lost. Rank 0 must not write out of
+// bounds, which `make asan` would detect. It must hold no more memory for the frames than one
+// window.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -12,22 +13,23 @@
 enum {
     FLOOD = 200000,
     MOST_HELD = 8 << 20
-}; // frames; bytes: the eager window and what stands around each message
+}; // FLOOD: frames; MOST_HELD: bytes, the eager window plus the overhead of each message
 
 typedef struct bad {
     const char *name;
     uint8_t type;
-    bool of_the_pair; // the frame bears the number of a group that its sender is not in; else of
-                      // one that nobody knows
+    // Set if the frame has the number of a group that its sender is not in. If it is clear, no rank
+    // knows the group.
+    bool of_the_pair;
     uint64_t nbytes;
     int repeat;
-    int64_t aux;       // of ABORT and BYE: the status
-    int kind, root;    // of the call that it names; 0: as the type has it
-    bool of_the_world; // overrides of_the_pair
-    const char *text;  // behind it
+    int64_t aux;       // for ABORT and BYE: the status
+    int kind, root;    // of the call that the frame names; 0 for the default of the type
+    bool of_the_world; // overrides of_the_pair if true
+    const char *text;  // follows the frame, or NULL
 } bad;
 
-#define PLAIN 0, 0, 0, false, NULL // what only some of the frames need
+#define PLAIN 0, 0, 0, false, NULL // the members that only some of the frames need
 static const bad bads[] = {
     {"EAGER of a group that the sender is not in", IDIST__EAGER, true, 0, 1, PLAIN},
     {"RTS of a group that the sender is not in", IDIST__RTS, true, 100000, 1, PLAIN},
@@ -113,8 +115,8 @@ static void counted_free(void *ptr, void *user) {
     free(p);
 }
 
-// What the sender's part of the library would never do: the window, and who is in the group, are
-// not asked.
+// Sends bad frames as the library never would: ignores the window, and does not check who is in the
+// group.
 static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
     idist__world *w = world->w;
     idist__ring *ring = idist__ring_of(w);
@@ -135,10 +137,10 @@ static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
         f.aux = (uint64_t)what->aux;
         pthread_mutex_lock(&w->lock);
         idist__link_control(ring, &ring->links[0], &f, what->text);
-        if (i % 64 == 63) idist__progress_run(w); // so that they go out
+        if (i % 64 == 63) idist__progress_run(w); // so that the frames are sent
         pthread_mutex_unlock(&w->lock);
     }
-    while (ring->links[0].open && tap_now_ns() < end_ns) { // stays until rank 0 has had enough
+    while (ring->links[0].open && tap_now_ns() < end_ns) { // stays until rank 0 closes the link
         pthread_mutex_lock(&w->lock);
         idist__progress_turn(ring);
         idist__progress_run(w);
@@ -164,7 +166,8 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     } else {
         char text[600] = "";
         idist_status status = IDIST_OK;
-        // Rank 1 hears of it from rank 0, or from rank 2, which blames rank 0 for having hung up.
+        // Rank 1 gets the loss from rank 0, or from rank 2, which blames rank 0 for closing the
+        // connection.
         status = idist_barrier(&o);
         copy_text(text, sizeof text, idist_last_error());
         rank_check(status == IDIST_ERR_PEER_LOST, "rank %d: got %s: %s", rank,
@@ -174,15 +177,16 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
                    "rank 0 says what was wrong: got \"%s\"", text);
         rank_check(rank || text_names_rank(text, 2), "rank %d names rank 2: got \"%s\"", rank,
                    text);
-        rank_is(rank, idist_barrier(&of_pair), IDIST_OK); // it has nothing to do with rank 2
+        // The group of the pair has nothing to do with rank 2.
+        rank_is(rank, idist_barrier(&of_pair), IDIST_OK);
         rank_check(rank || held->most < MOST_HELD, "rank 0 held %lld bytes", (long long)held->most);
     }
-    idist_close(&world); // says that rank 2 was lost
+    idist_close(&world); // reports that rank 2 was lost
     return 0;
 }
 
-// Rank 0 has granted the message of a broadcast, and rank 1 sends it under a number that is *arg
-// higher.
+// Rank 0 has granted the message of a broadcast. Rank 1 sends it under a number that is *arg too
+// high. Rank 0 must report the frame as malformed.
 static int other_number(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { NBYTES = 100000 };
     static char x[NBYTES];
@@ -218,8 +222,8 @@ static int other_number(idist_group *world, int rank, int n, proc_slot *slot, vo
     return 0;
 }
 
-// Messages for groups that nobody knows may come from an honest rank, too: only what is kept of
-// them is bounded.
+// Floods rank 0 with messages for groups that no rank knows. An honest rank may send such messages,
+// too, so rank 0 must only bound the memory that it keeps for them.
 static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     static const uint8_t types[4] = {IDIST__RTS, IDIST__ABORT, IDIST__EAGER, IDIST__CTS};
     idist__world *w = world->w;
@@ -240,7 +244,7 @@ static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, 
         if (f.type == IDIST__EAGER && idist__ring_of(w)->links[0].window < 64) f.type = IDIST__RTS;
         if (f.type == IDIST__EAGER) idist__ring_of(w)->links[0].window -= 64;
         idist__link_control(idist__ring_of(w), &idist__ring_of(w)->links[0], &f, NULL);
-        if (i % 64 == 63) idist__progress_run(w); // so that they go out
+        if (i % 64 == 63) idist__progress_run(w); // so that the frames are sent
         pthread_mutex_unlock(&w->lock);
     }
     rank_ok(rank, idist_barrier(&o));
@@ -248,8 +252,9 @@ static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, 
     return rank_ok(rank, idist_close(&world)) ? 0 : 1;
 }
 
-// Every member tells every other of a failure; for whoever frees the group at once, most of that
-// comes after its end. So does a message that nobody received.
+// Frees groups while messages for them are still on the way. Every member reports a failure to
+// every other member. If a member frees the group at once, most of these reports arrive afterwards,
+// and so does a message that no rank received.
 static void freed_at_once(idist_group *world, int rank, int n, void *arg) {
     idist_opts all = opts_of(world);
     int rounds = *(int *)arg;
@@ -266,8 +271,9 @@ static void freed_at_once(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&all));
 }
 
-// A failure that arrives before its group exists is kept. One had no memory for its text: then the
-// text says who reported the failure.
+// Sends a failure before its group exists. The receiver must keep the failure. The second failure
+// has no text, as if there had been no memory for it. Then the error text must name the rank that
+// reported the failure.
 static void early_failure(idist_group *world, int rank, int n, void *arg) {
     static const char *const texts[2] = {"made up", NULL};
     idist__world *w = world->w;
@@ -333,7 +339,7 @@ int main(void) {
                    rounds, transports[t]);
         ranks_case(2, &d, early_failure, NULL, "an early ABORT, %s", transports[t]);
     }
-    idist_desc d = desc_with("tcp", "latency"); // where receives are granted
+    idist_desc d = desc_with("tcp", "latency"); // with these settings, rank 0 grants receives
     for (uint64_t i = 0; i < 2; i++) {
         uint64_t more = i ? 1000 : 1;
         tap_running("a number that was not granted");

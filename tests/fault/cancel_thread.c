@@ -1,5 +1,5 @@
-// cancel_thread: pthread_cancel for a thread that is blocked in a call. The call goes on, the
-// thread ends after it, and the world can be used and closed by other threads.
+// cancel_thread: pthread_cancel of a thread that is blocked in a call. The call completes and the
+// thread ends after it. Other threads can then use and close the world.
 #include "idist.h"
 
 #include "ranks.h"
@@ -21,7 +21,7 @@ typedef struct blocked {
     int begun; // atomic
 } blocked;
 
-// The call that rank 0 is cancelled in; rank 1 makes the other half.
+// Makes the call in which a thread of rank 0 is cancelled. Rank 1 makes the matching call.
 static idist_status make(const blocked *b, int other) {
     idist_opts o = opts_of(b->world);
     idist_request request;
@@ -60,7 +60,7 @@ static void *blocks(void *arg) {
     blocked *b = (blocked *)arg;
     __atomic_store_n(&b->begun, 1, __ATOMIC_RELEASE);
     b->status = make(b, 1);
-    for (;;) pthread_testcancel(); // where the thread ends
+    for (;;) pthread_testcancel(); // the thread ends here
     return NULL;
 }
 
@@ -85,7 +85,7 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
             return 92;
         TAP_REQUIRE(pthread_create(&thread, NULL, blocks, &b) == 0);
         while (!__atomic_load_n(&b.begun, __ATOMIC_ACQUIRE)) sched_yield();
-        tap_sleep_ms(20); // so that it is blocked; right without it as well
+        tap_sleep_ms(20); // so that the thread is blocked; the test is right without it
         TAP_REQUIRE(pthread_cancel(thread) == 0);
         tap_sleep_ms(20);
         if (b.call == STORE_WAIT) rank_ok(0, idist_store_set(b.store, "key", "x", 1));

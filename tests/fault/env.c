@@ -1,5 +1,5 @@
-// env: half-set and nonsensical environment variables are IDIST_ERR_ENV and the text names the
-// variable
+// env: half-set and nonsensical environment variables give IDIST_ERR_ENV, and the error text names
+// the variable
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -7,15 +7,16 @@
 
 typedef struct env_case {
     const char *vars;    // "A=1 B=2"
-    idist_status status; //
-    const char *name;    // in the text
-    int world_size;      // when IDIST_OK
+    idist_status status; // expected result
+    const char *name;    // must be part of the error text
+    int world_size;      // if the status is IDIST_OK
 } env_case;
 
-// No master is needed where the variables are refused before anybody is looked for.
+// Cases of one process each. They need no master, because bad variables are rejected before any
+// rank is contacted.
 static const env_case cases[] = {
     {"", IDIST_OK, "", 1},
-    {"RANK= WORLD_SIZE=", IDIST_OK, "", 1}, // empty is unset
+    {"RANK= WORLD_SIZE=", IDIST_OK, "", 1}, // an empty variable counts as unset
     {"RANK=0 WORLD_SIZE=1", IDIST_OK, "", 1},
     {"RANK=0", IDIST_ERR_ENV, "WORLD_SIZE", 0},
     {"WORLD_SIZE=2", IDIST_ERR_ENV, "RANK", 0},
@@ -48,9 +49,10 @@ static const env_case cases[] = {
     {"IDIST_RANK=0", IDIST_ERR_ENV, "WORLD_SIZE", 0},
     {"IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "RANK", 0},
     {"IDIST_RANK=x IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "IDIST_RANK", 0},
-    {"IDIST_RANK=0 IDIST_WORLD_SIZE=1 RANK=7 WORLD_SIZE=8", IDIST_OK, "", 1}, // the own name wins
+    // The library's own name wins.
+    {"IDIST_RANK=0 IDIST_WORLD_SIZE=1 RANK=7 WORLD_SIZE=8", IDIST_OK, "", 1},
     {"HOROVOD_RANK=0", IDIST_ERR_ENV, "HOROVOD_SIZE", 0},
-    // the descriptor of hydra was closed on the way
+    // The descriptor that hydra passed was closed on the way.
     {"PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2 PMI_FD=999", IDIST_ERR_ENV, "PMI_FD=999", 0},
     {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALNRANKS=2 PMI_FD=998", IDIST_ERR_ENV, "PMI_FD=998", 0},
     {"PMI_RANK=0 PMI_SIZE=2 PMI_FD=first", IDIST_ERR_ENV, "PMI_FD=first", 0},
@@ -71,7 +73,8 @@ static const env_case cases[] = {
      "IDIST_GROUP_NAME", 0},
     {"IDIST_INIT_METHOD=file:///tmp/idist-none HOROVOD_SIZE=2", IDIST_ERR_ENV, "HOROVOD_RANK", 0},
     {"IDIST_INIT_METHOD=file:///tmp/idist-none WORLD_SIZE=1", IDIST_OK, "", 1},
-    // a method says where ranks meet; without a rank nobody is to run alone by mistake
+    // An init method says only where ranks meet. A process without a rank must not run alone by
+    // mistake.
     {"IDIST_INIT_METHOD=tpc://x:1", IDIST_ERR_ENV, "IDIST_INIT_METHOD \"tpc://x:1\"", 0},
     {"IDIST_INIT_METHOD=tpc://x:1 RANK=0 WORLD_SIZE=1", IDIST_ERR_ENV, "\"tpc://x:1\"", 0},
     {"IDIST_INIT_METHOD=tpc://x:1 IDIST_LAUNCHER=none", IDIST_ERR_ENV, "\"tpc://x:1\"", 0},
@@ -93,7 +96,8 @@ static const env_case cases[] = {
     {"IDIST_BACKEND=self,ring", IDIST_OK, "", 1},
 };
 
-// Everything by which a launcher, or the shell that runs the tests, might reach in.
+// Unsets every variable by which a launcher, or the shell that runs the tests, could influence the
+// test.
 static void clean_environment(void) {
     static const char *const prefixes[] = {"RANK=",
                                            "WORLD_SIZE=",
@@ -123,7 +127,7 @@ static void clean_environment(void) {
         hit = hit && strncmp(*e, "IDIST_TEST_", 11) != 0;
         char name[200];
         snprintf(name, sizeof name, "%.*s", (int)strcspn(*e, "="), *e);
-        if (hit) unsetenv(name); // moves the rest down
+        if (hit) unsetenv(name); // moves the remaining entries down
         else e++;
     }
 }
@@ -200,7 +204,8 @@ static void one_case(const env_case *c) {
     munmap(r, sizeof *r);
 }
 
-// Real worlds from the environment, with as little as the launchers give. %d: rank, port.
+// Starts a real world from environment variables, with as few variables as launchers set. In the
+// format, %R stands for the rank and %P for the port.
 static void real_world(const char *format, int n, const char *name) {
     env_result *r = make_results((size_t)n);
     pid_t pid[RANKS_MAX];
@@ -213,7 +218,7 @@ static void real_world(const char *format, int n, const char *name) {
         size_t at = 0;
         snprintf(text, sizeof text, "%s", format);
         vars[k][0] = 0;
-        for (const char *p = text; *p && at < sizeof vars[k] - 12; p++) { // R: rank, P: port
+        for (const char *p = text; *p && at < sizeof vars[k] - 12; p++) { // replaces %R and %P
             if (p[0] == '%' && p[1] == 'R')
                 at += (size_t)snprintf(vars[k] + at, sizeof vars[k] - at, "%d", k), p++;
             else if (p[0] == '%' && p[1] == 'P')
@@ -235,7 +240,8 @@ static void real_world(const char *format, int n, const char *name) {
     munmap(r, (size_t)n * sizeof *r);
 }
 
-// Every launcher by a pair of its own.
+// Launchers, each with the pair of variables by which the library recognizes it. `more` lists other
+// variables that the launcher sets.
 typedef struct launched {
     const char *rank, *size, *launcher, *more;
 } launched;
@@ -256,7 +262,7 @@ static int launch(int number, void *arg) {
     clean_environment();
     set_variables(l->more);
     setenv(l->rank, "0", 1);
-    rank_is(0, idist_initialize(NULL), IDIST_ERR_ENV); // half a pair
+    rank_is(0, idist_initialize(NULL), IDIST_ERR_ENV); // only one variable of the pair is set
     rank_check(strstr(idist_last_error(), l->size), "the text must name %s: got \"%s\"", l->size,
                idist_last_error());
     setenv(l->size, "1", 1);
@@ -271,7 +277,7 @@ static int launch(int number, void *arg) {
     return idist_finalize() == IDIST_OK ? 0 : 1;
 }
 
-// What the variables choose is chosen, and fields win.
+// Checks that the variables set the options they name, and that fields of idist_desc override them.
 static int choices(int number, void *arg) {
     idist__config c;
     idist_desc d;
@@ -295,7 +301,8 @@ static int choices(int number, void *arg) {
     return 0;
 }
 
-// Where ranks meet: a restart of torchrun meets elsewhere, and an IPv6 address gets its brackets.
+// Checks where ranks meet. A restart under torchrun must meet at a different place than the first
+// run, and an IPv6 address must get its brackets.
 static int meeting_place(int number, void *arg) {
     idist__config c;
     char first[200], place[200];

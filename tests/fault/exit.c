@@ -1,4 +1,5 @@
-// exit: a rank that ends without finalizing, by exit(0), _exit(0), return from main, or exec
+// exit: a rank ends without finalizing the world, by exit(0), _exit(0), SIGTERM, or exec; all other
+// ranks must report it as lost
 #include "idist.h"
 
 #include "ranks.h"
@@ -15,11 +16,11 @@ typedef struct plan {
 } plan;
 
 static void leave(int way) {
-    tap_sleep_ms(20); // so that the others are blocked; right without it as well
+    tap_sleep_ms(20); // so that the other ranks are blocked; the test is right without it
     if (way == BY_EXIT) exit(0);
     if (way == BY__EXIT) _exit(0);
     if (way == BY_SIGTERM) raise(SIGTERM);
-    execl("/bin/true", "true", (char *)NULL); // the connections are closed on exec
+    execl("/bin/true", "true", (char *)NULL); // exec closes the connections
     _exit(93);
 }
 
@@ -41,7 +42,8 @@ static idist_status block(idist_group *world, int n, const plan *p, float *x) {
             status = idist_all_reduce(x + 1, x + 1, 1, IDIST_F32, IDIST_SUM, &b);
         for (int i = 0; i < 2 && status == IDIST_OK; i++)
             status = idist_wait_any(request, 2, &index);
-        idist_wait_all(request, 2); // both have ended; a world with open requests does not close
+        // Both requests have ended; a world with open requests cannot be closed.
+        idist_wait_all(request, 2);
         return status;
     case LATER: tap_sleep_ms(150); return idist_barrier(&o);
     default: return IDIST_OK; // IN_CLOSE

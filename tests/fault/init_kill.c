@@ -1,14 +1,15 @@
-// init_kill: SIGKILL of one rank at one of its system calls on sockets or the store's file while
-// the ranks meet; which ones is drawn anew each time, and IDIST_TEST_LONG=1 takes all of them in
-// turn. The first trial of each setting kills the rank right after the request in which it tells
-// the store which rank it is.
+// init_kill: SIGKILL of one rank at one of its system calls while the ranks meet.
 //
-// From that request on, every survivor gets IDIST_ERR_PEER_LOST naming the dead rank within a
-// second. Before it nobody can know of the rank; then the time-out names it as the one who did not
-// come.
+// These system calls use sockets or the store's file. The test kills the rank at a random selection
+// of calls, or at every call in turn if IDIST_TEST_LONG=1. The first trial of each setting kills
+// the rank right after the request that tells the store which rank it is.
 //
-// The same with SIGSTOP of rank 0, which serves the store at a port: the others end soon after
-// their time-out and name it.
+// After that request, every survivor must get IDIST_ERR_PEER_LOST within a second, with a text that
+// names the dead rank. Before that request, no rank can know about the dead rank. The error text of
+// the time-out must then say that the dead rank did not come.
+//
+// The test also sends SIGSTOP to rank 0, which serves the store at a port. The other ranks must end
+// soon after their time-out and name rank 0.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
@@ -20,24 +21,24 @@
 #include <time.h>
 #include <unistd.h>
 
-typedef enum meeting { // where the ranks meet
+typedef enum meeting { // place where the ranks meet
     AT_PORT,
     IN_FILE,
-    DRAWN,  // the same, and each draws its rank
+    DRAWN,  // in a file, with assigned ranks
     IN_VIEW // a view of a store that the test serves
 } meeting;
 
 typedef struct victim {
-    int rank, dies_at; // the number of the call; 0: when it has told the store who it is
+    int rank, dies_at; // number of the call; 0 for the moment when it has told the store its rank
     int signal;        // SIGKILL or SIGSTOP
-    int n_calls;       // so far; by which thread does not matter
-    int known;         // it had told the store who it is
-    int served;        // it made the file
-    int64_t killed_ns; // 0: it lives
+    int n_calls;       // number of calls so far, of all threads
+    int known;         // the victim has told the store its rank
+    int served;        // the victim created the file
+    int64_t killed_ns; // time of death, or 0 while the victim lives
 } victim;
 
 static victim *dying;  // shared by all ranks
-static bool is_victim; // this process
+static bool is_victim; // true in the victim's process
 
 static void die(void) {
     struct timespec t;
@@ -52,14 +53,15 @@ static void count_call(void) {
         die();
 }
 
-// The request that says who it is has been made.
+// Called after the request that tells the store the victim's rank.
 static void now_known(void) {
     if (!is_victim || dying->known) return;
     dying->known = 1;
     if (!dying->dies_at) die();
 }
 
-// Whether a message or a key of the store's file says who the process is: "idist/3", "idist/drawn".
+// Returns true if a message, or a key in the store's file, tells the store which rank the process
+// is. Such keys are "idist/3" and "idist/drawn".
 static bool says_who(const void *bytes, size_t nbytes) {
     const char *at = (const char *)memmem(bytes, nbytes, "idist/", 6);
     return at && at + 6 < (const char *)bytes + nbytes &&
@@ -97,9 +99,9 @@ static ssize_t counted_pwrite(int fd, const void *buf, size_t nbytes, off_t at) 
     static _Thread_local bool says;
     count_call();
     ssize_t n = pwrite(fd, buf, nbytes, at);
-    if (nbytes < 20 && says_who(buf, nbytes)) says = true; // its key
+    if (nbytes < 20 && says_who(buf, nbytes)) says = true; // the key of the record
     if (at == 0 && is_victim) dying->served = 1;
-    if (at == 8 && says) now_known(); // its record is committed
+    if (at == 8 && says) now_known(); // the record is committed
     return n;
 }
 
@@ -143,7 +145,7 @@ static void one_rank(int rank, meeting where, const char *url, const char *trans
     d.world_size = RANKS;
     d.init_timeout_ms = INIT_TIMEOUT_MS * test_slow_factor();
     d.timeout_ms = RANKS_TIMEOUT_MS;
-    if (dying->signal == SIGSTOP) // a rank that is still joining gives up first
+    if (dying->signal == SIGSTOP) // so that a rank that is still joining times out first
         d.timeout_ms = d.init_timeout_ms + 500 * test_slow_factor();
     setenv("IDIST_ADDR", "127.0.0.1", 1);
     if (where != DRAWN) ranks__place(&d);
@@ -158,7 +160,7 @@ static void one_rank(int rank, meeting where, const char *url, const char *trans
     idist_status status = idist_open(&d, &world);
     idist_opts o = opts_of(world);
     for (int i = 0; status == IDIST_OK; i++) {
-        if (is_victim && i == 20) _exit(7); // there were fewer calls
+        if (is_victim && i == 20) _exit(7); // the victim made fewer calls
         status = idist_barrier(&o);
     }
     copy_text(out->text, sizeof out->text, status ? idist_last_error() : "");
@@ -170,12 +172,13 @@ static void one_rank(int rank, meeting where, const char *url, const char *trans
     _exit(0);
 }
 
-// A rank that was not killed or stopped, ms later.
+// Checks the result of a rank that was not killed or stopped. The rank got the result `ms` after
+// the victim's death.
 static void check_outcome(const outcome *out, meeting where, int k, long long ms) {
     int loser = dying->rank, at = dying->dies_at;
     bool stopped = dying->signal == SIGSTOP, serves = loser == 0 && where != IN_VIEW;
     int limit_ms = stopped ? INIT_TIMEOUT_MS + 3 * LIMIT_MS : LIMIT_MS;
-    bool unknown = !dying->known; // nobody could know of it
+    bool unknown = !dying->known; // no rank could know about the victim
     if (where == DRAWN) unknown = unknown || dying->served;
     else if (serves) unknown = text_has_word(out->text, "rank 0 has not started");
     unknown = unknown && out->status == IDIST_ERR_TIMEOUT;
@@ -183,7 +186,7 @@ static void check_outcome(const outcome *out, meeting where, int k, long long ms
     rank_check(out->status == IDIST_ERR_PEER_LOST || unknown || late,
                "call %d: rank %d got %s after %lld ms: %s", at, k,
                idist_status_name((idist_status)out->status), ms, out->text);
-    // Of a connection that is missing the text names both ends, and first the one that says so.
+    // If a connection is missing, the text names both ends, and first the rank that reports it.
     const char *blamed = strstr(out->text, " was not connected within ");
     rank_check(where == DRAWN || text_names_only(blamed ? blamed : out->text, loser, k, RANKS),
                "call %d: rank %d names another rank: %s", at, k, out->text);
@@ -191,7 +194,7 @@ static void check_outcome(const outcome *out, meeting where, int k, long long ms
                "call %d: rank %d got it after %lld ms, limit %d", at, k, ms, limit_ms);
 }
 
-// False when the victim went through the start with fewer calls than that.
+// Runs one trial. Returns false if the victim finished the start with fewer calls than `at`.
 static bool trial(const char *transport, meeting where, int loser, int at, int signal) {
     pid_t pids[RANKS];
     int wait_status = 0;
@@ -215,7 +218,7 @@ static bool trial(const char *transport, meeting where, int loser, int at, int s
         if (pids[k] == 0) one_rank(k, where, url, transport, &out[k]);
         tap_register_child(pids[k]);
     }
-    for (int i = 1; i <= RANKS; i++) { // the victim last
+    for (int i = 1; i <= RANKS; i++) { // waits for the victim last
         int k = (loser + i) % RANKS;
         if (k == loser && signal == SIGSTOP) kill(pids[k], SIGKILL);
         waitpid(pids[k], &wait_status, 0);
@@ -229,13 +232,13 @@ static bool trial(const char *transport, meeting where, int loser, int at, int s
         if (k != loser)
             check_outcome(&out[k], where, k,
                           (long long)(out[k].when_ns - dying->killed_ns) / 1000000);
-    if (by_file) unlink(url + strlen("file://")); // rank 0 may have left it
+    if (by_file) unlink(url + strlen("file://")); // rank 0 may have left the file behind
     idist_store_close(&server);
     munmap(out, RANKS * sizeof *out);
     return killed;
 }
 
-// Without IDIST_TEST_LONG, some of the calls.
+// Stops rank 0 at some of its calls, or at every call if IDIST_TEST_LONG is set.
 static void stops_of_rank_0(const char *transport) {
     uint64_t random_state = tap_seed();
     int at = 3, n = 0;
@@ -247,7 +250,7 @@ static void stops_of_rank_0(const char *transport) {
     ranks_report("SIGSTOP of rank 0 of %d at %d of its calls, %s", RANKS, n, transport);
 }
 
-// once: only the first of the trials.
+// Kills a rank at several of its calls. Runs only the first trial if `once` is true.
 static void kills_of(int loser, const char *transport, meeting where, bool once,
                      uint64_t random_state) {
     static const char *const places[] = {"", ", by file", ", drawn", ", in a view"};

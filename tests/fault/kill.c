@@ -1,10 +1,10 @@
-// kill: SIGKILL of a random rank at a random moment in a stream of all_reduces, or while the others
-// wait for its message; and of one that waits itself
+// kill: SIGKILL of a random rank at a random moment. The victim takes part in a stream of
+// all_reduces, waits in a call, or leaves other ranks waiting for its message.
 //
-// Every survivor must get IDIST_ERR_PEER_LOST naming the dead rank, and nobody else, within 500 ms
-// of the kill, and must be able to close its world. IDIST_TEST_TRIALS sets the number of trials per
-// transport; without it as many as fit into a few seconds. A rank that does not come back is a hang
-// and reported as that.
+// Every survivor must get IDIST_ERR_PEER_LOST within 500 ms of the kill, with a text that names
+// only the dead rank. Every survivor must be able to close its world. IDIST_TEST_TRIALS sets the
+// number of trials per transport. Without it, the test runs as many trials as fit into a few
+// seconds. A rank that does not return is reported as a hang.
 #include "idist.h"
 
 #include "ranks.h"
@@ -13,9 +13,9 @@ enum { LIMIT_MS = 500, N_MAX_BYTES = 4 << 20 };
 
 typedef struct trial {
     uint64_t seed;
-    int mode; // 0: blocking, 1: requests, 2: all others wait in a receive from the victim
+    int mode; // 0: blocking, 1: requests, 2: all other ranks receive from the victim
     int victim;
-    bool shared; // buffers of idist_alloc, in which the others write
+    bool shared; // buffers come from idist_alloc, and the other ranks write to them
 } trial;
 
 static const char *const mode_names[3] = {"", " requests", " receive"};
@@ -38,7 +38,7 @@ static idist_status stream_step(idist_group *world, float *x, const trial *t, in
         idist_status status = idist_all_reduce(x + (size_t)k * third, x + (size_t)k * third, count,
                                                IDIST_F32, IDIST_MAX, &o);
         if (status == IDIST_OK) continue;
-        char text[600]; // waiting for the others must not hide what this one said
+        char text[600]; // waiting for the other requests must not hide the text of this error
         copy_text(text, sizeof text, idist_last_error());
         idist_wait_all(request, 3);
         return status;
@@ -129,8 +129,8 @@ static int64_t one_trial(const char *transport, int number, bool shared, uint64_
     return worst_ns;
 }
 
-// Rank 1 has waited in a barrier for long, and has said so, when it is killed. The last rank comes
-// only after that, and after the others have heard of it.
+// Waits in a barrier. Rank 1 is killed after it has waited long and announced its wait. The last
+// rank enters the barrier only when all other survivors have reported the loss.
 static int waits_long(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -160,9 +160,9 @@ static void killed_while_waiting(const char *transport) {
     procs_free(&p);
 }
 
-// Where ranks write into each other's memory, a call that ends early waits until nobody does so any
-// more. Not for the dead: that it waited for them shows as a step of 100 ms, which is looked for
-// here, since a busy machine has no other limits.
+// Kills ranks while other ranks write to their memory. A call that ends early waits until no rank
+// writes any more, but must not wait for a dead rank. Such a wait would show as a step of 100 ms.
+// The test looks for this step, since no other limit holds on a busy machine.
 static void kill_with_shared_memory(uint64_t *random_state) {
     enum { N = 24 };
     int n_slow = 0;
@@ -174,8 +174,8 @@ static void kill_with_shared_memory(uint64_t *random_state) {
     tap_diag("%d of %d slower than 90 ms", n_slow, N);
 }
 
-// Rank 0 waits for the victim and leaves when that is dead; the others wait for rank 0, in a group
-// without the victim. They have to hear why it left.
+// Rank 0 waits for the victim and leaves when the victim is dead. All other survivors wait for rank
+// 0, in a group without the victim. They must report why rank 0 left.
 static int leaves_others(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     idist_group *rest = NULL;
@@ -208,8 +208,9 @@ static void left_because_of(const char *transport) {
                  transport);
 }
 
-// The victim has sent a message to each of the others, small or large, which they have matched and
-// not received. They wait for its next one when it is killed; then the message is lost too.
+// The victim sends a small or large message to every other rank. The other ranks match the message
+// without receiving it and wait for the victim's next message. When the victim is killed, the
+// matched message is lost, too.
 static int keeps_matched(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { LARGE = 1 << 20 };
     idist_opts o = opts_of(world);
@@ -247,8 +248,9 @@ static void lost_with_matched(const char *transport) {
     ranks_report("SIGKILL of a rank whose messages are matched and not received, %s", transport);
 }
 
-// On a host of many ranks, each of them looks at some of the others at a time. Here rank 0 alone
-// waits, while the others compute, and has to find out by itself.
+// Kills one of many ranks on a host, where each rank watches only some of the other ranks at a
+// time. Here only rank 0 waits while all other ranks compute, so rank 0 must detect the loss by
+// itself.
 static int waits_alone(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     char x = 0;

@@ -1,5 +1,6 @@
-// last_error: a call that succeeds leaves idist_last_error alone, also if something failed inside
-// it: an attempt to connect that was repeated, a variable that was ignored, another group
+// last_error: a call that succeeds leaves idist_last_error unchanged, even if something failed
+// inside the call. Examples are a repeated attempt to connect, a variable that was ignored, and a
+// failure of another group.
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -9,16 +10,16 @@
 #include <unistd.h>
 
 typedef struct meeting {
-    int attempts; // of rank 1 to connect, which have ended
-    int done;     // rank 1 needs the server no more
+    int attempts; // number of completed attempts of rank 1 to connect
+    int done;     // rank 1 no longer needs the server
     int port;
-    const char *way; // of the init method
-    bool is_poor;    // no shared memory can be had
+    const char *way; // format of the init method, or NULL for the default
+    bool is_poor;    // no shared memory is available
     char folder[32];
 } meeting;
 
-static meeting *met;    // shared by the ranks
-static bool is_counted; // this process
+static meeting *met;    // shared by all ranks
+static bool is_counted; // true in the process whose attempts count
 
 static int counted_connect(int fd, const struct sockaddr *address, socklen_t nbytes) {
     int result = connect(fd, address, nbytes);
@@ -37,10 +38,11 @@ static int counted_connect(int fd, const struct sockaddr *address, socklen_t nby
 
 static const char *const MARK = "store_close: the pointer is NULL";
 
-// From now on the last failure is that of this call.
+// Makes a call that fails, so that idist_last_error returns MARK from now on.
 static void mark(void) { rank_is(0, idist_store_close(NULL), IDIST_ERR_ARG); }
 
-// After a call. fails: something has failed inside it, else the case proves nothing.
+// Checks idist_last_error after a call. If fails is true, something must have failed inside the
+// call; otherwise the case would prove nothing.
 static void unchanged(const char *name, idist_status status, bool fails) {
     bool failed = idist__me.has_kept;
     rank_check(status == IDIST_OK, "%s: got %s", name, idist_status_name(status));
@@ -48,7 +50,7 @@ static void unchanged(const char *name, idist_status status, bool fails) {
     rank_check(!fails || failed, "%s: nothing has failed inside", name);
 }
 
-// Rank 0 comes when rank 1 has tried in vain.
+// Makes rank 0 wait until rank 1 has tried to connect in vain.
 static void come_in_order(int rank) {
     int64_t until_ms = tap_now_ms() + 10000 * test_slow_factor();
     is_counted = rank == 1;
@@ -108,7 +110,7 @@ static int opens_a_store(int rank, void *arg) {
     return 0;
 }
 
-// Groups that are made, and one that fails while the world goes on.
+// Creates groups. One group fails while the world stays usable.
 static int uses_groups(int rank, void *arg) {
     char url[64];
     idist_desc d = meeting_desc(rank, url);
@@ -150,7 +152,8 @@ static int is_quiet(int local_rank, void *arg) {
     return 0;
 }
 
-// Variables that idist ignores, traces that cannot be written, workers, getters.
+// Tests a process alone: variables that idist ignores, traces that cannot be written, workers, and
+// getters.
 static int is_alone(int rank, void *arg) {
     idist_desc d;
     (void)rank;
@@ -183,7 +186,7 @@ static int is_alone(int rank, void *arg) {
     return 0;
 }
 
-// A folder with a damaged file that would be the latest one.
+// Tests checkpoints in a folder with a damaged file that would be the latest checkpoint.
 static int has_checkpoints(int rank, void *arg) {
     float weights[4] = {1, 2, 3, 4};
     idist_tensor tensor;

@@ -1,5 +1,5 @@
-// late: a rank that does not come is IDIST_ERR_TIMEOUT, in time, on all ranks, naming exactly the
-// missing one
+// late: if a rank does not come, all ranks get IDIST_ERR_TIMEOUT in time, with a text that names
+// exactly the missing ranks
 #include "idist.h"
 
 #include "grid.h"
@@ -14,10 +14,10 @@ typedef struct experiment {
     int operation;
     size_t count;
     unsigned late_mask;
-    bool per_call; // the time-out comes from the opts of the call, not from the world
+    bool per_call; // the time-out is set in the opts of the call, not in the world
     bool async;
-    int64_t first_ms; // when the first rank was about to call, 0 before; atomic
-    int n_through;    // ranks in time whose call has returned; atomic
+    int64_t first_ms; // time in ms when the first rank was about to call, 0 before that; atomic
+    int n_through;    // number of punctual ranks whose call has returned; atomic
 } experiment;
 
 static idist_status make_call(int operation, const float *s, float *r, size_t count,
@@ -31,7 +31,8 @@ static idist_status make_call(int operation, const float *s, float *r, size_t co
     }
 }
 
-// Names every late rank, and of the others at most the speaker.
+// Checks that the error text names every late rank. The only punctual rank that it may name is the
+// caller.
 static void check_names(const experiment *e, int rank, int n) {
     const char *text = idist_last_error();
     for (int k = 0; k < n; k++) {
@@ -42,9 +43,9 @@ static void check_names(const experiment *e, int rank, int n) {
     }
 }
 
-// The first rank whose time-out passes fails the group for all, so a rank that the scheduler let
-// call later gets the error less than a time-out after its own call. It may not come before that
-// of the first call.
+// Checks when a rank got its error. The first rank whose time-out passes fails the group for all
+// ranks. So a rank that calls later may get the error before its own time-out, but never before the
+// time-out of the first call.
 static void check_time(experiment *e, int rank, int64_t start, int64_t end) {
     bool is_late = e->late_mask >> rank & 1;
     int64_t first = __atomic_load_n(&e->first_ms, __ATOMIC_ACQUIRE);
@@ -56,7 +57,7 @@ static void check_time(experiment *e, int rank, int64_t start, int64_t end) {
                    (long long)(end - first));
 }
 
-// Until the call of all that are in time has returned.
+// Waits until the call has returned on all punctual ranks.
 static void await_others(const experiment *e, int n) {
     int n_in_time = 0;
     for (int k = 0; k < n; k++) n_in_time += !(e->late_mask >> k & 1);
@@ -73,7 +74,8 @@ static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
           *r = (float *)calloc(e->count * (size_t)n + 1, sizeof *r);
     TAP_REQUIRE(s && r);
     plain.timeout_ms = RANKS_TIMEOUT_MS;
-    rank_ok(rank, idist_barrier(&plain)); // all there, then one stays away
+    // All ranks are here; after this, the late ranks stay away.
+    rank_ok(rank, idist_barrier(&plain));
     plain.timeout_ms = 0;
     if (e->per_call) o.timeout_ms = TIMEOUT_MS;
     if (is_late) await_others(e, n);
@@ -112,8 +114,8 @@ static void late_case(int n, int operation, size_t count, unsigned late_mask, co
     munmap(e, sizeof *e);
 }
 
-// Who was in the call and has left it is not missing: rank 3 of 4 gets a broadcast from rank 2, who
-// is late.
+// Checks that a rank that has already left the call is not reported as missing. Rank 2 is late, and
+// rank 3 of 4 waits for the broadcast from rank 2. Rank 3 must name only rank 2.
 static void left_is_not_missing(idist_group *world, int rank, int n, void *arg) {
     int *is_over = (int *)arg; // atomic
     idist_opts o = opts_of(world), brief = opts_of(world);
@@ -135,14 +137,15 @@ static void left_is_not_missing(idist_group *world, int rank, int n, void *arg) 
     } else {
         rank_is(rank, status, IDIST_OK);
         rank_is(rank, idist_recv(&x, 1, IDIST_I32, 2, 1, NULL, &o),
-                IDIST_ERR_TIMEOUT); // the group fails meanwhile
+                IDIST_ERR_TIMEOUT); // the group fails while the receive waits
     }
 }
 
-// A rank that has heard nothing from the missing one, as each hears its neighbour only, still knows
-// of the last call that it must have reached.
+// The rank whose barrier times out first. Each rank hears only from its neighbor, so this rank may
+// never have received a message from the missing rank. Its error text must still name the last call
+// that the missing rank must have reached.
 typedef struct speaker {
-    int rank;    // whose time-out comes first
+    int rank;    // the rank whose time-out comes first
     int is_over; // atomic
 } speaker;
 
@@ -169,8 +172,9 @@ static void seen_by_others(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// Ranks that never join: init times out and names them. Of n ranks every other one comes, from 0 or
-// from 1 on. Without rank 0 there is no job, so nobody can tell who else is missing.
+// A rank that joins while every second rank stays away. Ranks come from 0 or from 1 on.
+// Initialization must time out and name the missing ranks. Without rank 0 there is no job, so no
+// rank can tell who else is missing.
 typedef struct lonely_rank {
     idist_store *store;
     int rank, n;
@@ -227,9 +231,9 @@ static void missing_at_init(int first, int n) {
 }
 #endif
 
-// Rank 1 sends without a pause what nobody waits for. Rank 0 waits for something else, with a
-// time-out, and another thread of it looks at a request meanwhile: neither may have to wait for a
-// quiet moment.
+// State of a test in which messages keep arriving. Rank 1 keeps sending messages that no rank waits
+// for. Rank 0 waits for another message, with a time-out, while another thread of rank 0 tests a
+// request. Neither thread may have to wait for a pause in the messages.
 typedef struct glance {
     idist_request request;
     int64_t longest_ms;
@@ -258,7 +262,8 @@ static int while_others_come(idist_group *world, int rank, int n, proc_slot *slo
     rank_ok(rank, idist_barrier(&o));
     if (rank == 1) {
         int64_t until = tap_now_ms() + 500;
-        for (long k = 0; tap_now_ms() < until && k < 10000; k++) { // fewer bytes than the window
+        // Sends fewer bytes than the window.
+        for (long k = 0; tap_now_ms() < until && k < 10000; k++) {
             int64_t next = tap_now_ns() + 50000;
             rank_ok(rank, idist_send(&c, 1, IDIST_U8, 0, 1, &o));
             while (tap_now_ns() < next) sched_yield();
@@ -309,13 +314,13 @@ int main(void) {
               false);
     late_case(4, REDUCE_SCATTER, 1000, 1u << (tap_rand(&random_state) % 4), "bandwidth", "auto",
               true);
-    late_case(4, ALL_REDUCE, 100, 0x5, "auto", "auto", false); // two are late
+    late_case(4, ALL_REDUCE, 100, 0x5, "auto", "auto", false); // two ranks are late
     if (!test_quick()) {
         late_case(3, ALL_REDUCE, 1, 4, "latency", "auto", false);
         late_case(5, BARRIER, 0, 1u << (tap_rand(&random_state) % 5), "auto", "auto", true);
         late_case(4, ALL_GATHER, 1000, 1u << (tap_rand(&random_state) % 4), "auto", "tcp", false);
         late_case(4, ALL_TO_ALL, 30000, 1u << (tap_rand(&random_state) % 4), "auto", "auto", false);
-        late_case(5, BARRIER, 0, 0xE, "auto", "auto", false); // three are
+        late_case(5, BARRIER, 0, 0xE, "auto", "auto", false); // three ranks are late
     }
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "latency");

@@ -1,10 +1,11 @@
-// leave: ranks leave a world that has failed, each as soon as it has made its last call on a group
-// that the failure does not concern
+// leave: ranks leave a world that has failed, each after its last call on a group that the failure
+// does not concern.
 //
-// Rank 1 dies or aborts the world; the others have a group without it. A call that one member of
-// the group has completed must complete on the others, also if that member has closed the world by
-// then. A call that needs a member who has left fails at once. Its status and the rank that its
-// text names first are those of the failure of the world.
+// Rank 1 dies or aborts the world. All other ranks have a group without rank 1. If one member of
+// the group has completed a call, the call must complete on all other members, too. That member may
+// even have closed the world by then. A call that needs a member that has left must fail at once.
+// Its status must be the status of the world's failure, and its text must first name the rank that
+// caused that failure.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -12,8 +13,8 @@
 
 enum { VICTIM = 1, LARGE = 300000, LIMIT_MS = 2000 };
 
-// The last call of the group. From EARLY on its root makes it and leaves before any other member
-// begins it.
+// The last call of the group. From EARLY on, the root makes the call and leaves before any other
+// member begins it.
 enum { BARRIER, SMALL, BIG, BROADCAST, EARLY, EARLY_FREED, EARLY_CHILD, N_LAST, NONE = N_LAST };
 static const char *const lasts[N_LAST + 1] = {
     "barrier",
@@ -25,7 +26,7 @@ static const char *const lasts[N_LAST + 1] = {
     "broadcast in a child of the group, root gone",
     "no call, root ends without closing the world"};
 
-// What the others do after an early root has left.
+// Actions of the other ranks after an early root has left.
 enum {
     NOTHING,
     THEN_BARRIER,
@@ -49,9 +50,9 @@ static const char *const thens[N_THEN] = {"",
 typedef struct plan {
     int last, then;
     bool aborts;     // rank 1 aborts the world instead of dying
-    int is_gone;     // the early root has left; atomic
-    int ready_count; // ranks that have passed the first barrier of the world; atomic
-    int done_count;  // of those that follow an early root, have made the last call; atomic
+    int is_gone;     // set when the early root has left; atomic
+    int ready_count; // number of ranks that have passed the first barrier of the world; atomic
+    int done_count;  // number of ranks after an early root that made the last call; atomic
 } plan;
 
 static int32_t data[LARGE];
@@ -98,7 +99,7 @@ static idist_status make_then(const plan *p, const idist_opts *o) {
     case THEN_ANY: return idist_recv(data, 1, IDIST_I32, IDIST_ANY_SOURCE, 1, NULL, o);
     case THEN_SEND: return idist_send(data, LARGE, IDIST_I32, 0, 1, o);
     default:
-        // The group that is being made fails with its parent, and exists all the same.
+        // The new group fails with its parent, but it exists all the same.
         status = idist_split(o->group, 0, 0, &g);
         if (status == IDIST_OK) {
             idist_opts of_child = opts_of(g);
@@ -156,7 +157,8 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     if (p->last == NONE && !rank) _exit(0);
     if (early && rank) await(&p->is_gone, 1);
     if (p->last != NONE) rank_ok(rank, make_last(p, &o, n - 1));
-    if (early && rank) { // a later call that fails ends the last call of those who are still in it
+    if (early && rank) {
+        // A later call that fails would end the last call of ranks that are still in it.
         __atomic_add_fetch(&p->done_count, 1, __ATOMIC_ACQ_REL);
         await(&p->done_count, n - 2);
     }
@@ -168,9 +170,9 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     return world == NULL ? 0 : 1;
 }
 
-// All ranks have a group. The last rank dies when rank 0 has freed the group. Rank 0 learns that
-// from the world and leaves. The others learn it afterwards, from the group, and must blame the
-// last one.
+// All ranks have a group. The last rank dies after rank 0 has freed the group. Rank 0 learns of the
+// loss from the world and leaves. The other ranks learn of the loss later, from the group, and must
+// blame the last rank.
 static int freed_before(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     plan *p = (plan *)arg;
     idist_opts of_world = opts_of(world), o;

@@ -1,5 +1,5 @@
-// leftovers: no TCP listener in a job of one host, no file after a massacre, no error under a storm
-// of signals
+// leftovers: a job leaves nothing behind and survives signals. A job on one host opens no TCP
+// listener, SIGKILL of all ranks leaves no file, and a storm of signals causes no error.
 #include "idist.h"
 
 #include "ranks.h"
@@ -14,7 +14,7 @@
 #endif
 
 //------------------------------------------------------------------------------
-// listeners, in a network namespace of our own, so that every one found is ours
+// listeners, in a network namespace of our own, so that every listener found is ours
 //------------------------------------------------------------------------------
 
 static long enter_new_namespace(void) { return syscall(SYS_unshare, CLONE_NEWNET); }
@@ -30,7 +30,8 @@ static bool loopback_up(void) {
     return ok;
 }
 
-// Sockets in state LISTEN (0A). beyond_loopback: only those that are not bound to 127.0.0.1 or ::1.
+// Returns the number of sockets in state LISTEN (0A). With beyond_loopback, sockets that are bound
+// to 127.0.0.1 or ::1 do not count.
 static int count_listeners(const char *path, bool beyond_loopback) {
     char line[512], local[128], state[8];
     int n = 0;
@@ -72,7 +73,8 @@ static void look_around_threads(idist_group *world, int rank, int n, void *arg) 
     rank_ok(rank, idist_barrier(&o));
 }
 
-// The caller asked for TCP here, so there may be listeners; but only on the loopback interface.
+// Checks the listeners of a job whose caller asked for TCP. Such a job may listen, but only on the
+// loopback interface.
 static int look_around_process(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     (void)n;
@@ -85,7 +87,7 @@ static int look_around_process(idist_group *world, int rank, int n, proc_slot *s
     return 0;
 }
 
-// Rank 0 at a loopback address, while it waits for a rank that does not come.
+// Runs rank 0 at a loopback address while it waits for a rank that never joins.
 static void *joins_alone(void *arg) {
     idist_desc d = desc_with("auto", "auto");
     idist_group *w = NULL;
@@ -177,12 +179,13 @@ static void massacre(uint64_t *random_state) {
         procs p;
         int delay_us = (int)(tap_rand(random_state) % 30000);
         procs_start(&p, 3, NULL, runs_until_killed, NULL);
-        if (i % 2 == 0) { // else anywhere, perhaps in the middle of joining
+        if (i % 2 == 0) { // otherwise at any moment, perhaps in the middle of joining
             rank_check(procs_await_phase(&p, 1, 10000), "trial %d: the ranks did not start", i);
         }
         struct timespec ts = {0, delay_us * 1000L};
         nanosleep(&ts, NULL);
-        for (int k = 0; k < 3; k++) kill(p.pid[k], SIGSTOP); // or one could miss another
+        // so that no rank notices the loss of another
+        for (int k = 0; k < 3; k++) kill(p.pid[k], SIGSTOP);
         for (int k = 0; k < 3; k++) kill(p.pid[k], SIGKILL);
         procs_wait(&p, 2000);
         rank_check(count_files() == files, "trial %d, after %d us: %d files, before %d", i,
@@ -193,7 +196,7 @@ static void massacre(uint64_t *random_state) {
 }
 
 //------------------------------------------------------------------------------
-// what the programs that ranks start, and their signal handlers, would notice
+// descriptors and signals that the program, or programs that ranks start, would notice
 //------------------------------------------------------------------------------
 
 enum { MOST_FDS = 1024 };
@@ -226,8 +229,8 @@ static void closed_on_exec(const char *transport) {
     procs_free(&p);
 }
 
-// A signal that the program blocks, after the library has made its thread, stays pending: no thread
-// of it takes it.
+// Blocks a signal after the library has started its thread. The signal must stay pending, because
+// no thread of the library may take it.
 static int blocks_a_signal(int local_rank, void *arg) {
     sigset_t set, pending;
     idist_request r = {NULL};
@@ -319,7 +322,8 @@ static int quiet_worker(int local_rank, void *arg) {
     return 0;
 }
 
-// Rank 0, which has the store, comes last: the others wait for it under fire.
+// A world that three processes join while signals keep arriving. Rank 0, which runs the store,
+// comes last, so the other ranks wait for it under signals.
 typedef struct stormy {
     const char *transport;
     int port;
@@ -357,8 +361,8 @@ static void storms(void) {
         ranks_reset();
         n_signals = 0;
         storm(100);
-        ranks_threads(3, &d, storm_threads,
-                      &total); // joining and leaving the world is under fire, too
+        // Ranks join and leave the world under signals, too.
+        ranks_threads(3, &d, storm_threads, &total);
         storm(0);
         rank_check(n_signals > 50, "only %d signals came: the test tests nothing", n_signals);
         ranks_report("a signal every 100 us during %d all_reduces of 3 threads, %s", total, name);

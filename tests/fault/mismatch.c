@@ -1,10 +1,10 @@
-// mismatch: ranks that call different operations, or the same with other arguments, all get
-// IDIST_ERR_MISMATCH
+// mismatch: ranks that call different operations, or one operation with different arguments, all
+// get IDIST_ERR_MISMATCH.
 //
-// Each case opens a world, lets one rank (drawn from the seed) call something else than the others,
-// and expects on every rank IDIST_ERR_MISMATCH from that call or from the next one on the group,
-// soon, with a text that names two ranks (one of them the odd one) and what differs, and not a byte
-// written past a buffer.
+// Each case opens a world and lets one rank, chosen by the seed, make a different call than all
+// other ranks. Every rank must soon get IDIST_ERR_MISMATCH, from that call or from the next one on
+// the group. The error text must name two ranks, one of them the odd rank, and the field that
+// differs. No byte may be written outside a buffer.
 #include "idist.h"
 
 #include "grid.h"
@@ -45,7 +45,7 @@ typedef struct one_call {
 typedef struct experiment {
     one_call normal, odd;
     int odd_rank;
-    const char *field; // what the text must say
+    const char *field; // the field that the error text must name
     bool async;
 } experiment;
 
@@ -85,7 +85,8 @@ static void check_text(const experiment *e, int rank, int n) {
     if (e->normal.operation != e->odd.operation)
         says_field = says_field || (text_has_word(text, operation_names[e->normal.operation]) &&
                                     text_has_word(text, operation_names[e->odd.operation]));
-    // The barrier that follows may be compared first: one rank is in #1, another one in #2.
+    // The barrier that follows may be compared first. Then one rank is in barrier #1 and another
+    // rank in #2.
     if (e->normal.operation == BARRIER || e->odd.operation == BARRIER)
         says_field =
             says_field || (text_has_word(text, "sequence") && text_has_word(text, "barrier #2"));
@@ -210,7 +211,7 @@ static void fields(const setting *s, uint64_t *random_state) {
         e.odd.count--;
         one_field(e, "count", s, random_state);
         e = base;
-        e.odd.dtype = IDIST_I32; // same size
+        e.odd.dtype = IDIST_I32; // has the size of IDIST_F32
         one_field(e, "dtype", s, random_state);
         e = base;
         e.odd.dtype = IDIST_F64;
@@ -229,7 +230,8 @@ static void fields(const setting *s, uint64_t *random_state) {
     }
 }
 
-// Rank 0 says that it sends one more element to rank 1 than rank 1 expects.
+// Rank 0 passes a count to all_to_allv that is one more than rank 1 expects from it. All ranks must
+// report the mismatch.
 static void v_counts(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     size_t sends[RANKS_MAX], receives[RANKS_MAX];
@@ -246,7 +248,8 @@ static void v_counts(idist_group *world, int rank, int n, void *arg) {
                "rank %d: the text names ranks 0 and 1 and the count: got \"%s\"", rank, text);
 }
 
-// The root of gatherv expects 6 from rank 1, which sends 5.
+// The root of gatherv expects 6 elements from rank 1, which sends 5. All ranks must report the
+// mismatch.
 static void gatherv_counts(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     size_t counts[RANKS_MAX];
@@ -262,14 +265,15 @@ static void gatherv_counts(idist_group *world, int rank, int n, void *arg) {
                "rank %d: the text names ranks 0 and 1 and the count: got \"%s\"", rank, text);
 }
 
-// Two groups of the same ranks: which of them is called is part of the call. The two sides wait for
-// each other for ever, which processes of one thread can know for certain.
+// Kinds of calls in which two sides wait for each other forever. If every process has only one
+// thread, the library can detect that with certainty. Two groups may have the same ranks, so the
+// group is part of what the ranks compare.
 typedef enum {
     ALL_REDUCE_IN_ANOTHER_GROUP,
     RECV_AGAINST_BARRIER,
     RECV_AGAINST_ALL_REDUCE,
     RECV_AGAINST_RECV,
-    BROADCASTS_IN_ANOTHER_GROUP // until the root has to wait: it may be some calls ahead
+    BROADCASTS_IN_ANOTHER_GROUP // fails once the root has to wait; it may be some calls ahead
 } crossing;
 
 static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -277,7 +281,7 @@ static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, v
     idist_group *g = NULL;
     int32_t x = 1;
     bool odd = rank == n - 1;
-    // Of six ranks, 2 and 5 exchange nothing in a barrier of messages.
+    // With six ranks, ranks 2 and 5 exchange no message in a barrier made of messages.
     int source = n == 6 ? 2 : 0;
     if (idist_split(world, 0, rank, &g) != IDIST_OK) return 96;
     idist_opts o = opts_of(odd && what == ALL_REDUCE_IN_ANOTHER_GROUP ? g : world);
@@ -301,7 +305,8 @@ static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, v
 
 static void crossing_calls(int n, const char *transport, crossing what, const char *field,
                            const char *name) {
-#ifdef __SANITIZE_THREAD__ // its runtime keeps a thread of its own, so no process has only one
+// The sanitizer's runtime has a thread of its own, so no process has only one.
+#ifdef __SANITIZE_THREAD__
     tap_skip(name, "%d ranks, %s, case %d: the thread sanitizer adds a thread", n, field,
              (int)what);
     return;
@@ -316,7 +321,7 @@ static void crossing_calls(int n, const char *transport, crossing what, const ch
     for (int k = 0; k < n; k++) {
         rank_check(p.slot[k].status == IDIST_ERR_MISMATCH, "rank %d: got %s: %s", k,
                    idist_status_name((idist_status)p.slot[k].status), p.slot[k].text);
-        bool other = false; // one of those that wait for the odd one
+        bool other = false; // true if the text names a rank that waits for the odd rank
         for (int i = 0; i < n - 1; i++) other = other || text_names_rank(p.slot[k].text, i);
         rank_check(other && text_names_rank(p.slot[k].text, n - 1) &&
                        text_has_word(p.slot[k].text, field),
@@ -329,9 +334,10 @@ static void crossing_calls(int n, const char *transport, crossing what, const ch
     procs_free(&p);
 }
 
-// A receive that timed out waits no more: rank 0, which comes into a collective after it, does not
-// take it for one half of a deadlock. Rank 1 waits for rank 2 meanwhile. A search for deadlocks
-// leaves calls with a time-out of their own alone, so the short one is that of rank 1's world.
+// A receive that timed out no longer waits. Rank 0 enters a collective after the receive and must
+// not take the receive for one half of a deadlock. Meanwhile rank 1 waits for rank 2. The search
+// for deadlocks ignores calls with a time-out of their own, so rank 1's short time-out is set for
+// its world.
 enum { TIMED_OUT = 1, ENTERS, IS_THROUGH };
 
 static int waits_no_more(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -352,14 +358,14 @@ static int waits_no_more(idist_group *world, int rank, int n, proc_slot *slot, v
     }
     if (rank == 2) {
         proc_await_phase(&slots[0], ENTERS);
-        tap_sleep_ms(300); // rank 0 looks for a deadlock meanwhile; right without it as well
+        tap_sleep_ms(300); // gives rank 0 time to look for a deadlock; the test is right without it
         rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 7, &patient));
     }
     proc_result(slot, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, rank == 0 ? &o : &patient));
     rank_check(x == n, "rank %d: got %d", rank, x);
     proc_phase(slot, IS_THROUGH);
     for (int k = 0; k < n; k++) proc_await_phase(&slots[k], IS_THROUGH);
-    (void)idist_close(&world); // with rank 1's short time-out
+    (void)idist_close(&world); // uses rank 1's short time-out
     return 0;
 }
 
@@ -379,8 +385,8 @@ static void timed_out_before(void) {
     procs_free(&p);
 }
 
-// A call that ended because its group was aborted waits no more either, and the world still works.
-// Rank 2 waits for rank 0 in the group, in a receive or in a collective, until rank 1 aborts that.
+// A call that ended because its group was aborted no longer waits, and the world still works. Rank
+// 2 waits for rank 0 in the group, in a receive or in a collective, until rank 1 aborts the group.
 enum { FAILED = 1, ENTERS_WORLD };
 
 static int fails_in_group(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -396,7 +402,8 @@ static int fails_in_group(idist_group *world, int rank, int n, proc_slot *slot, 
         proc_phase(slot, ENTERS_WORLD);
     }
     if (rank == 1) {
-        tap_sleep_ms(300); // rank 2 says meanwhile that it waits; right without it as well
+        // Gives rank 2 time to report that it waits. The test is right without the pause.
+        tap_sleep_ms(300);
         rank_ok(rank, idist_abort(g));
     }
     if (rank == 2) {
@@ -407,7 +414,7 @@ static int fails_in_group(idist_group *world, int rank, int n, proc_slot *slot, 
         x = 1;
         proc_phase(slot, FAILED);
         proc_await_phase(&slots[0], ENTERS_WORLD);
-        tap_sleep_ms(300); // rank 0 looks for a deadlock meanwhile; right without it as well
+        tap_sleep_ms(300); // gives rank 0 time to look for a deadlock; the test is right without it
     }
     proc_result(slot, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o));
     rank_check(x == n, "rank %d: got %d", rank, x);
@@ -431,7 +438,8 @@ static void failed_before(const char *transport, bool receives) {
     procs_free(&p);
 }
 
-// Calls on another group between threads, one of which might still make the call: no hang.
+// One thread calls on another group than all other threads. Any thread might still make the
+// matching call, so the ranks must time out and not hang.
 static void another_group(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     int32_t x = 1;
@@ -441,8 +449,8 @@ static void another_group(idist_group *world, int rank, int n, void *arg) {
     o.timeout_ms = 400;
     int64_t start = tap_now_ms();
     idist_status status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
-    // The first whose time-out passes goes on to the end of the world: the others may notice that
-    // first, as a mismatch with its finalize or as its leaving.
+    // The rank whose time-out passes first closes the world. The other ranks may notice that before
+    // their own time-outs, as a mismatch with finalize or as a lost rank.
     rank_check(status == IDIST_ERR_TIMEOUT || status == IDIST_ERR_PEER_LOST ||
                    status == IDIST_ERR_MISMATCH,
                "rank %d: got %s", rank, idist_status_name(status));
@@ -450,8 +458,8 @@ static void another_group(idist_group *world, int rank, int n, void *arg) {
     idist_free_group(&g);
 }
 
-// Rank 0 closes the world, the others are in a barrier. Who left before all have their result could
-// be noticed first, as a loss.
+// Rank 0 closes the world while all other ranks are in a barrier. Each rank stays until all ranks
+// have their results, because a rank that leaves early could be reported as lost instead.
 static int closes_early(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -480,7 +488,7 @@ static void close_against_barrier(const char *transport) {
 }
 
 #ifndef RANKS_MPI
-// idist_new_group with another list on rank 1.
+// Passes a different list to idist_new_group on rank 1. All ranks must report the mismatch.
 static int other_lists(int local_rank, void *arg) {
     static const int lists[2][2] = {{0, 1}, {0, 2}};
     idist_group *g = NULL;
@@ -494,12 +502,13 @@ static int other_lists(int local_rank, void *arg) {
 static void new_group_lists(void) {
     tap_running("idist_new_group with other lists");
     ranks_reset();
-    (void)idist_spawn(other_lists, NULL, 3, NULL); // the world has failed, and its end says so
+    // The world has failed, and closing it reports that.
+    (void)idist_spawn(other_lists, NULL, 3, NULL);
     ranks_report("idist_new_group with another list on one rank");
 }
 #endif
 
-// A mismatch inside of a group leaves the world alone.
+// A mismatch inside a group leaves the world usable.
 static void only_the_group(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     float x[2] = {1, 2}, y[2];
@@ -517,11 +526,12 @@ static void only_the_group(idist_group *world, int rank, int n, void *arg) {
     idist_free_group(&g);
 }
 
-// Only calls in shared memory let ranks get ahead like that.
+// Ranks get 16 calls ahead only in shared memory.
 #if !defined(RANKS_MPI) && !defined(ON_DEVICE_H)
 #define RANKS_GET_AHEAD
-// Ranks that wait for nobody are up to 16 calls ahead. Rank 0 broadcasts; rank 1 contributes to a
-// gather instead, from the fifth call on. The next call that looks at the calls of rank 1 fails.
+// A rank that waits for no other rank can be up to 16 calls ahead. Rank 0 broadcasts, but rank 1
+// contributes to a gather from the fifth call on. The next call that compares the calls of rank 1
+// must fail.
 static void found_while_ahead(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int x = rank, all[2] = {0, 0}, *entered = (int *)arg;

@@ -1,9 +1,10 @@
-// no_memory: the k-th allocation of one rank fails, for every k, while a world opens, works, makes
-// groups and ends
+// no_memory: the k-th allocation of one rank fails, for every k, while a world opens, works,
+// creates groups, and ends.
 //
-// Nobody may hang, the rank that has no memory must hear of it or do without, and all memory must
-// be given back; the others that fail name that rank. Of what goes wrong before a rank has reached
-// the store nobody can know: then the others hear that it did not come.
+// No rank may hang. The rank without memory must report an error or do without the memory, and all
+// memory must be freed. Any other rank that fails must name the rank without memory. If the
+// allocation fails before the rank has reached the store, the other ranks cannot know why. They
+// then report that the rank did not show up.
 #include "idist.h"
 
 #include "ranks.h"
@@ -11,15 +12,15 @@
 enum {
     INIT_TIMEOUT_MS = 1500,
     EARLY = 12
-}; // EARLY: allocations before a rank has reached the store, at most
+}; // EARLY: upper bound of allocations before a rank has reached the store
 
 typedef struct memory {
-    int64_t n_live;  // blocks; atomic
-    int n_calls;     // allocations so far; atomic
-    int fails;       // the number of the one that fails, from 1
-    int hit, status; // it did; what that rank's first failing call said
-    bool absent;     // it did not come, says another rank
-    char text[300];  // of its first error
+    int64_t n_live;  // number of blocks; atomic
+    int n_calls;     // number of allocations so far; atomic
+    int fails;       // number of the allocation that fails, from 1
+    int hit, status; // the allocation failed; status of the first call of the rank that failed
+    bool absent;     // the error text says that another rank did not show up
+    char text[300];  // of the rank's first error
 } memory;
 
 typedef struct plan {
@@ -101,7 +102,8 @@ static void *rank_main(void *arg) {
     return NULL;
 }
 
-// Whether the allocation took place at all.
+// Runs one world in which allocation number `fails` of rank `loser` fails. Returns false if the
+// rank made fewer allocations.
 static bool round_of(plan *p, int loser, int fails) {
     one_rank ranks[4];
     pthread_t threads[4];
@@ -142,11 +144,11 @@ int main(void) {
         int n, loser;
     } worlds[5] = {{"auto", 2, 1}, {"tcp", 2, 0}, {"2+2", 4, 1}, {"2+2", 4, 2}, {"socket", 3, 0}};
     tap_deadline(200 * test_slow_factor());
-    setenv("IDIST_ADDR", "127.0.0.1", 1); // what hosts of their own would find out by themselves
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // what a rank on a separate host would find out by itself
     (void)ranks__log();
     for (int i = 0; i < 5; i++) {
         plan p = {worlds[i].transport, worlds[i].n, NULL, {{0}}};
-        int fails = i ? EARLY : 1; // the early ones take a time-out each
+        int fails = i ? EARLY : 1; // each early failure takes a time-out
         tap_running("%s, rank %d of %d", p.transport, worlds[i].loser, p.n);
         ranks_reset();
         while (fails < 1000 && round_of(&p, worlds[i].loser, fails)) fails++;

@@ -1,4 +1,5 @@
-// reach: ranks that cannot reach each other, or a program that cannot find itself, hear why
+// reach: ranks that cannot reach each other, or a program that cannot find its own file, report the
+// reason
 #include "idist.h"
 
 #include "ranks.h"
@@ -15,19 +16,19 @@
 #define CLONE_NEWNS 0x00020000
 #endif
 
-// Where a rank is, before it joins.
+// The place where a rank runs before it joins.
 typedef enum place { HERE, ANOTHER_NETWORK, ANOTHER_USER, NO_LOCAL, NO_LOCAL_PERM } place;
 
 typedef struct ranks_of {
     place where[2];
     const char *init_method, *transport;
-    const char *says[2], *says_too; // what a rank is told; NULL: anything
-    const char *never;
+    const char *says[2], *says_too; // parts of the rank's error text, or NULL for any text
+    const char *never;              // must not occur in the error text
     int port;
     idist_status status;
 } ranks_of;
 
-// From now on socket(AF_UNIX) fails.
+// Installs a filter that makes socket(AF_UNIX) fail with `error` from now on.
 static bool refuse_local_sockets(int error) {
     struct sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
                                           offsetof(struct seccomp_data, nr)),
@@ -80,7 +81,8 @@ static void together(ranks_of *r, const char *name) {
     ranks_report("%s", name);
 }
 
-// Both in one network namespace of which no interface is up, as their parent has made it.
+// Runs both ranks in one network namespace that the parent created. No interface of the namespace
+// is up.
 static int without_a_network(int number, void *arg) {
     (void)number;
     if (syscall(SYS_unshare, CLONE_NEWNET) != 0) return 1;
@@ -138,7 +140,7 @@ static int adds_up(int local_rank, void *arg) {
     return status == IDIST_OK && sum == 2 ? 0 : 9;
 }
 
-// Without local sockets the ranks of a host can use TCP, and idist_spawn as well.
+// Spawns workers without local sockets. The ranks of a host must be able to use TCP instead.
 static int spawns_without_local(int number, void *arg) {
     idist_desc d;
     (void)number;
@@ -216,7 +218,7 @@ static bool may_filter(void) {
     return waitpid(pid, &status, 0) == pid && status == 0;
 }
 
-// Not every container lets root make namespaces.
+// Returns true if root may create namespaces, which not every container allows.
 static bool may_go(void) {
     pid_t pid = fork();
     int status = 1;

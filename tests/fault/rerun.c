@@ -1,13 +1,14 @@
-// rerun: workers that are the program run anew (start_method "exec"), from a program with threads
+// rerun: workers that execute the program again (start_method "exec"), started by a program with
+// threads
 #include "idist.h"
 
 #include "ranks.h"
 
-// A worker runs this file's main, up to its call; what main would print or start on the way is not
-// for a worker.
+// Set in a worker. A worker runs the main of this file up to its call, and must not print or start
+// anything on the way.
 static bool in_worker;
 static char first_argument[100];
-static int go_on = 1; // atomic; of the thread that holds malloc's locks most of the time
+static int go_on = 1; // atomic; keeps the thread running that holds malloc's locks most of the time
 
 static void *busy(void *arg) {
     (void)arg;
@@ -15,7 +16,7 @@ static void *busy(void *arg) {
     return NULL;
 }
 
-// Holds the lock of stdin for as long as nothing comes.
+// Holds the lock of stdin until input arrives.
 static void *reader(void *arg) {
     char line[10];
     (void)arg;
@@ -23,12 +24,12 @@ static void *reader(void *arg) {
     return NULL;
 }
 
-// Stdin becomes a pipe into which nobody writes. The other end.
+// Replaces stdin by a pipe to which no process writes. Returns the other end.
 static int silent_stdin(void) {
     int ends[2];
     TAP_REQUIRE(pipe(ends) == 0 && dup2(ends[0], 0) == 0);
     close(ends[0]);
-    fcntl(ends[1], F_SETFD, FD_CLOEXEC); // or the workers would keep each other's readers alive
+    fcntl(ends[1], F_SETFD, FD_CLOEXEC); // or workers would keep each other's readers alive
     return ends[1];
 }
 
@@ -82,8 +83,9 @@ static int works(int local_rank, void *arg) {
     if (y != t->number * idist_get_world_size()) return 23;
     if (t->way == RETURNS_5 && local_rank == 1) return 5;
     if (t->way == IS_KILLED && local_rank == 1) kill(getpid(), SIGKILL);
-    if (t->way == STARTS_MORE) { // the variable of this worker is in their environment, and not
-                                 // meant for them
+    if (t->way == STARTS_MORE) {
+        // The programs inherit this worker's variable in their environment, although it is not
+        // meant for them.
         char command[600];
         snprintf(command, sizeof command, "exec '/proc/%d/exe' inner >/dev/null", (int)getpid());
         return system(command) == 0 ? 0 : 24;
@@ -103,8 +105,8 @@ static int nothing(int local_rank, void *arg) {
     return 0;
 }
 
-// As a program of its own: its standard descriptors are closed, or it closes all others, or its
-// file is gone. Its workers come through here too.
+// Runs as a separate program. Closes the standard descriptors or all other descriptors, or deletes
+// the program's file. The workers of the program run this function, too.
 static int odd(const char *how) {
     idist_report report;
     idist_desc d = exec_desc(&report);
@@ -135,8 +137,8 @@ static int run_odd(const char *how) {
     return system(command);
 }
 
-// One call of idist_spawn with "exec". The parent judges; a worker ends in it, or goes on to a
-// later one.
+// Makes one call of idist_spawn with "exec". The parent checks the result. A worker ends in its
+// call or proceeds to a later one.
 static void rerun_case(int n, int way, int rank, int exit_code, int signal_number,
                        const char *name) {
     idist_report report;
@@ -152,18 +154,19 @@ static void rerun_case(int n, int way, int rank, int exit_code, int signal_numbe
     tap_is(n_descriptors(), before, "%s: open descriptors", name);
 }
 
-// A call inside of a process that a worker started: a world of its own.
+// Calls idist_spawn in a process that a worker started. The call must create a world of its own.
 static int inner(void) {
     idist_report report;
     idist_desc d = exec_desc(&report);
     d.start_method = NULL;
     return idist_spawn(forked, &d, 2, &d) == IDIST_ERR_WORKER_FAILED && report.exit_code == 9
                ? 0
-               : 1; // it has run
+               : 1; // the function has run
 }
 
-// Run anew, the program asks for another number of workers; then its workers end before their
-// call. The result is a worker's exit code, -1 for the caller.
+// Tests workers that never reach their call. First the program, executed again, asks for a
+// different number of workers. Then its workers end before their call. Returns a worker's exit
+// code, or -1 in the caller.
 static int never_come(void) {
     idist_report report;
     idist_workers *workers;
@@ -192,7 +195,7 @@ static void odd_programs(void) {
     tap_is(run_odd("deleted"), 0, "a program whose file is gone");
     d.init_timeout_ms = 300 * test_slow_factor();
     int64_t start = tap_now_ms();
-    setenv("RERUN_STUCK", "1", 1); // read by the workers' main
+    setenv("RERUN_STUCK", "1", 1); // read by the main of the workers
     tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_WORKER_FAILED,
            "workers that hang before their call");
     unsetenv("RERUN_STUCK");
@@ -212,7 +215,7 @@ int main(int argc, char **argv) {
         (!strcmp(argv[1], "closed") || !strcmp(argv[1], "closes") || !strcmp(argv[1], "deleted")))
         return odd(argv[1]);
     in_worker = getenv("IDIST_SPAWN") != NULL && argc > 1;
-    if (argc == 1) { // the workers are to have arguments
+    if (argc == 1) { // so that the workers have arguments
         again[0] = argv[0];
         again[1] = (char *)(uintptr_t) "an argument, with a space";
         again[2] = NULL;
@@ -230,7 +233,8 @@ int main(int argc, char **argv) {
 #ifdef __SANITIZE_THREAD__
     beside = false;
 #endif
-#ifdef __SANITIZE_ADDRESS__ // whose allocator does not release its locks in a forked process
+// The sanitizer's allocator does not release its locks in a forked process.
+#ifdef __SANITIZE_ADDRESS__
     beside = false;
 #endif
     TAP_REQUIRE(!beside || pthread_create(&thread, NULL, busy, NULL) == 0);

@@ -1,5 +1,5 @@
-// shm: ranks that share memory: they die, stop or sleep while others spin, sleep, or read their
-// memory; groups come and go
+// shm: ranks that share memory. Ranks die, stop, or sleep while other ranks spin, sleep, or read
+// their memory, and groups are created and freed.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -35,8 +35,8 @@ static int end_of_rank(idist_group **world) {
     return idist_close(world) != IDIST_OK && *world == NULL ? 0 : 92;
 }
 
-// Barriers as fast as they go: the survivor spins. Or one that the last rank never enters: the
-// others sleep.
+// Calls barriers in a loop, so that the survivors spin. If *arg is true, the last rank stops
+// calling, so that all other ranks sleep in a barrier that it never enters.
 static int in_barriers(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     bool sleeps = *(const bool *)arg;
     idist_opts o = opts_of(world);
@@ -51,7 +51,7 @@ static int in_barriers(idist_group *world, int rank, int n, proc_slot *slot, voi
 }
 
 static void lost_in_barriers(int n, bool sleeps, uint64_t *random_state) {
-    int64_t worst_ns = 0; // without the time in which survivors waited for a processor
+    int64_t worst_ns = 0; // does not count the time in which survivors waited for a processor
     int trials = test_quick() ? 3 : 5;
     const char *how = sleeps ? "sleep" : "spin";
     ranks_reset();
@@ -71,7 +71,7 @@ static void lost_in_barriers(int n, bool sleeps, uint64_t *random_state) {
         for (int k = 0; k < n; k++) waited_ns += k == victim ? 0 : tap_waited_ns(p.pid[k]);
         killed_ns = tap_now_ns();
         kill(p.pid[victim], SIGKILL);
-        if (sleeps && victim != n - 1) { // the one that never enters would never hear of it
+        if (sleeps && victim != n - 1) { // a rank that never enters would never notice the loss
             for (int k = 0; k < n - 1; k++)
                 rank_check(k == victim || proc_await_result(&p.slot[k], 5000),
                            "%s: rank %d heard nothing", what, k);
@@ -85,7 +85,7 @@ static void lost_in_barriers(int n, bool sleeps, uint64_t *random_state) {
         expect_lost(&p, victim, killed_ns, what, &took_ns);
         waited_ns -= tap_stolen_ns();
         for (int k = 0; k < n; k++) waited_ns -= k == victim ? 0 : p.slot[k].waited_ns;
-        took_ns += waited_ns; // which is negative, or 0
+        took_ns += waited_ns; // adds a value that is negative or 0
         if (took_ns > worst_ns) worst_ns = took_ns;
         procs_free(&p);
     }
@@ -96,8 +96,8 @@ static void lost_in_barriers(int n, bool sleeps, uint64_t *random_state) {
     tap_diag("n=%d, others %s: slowest survivor after %.2f ms", n, how, (double)worst_ns / 1e6);
 }
 
-// Large contributions, which the others read where they are. Values change with every step, so that
-// no old data pass.
+// Ways to read a large contribution in place, from the memory of another rank. The values change
+// with every step, so that stale data cannot pass the check.
 typedef enum { SUMS, MESSAGES, PARTS, COPIES } reading;
 static const char *const reading_names[4] = {"all_reduce", "sendrecv", "scatter", "broadcast"};
 
@@ -106,7 +106,7 @@ typedef struct readers {
     size_t count;
 } readers;
 
-// The contribution of a rank; to a scatter, the same for everybody.
+// Fills a rank's contribution. All parts of a scatter get the same values.
 static void contribute(const readers *how, int rank, int n, int32_t *x, int32_t *y, int step) {
     for (int k = 0; k < (how->what == PARTS ? n : 1); k++)
         fill(x + (size_t)k * how->count, how->count, rank, step);
@@ -142,7 +142,8 @@ static int reads_others(idist_group *world, int rank, int n, proc_slot *slot, vo
         __atomic_store_n(&slot->iterations, step, __ATOMIC_RELAXED);
         proc_phase(slot, 1);
     }
-    memset(x, 0x5A, nbytes); // ours again: who still reads there must not take it for data
+    // The memory is ours again. A rank that still reads it must not take the new values for data.
+    memset(x, 0x5A, nbytes);
     memset(y, 0x5A, 4 * how->count);
     proc_result(slot, s);
     free(x);
@@ -177,8 +178,9 @@ static void lost_while_read(int n, reading what_for, size_t nbytes, uint64_t *ra
     tap_diag("%s n=%d: slowest survivor after %.1f ms", call, n, (double)worst_ns / 1e6);
 }
 
-// The last rank stays away, and the root gives up while rank 1 reads its memory: what it then
-// writes there is no result.
+// Owners of the memory in a test where the root of a scatter gives up. The last rank stays away, so
+// the root times out while rank 1 reads its memory. The root then overwrites the memory, and rank 1
+// must not return the new bytes as a result.
 typedef enum { PRIVATE, FREED, SHARED_MEMORY, N_OWNERS } owner;
 static const char *const owner_names[N_OWNERS] = {"private memory", "memory, which it frees",
                                                   "shared memory"};
@@ -194,7 +196,7 @@ static int gives_up(idist_group *world, int rank, int n, proc_slot *slot, void *
     memset(x, 0, nbytes);
     for (int k = 0; rank == 0 && k < n; k++) fill(x + (size_t)k * COUNT, COUNT, 0, 1);
     rank_ok(rank, idist_barrier(&o));
-    proc_phase(slot, 1); // the root does not give up before all saw the end of this
+    proc_phase(slot, 1); // the root must not give up before all ranks have left the barrier
     for (int k = 0; k < n && rank == 0; k++) proc_await_phase(&slot[k], 1);
     if (rank == n - 1)
         rank_check(proc_await_result(slot - rank, 8000), "the root does not give up");
@@ -232,7 +234,7 @@ static void gives_up_while_read(owner memory) {
     ranks_report("a root gives up while others read its %s", owner_names[memory]);
 }
 
-// ---- all at once ----
+// ---- all ranks die at once ----
 
 static int goes_on(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
@@ -248,7 +250,8 @@ static int goes_on(idist_group *world, int rank, int n, proc_slot *slot, void *a
     return 0;
 }
 
-// Who has the file open or mapped, of all processes that we can look into.
+// Returns the number of processes that have the file open or mapped, as far as this process may
+// inspect them.
 static int count_holders(unsigned long inode) {
     int n = 0;
     DIR *dir = opendir("/proc");
@@ -349,7 +352,7 @@ static int64_t cpu_ns(void) {
            ((int64_t)u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1000;
 }
 
-// when_ns is the processor time that the wait took.
+// Waits in a barrier for a rank that sleeps. Stores the processor time of the wait in `when_ns`.
 static int waits_long(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     int ms = *(const int *)arg;
@@ -384,10 +387,11 @@ static void sleeps_in_barrier(int n) {
 }
 
 //------------------------------------------------------------------------------
-// groups that come and go
+// groups that are created and freed
 //------------------------------------------------------------------------------
 
-// Their places in shared memory are few and serve again and again.
+// Creates and frees 200 groups. The world has only a few places for groups in shared memory, so it
+// must reuse each place after its group is freed.
 static void made_and_freed(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 60000 };
     int32_t *x = (int32_t *)malloc(4 * COUNT), *y = (int32_t *)malloc(4 * COUNT);

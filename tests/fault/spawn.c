@@ -1,11 +1,12 @@
-// spawn: what idist_spawn reports, whom it ends and when, and that nothing of it stays behind
+// spawn: what idist_spawn reports, which workers it ends and when, and that it leaves nothing
+// behind
 #include "idist.h"
 
 #include "ranks.h"
 
 extern char **environ;
 
-// What the workers leave for the parent.
+// Results that the workers leave for the parent, in shared memory.
 typedef struct board {
     pid_t pid[RANKS_MAX]; // atomic
     int status[RANKS_MAX];
@@ -21,7 +22,7 @@ static void sign_in(board *b, int rank) {
     __atomic_store_n(&b->pid[rank], getpid(), __ATOMIC_RELEASE);
 }
 
-// All workers are there, so that the order of failures is known.
+// Waits until all n workers have started, so that the order of failures is known.
 static void meet(board *b, int n) {
     for (int tries = 0; tries < 5000; tries++) {
         int there = 0;
@@ -31,8 +32,8 @@ static void meet(board *b, int n) {
     }
 }
 
-// After idist_spawn nobody may be left, not even as a zombie (kill with signal 0 still finds
-// those).
+// Checks that no worker is left after idist_spawn, not even as a zombie, which kill() with signal 0
+// still finds.
 static void check_gone(const board *b, int n) {
     for (int k = 0; k < n; k++) {
         pid_t pid = b->pid[k];
@@ -121,7 +122,7 @@ static int one_fails(int local_rank, void *arg) {
     sign_in(f->b, local_rank);
     meet(f->b, f->n);
     if (local_rank == f->victim) {
-        signal(SIGSEGV, SIG_DFL); // a sanitizer may have its own
+        signal(SIGSEGV, SIG_DFL); // a sanitizer may have installed its own handler
         signal(SIGABRT, SIG_DFL);
         if (f->way == RETURNS_3) return 3;
         if (f->way == SEGFAULTS) raise(SIGSEGV);
@@ -148,7 +149,7 @@ static void failures(uint64_t *random_state) {
         f.way = way;
         f.n = 2 + way % 3;
         f.victim = (int)(tap_rand(random_state) % (uint64_t)f.n);
-        d.grace_ms = 5000; // enough for the others to end by themselves
+        d.grace_ms = 5000; // enough for the other workers to end by themselves
         tap_running("worker %d of %d %s", f.victim, f.n, way_names[way]);
         ranks_reset();
         int64_t start = tap_now_ms();
@@ -171,7 +172,7 @@ static void failures(uint64_t *random_state) {
     }
 }
 
-// Rank 0 fails; rank 1 sleeps and dies of SIGTERM; rank 2 ignores SIGTERM and needs SIGKILL.
+// Rank 0 fails. Rank 1 sleeps and dies of SIGTERM. Rank 2 ignores SIGTERM and needs SIGKILL.
 static int stubborn(int local_rank, void *arg) {
     failing *f = (failing *)arg;
     if (local_rank == 2) signal(SIGTERM, SIG_IGN);
@@ -203,7 +204,7 @@ static void grace(void) {
     munmap(f.b, sizeof *f.b);
 }
 
-// A worker that is stopped hears SIGTERM before SIGKILL comes.
+// The board of a test in which a worker is stopped. The worker must receive SIGTERM before SIGKILL.
 static board *stopped_board;
 
 static void hears(int number) {
@@ -222,7 +223,7 @@ static int stops(int local_rank, void *arg) {
     }
     sign_in(b, 0);
     meet(b, 2);
-    tap_sleep_ms(30); // so that it has stopped; right without it as well
+    tap_sleep_ms(30); // so that rank 1 has stopped; the test is right without it
     return 3;
 }
 
@@ -256,7 +257,8 @@ static int rank_1_is_killed(int local_rank, void *arg) {
     return 0;
 }
 
-// Where SIGCHLD is ignored the kernel reaps the workers, and their wait status is lost.
+// Checks exit codes, also if SIGCHLD is ignored. In that case the kernel reaps the workers and
+// their wait status is lost.
 static void exit_codes(void) {
     idist_report report;
     idist_desc d = quick_desc(&report);
@@ -270,14 +272,14 @@ static void exit_codes(void) {
     rank_ok(-1, idist_spawn(works, b, 3, &d));
     expect_failure(idist_spawn(returns_4, b, 3, &d), &report, 1, 4, 0);
     expect_failure(idist_spawn(rank_1_is_killed, b, 3, &d), &report, 1, -1,
-                   0); // nobody knows how it ended
+                   0); // no process knows how the worker ended
     rank_check(strstr(report.text, "SIGCHLD") != NULL, "got \"%s\"", report.text);
     signal(SIGCHLD, SIG_DFL);
     ranks_report("exit codes with SIGCHLD ignored");
     munmap(b, sizeof *b);
 }
 
-// All ranks go through the abort of a group of theirs, after which the world goes on.
+// Aborts a group of all ranks. The world must stay usable.
 static void survive_an_abort(void) {
     idist_group *group = NULL;
     idist_opts opts = {0};
@@ -292,7 +294,7 @@ static int returns_5_after_an_abort(int local_rank, void *arg) {
     int i, through = 1;
     (void)arg;
     survive_an_abort();
-    if (local_rank == 2) { // after the others are through
+    if (local_rank == 2) { // after the other ranks have sent
         for (i = 0; i < 2; i++) rank_ok(2, idist_recv(&through, 1, IDIST_I32, i, 0, NULL, NULL));
         return 5;
     }
@@ -300,7 +302,8 @@ static int returns_5_after_an_abort(int local_rank, void *arg) {
     return idist_barrier(NULL) != IDIST_OK;
 }
 
-// Returns 0, but its idist_finalize fails: rank 0 is in it while the others are in a barrier.
+// Returns 0 on every rank, but idist_finalize fails: rank 0 is in it while all other ranks are in a
+// barrier.
 static int ends_badly_after_an_abort(int local_rank, void *arg) {
     (void)arg;
     survive_an_abort();
@@ -308,7 +311,7 @@ static int ends_badly_after_an_abort(int local_rank, void *arg) {
     return 0;
 }
 
-// The last rank ends the calls of the others, which then end before it.
+// The last rank aborts the calls of all other ranks, which then end before the last rank.
 static int aborts_the_world(int local_rank, void *arg) {
     (void)arg;
     if (local_rank != 2) return idist_barrier(NULL) != IDIST_OK;
@@ -337,7 +340,8 @@ static void world_aborted(void) {
     ranks_report("workers of an aborted world may succeed, also the one that aborted it");
 }
 
-// Only where the world is lost or aborted has a worker failed because of another one.
+// Checks that the abort of a group does not hide a failure. Only if the world is lost or aborted
+// has a worker failed because of another worker.
 static void group_aborted_before(void) {
     idist_report report;
     idist_desc d = quick_desc(&report);
@@ -358,8 +362,8 @@ static int counts(int local_rank, void *arg) {
     return 0;
 }
 
-// Leaves the calling process at most n of its cores, the first ones of the mask; the result is how
-// many those are.
+// Restricts the calling process to at most n of its cores, the first ones of the mask. Returns the
+// number of cores that are left.
 static int use_cores(const unsigned long *mask, int n) {
     unsigned long some[64] = {0};
     int got = 0;
@@ -389,11 +393,11 @@ static void one_per_core(void) {
     munmap(b, sizeof *b);
 }
 
-// What a worker may use: all that its parent may, or with desc.bind one core, the workers taking
-// turns.
+// The cores that a worker may use: all cores of its parent, or with desc.bind one core, assigned
+// round-robin.
 typedef struct cores {
     unsigned long mask[64];
-    int n; // of bits
+    int n; // number of bits in the mask
     bool bound;
 } cores;
 
@@ -466,7 +470,7 @@ typedef struct nodes {
     board b;
 } nodes;
 
-// Rank r of 4 is local rank r % 2 of node r / 2.
+// Rank r of 4 must be local rank r % 2 of node r / 2.
 static int node_worker(int local_rank, void *arg) {
     nodes *s = (nodes *)arg;
     int32_t x = 1, y = 0;
@@ -506,7 +510,7 @@ static int waits_for_ever_but_1(int local_rank, void *arg) {
     return waits_for_go(local_rank, arg);
 }
 
-// The caller goes on beside the workers.
+// Starts workers that run beside the caller, and polls, waits for, and kills them.
 static void beside_the_caller(void) {
     board *b = make_board();
     idist_report report;
@@ -541,7 +545,7 @@ static void beside_the_caller(void) {
     rank_check(report.signal == SIGTERM, "signal %d", report.signal);
     check_gone(b, 2);
 
-    // one fails, and poll alone ends the others
+    // One worker fails, and polling alone ends all other workers.
     memset(b, 0, sizeof *b);
     rank_ok(-1, idist_spawn_start(waits_for_ever_but_1, b, 3, &d, &w));
     for (start = tap_now_ms(), done = false;
@@ -566,7 +570,7 @@ static void keep_lines(idist_log_level level, const char *line, void *user) {
     if (level == IDIST_LOG_INFO) snprintf(kept + n, 2000 - n, "%s\n", line);
 }
 
-// What idist_parallel_run says at info level, as Ignite's Parallel does.
+// Checks what idist_parallel_run logs at info level. Ignite's Parallel logs the same lines.
 static void parallel_log(void) {
     static const char *const spawned[] = {
         "Initialized distributed launcher with backend: 'ring'",
@@ -616,7 +620,7 @@ static int rank_1_fails(int local_rank, void *arg) {
     return 0;
 }
 
-// Joins the world of a launcher, whose rank 1 fails while rank 0 waits for it.
+// Joins the world of a launcher. Rank 1 of the world fails while rank 0 waits for it.
 static int under_a_launcher(int rank, void *arg) {
     nodes *s = (nodes *)arg;
     idist_desc d = desc_with(NULL, NULL);
@@ -700,7 +704,7 @@ static void take(snapshot *s) {
     s->tmp = count_entries("/tmp", "idist");
 }
 
-// What lies in the padding, and the address of libc's return stub, say nothing.
+// Returns true if two actions are equal. Ignores the padding and the address of libc's return stub.
 static bool same_action(const struct sigaction *a, const struct sigaction *b) {
     const int restorer = 0x04000000;
     for (int i = 1; i <= 64; i++)
@@ -752,8 +756,8 @@ static void parent_unchanged(void) {
     signal(SIGPIPE, SIG_DFL);
     atexit_board = b;
     atexit(count_atexit);
-    int own_child = child_of_the_program();    // not the library's business
-    rank_ok(-1, idist_spawn(works, b, 2, &d)); // what stays for good is made here
+    int own_child = child_of_the_program();    // the library must not reap it
+    rank_ok(-1, idist_spawn(works, b, 2, &d)); // creates whatever stays for good
     take(&before);
     rank_ok(-1, idist_spawn(works, b, 3, &d));
     f.b = make_board();
@@ -788,8 +792,8 @@ static int count_text(const char *text, const char *part) {
     return n;
 }
 
-// Text that was in a stdio buffer at the time of the fork appears once, and what workers print is
-// not lost.
+// Checks stdio buffers. Text that is in a buffer at the time of the fork must appear once, and the
+// output of workers must not be lost.
 static void buffered_output(void) {
     char text[4096] = "";
     tap_running("stdio buffers");
@@ -820,14 +824,14 @@ static int runs_for_ever(int local_rank, void *arg) {
     if (local_rank == 1) signal(SIGTERM, SIG_IGN);
     sign_in(f->b, local_rank);
     if (f->way == 1)
-        idist_recv(f->b->text[0], 1, IDIST_U8, local_rank, 0, NULL, NULL); // blocked inside
-    for (int i = 0; i < 300; i++) tap_sleep_ms(100); // longer than any deadline here
+        idist_recv(f->b->text[0], 1, IDIST_U8, local_rank, 0, NULL, NULL); // blocks in the call
+    for (int i = 0; i < 300; i++) tap_sleep_ms(100); // longer than any deadline of this test
     return 0;
 }
 
-// Runs in a process of its own: starts the process that calls idist_spawn, kills that, and counts
-// what is left. A subreaper inherits orphans, so that none can hide under init. The result is the
-// exit code.
+// Runs in a process of its own. Starts the process that calls idist_spawn, kills it, and waits
+// until no worker is left. The supervisor is a subreaper and inherits all orphans, so that no
+// worker can escape to init. Returns the exit code.
 static int supervise(failing *f, int delay_us) {
     alarm(30);
     if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 50;

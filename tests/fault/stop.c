@@ -1,11 +1,16 @@
 // stop: SIGSTOP of a random rank at a random moment in a stream of collectives, most often inside a
-// call
+// call.
 //
-// Every other rank gets IDIST_ERR_TIMEOUT that names the stopped rank, and nobody else. Once it
-// goes on, that rank hears of it too, and all can close their worlds. Also a rank that is late for
-// several calls that progress together, chains of ranks that wait for each other up to a stopped
-// one, and a path that is cut between two of three ranks. IDIST_TEST_TRIALS sets the number of
-// trials per placement. The warning that a call waits comes after 300 ms instead of 60 s.
+// Every other rank must get IDIST_ERR_TIMEOUT with a text that names only the stopped rank. When
+// the stopped rank continues, it must get an error too, and all ranks must be able to close their
+// worlds. Further cases are:
+//
+// * a rank that is late for several calls that progress together
+// * chains of ranks that wait for each other up to a stopped rank
+// * a path that is cut between two of three ranks
+//
+// IDIST_TEST_TRIALS sets the number of trials per placement. The warning that a call waits is
+// logged after 300 ms instead of 60 s.
 #define IDIST__WARN_NS ((int64_t)300 * 1000000)
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -49,7 +54,7 @@ static idist_status stream_step(idist_group *world, float *x, const trial *t, in
         size_t count = stream_count(t->seed, 3 * i + k) % third + 1;
         idist_status status = one_call(world, x + 2 * (size_t)k * third, t, 3 * i + k, count, &o);
         if (status == IDIST_OK || t->mode == 2) continue;
-        idist_wait_all(request, 3); // they say the same
+        idist_wait_all(request, 3); // all requests report the same status
         return status;
     }
     return t->mode == 2 ? idist_group_end() : idist_wait_all(request, 3);
@@ -83,7 +88,7 @@ static void judge(const procs *p, int victim, const char *what) {
         rank_check(WIFEXITED(p->wait_status[k]) && WEXITSTATUS(p->wait_status[k]) == 0,
                    "%s: rank %d: idist_close: wait status 0x%x", what, k,
                    (unsigned)p->wait_status[k]);
-        if (k == victim) continue; // what it hears depends on when the others have left
+        if (k == victim) continue; // the victim's error depends on when the other ranks have left
         rank_check(s->status == IDIST_ERR_TIMEOUT,
                    "%s: rank %d: got %s expected IDIST_ERR_TIMEOUT: %s", what, k,
                    idist_status_name((idist_status)s->status), s->text);
@@ -115,7 +120,7 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
     nanosleep(&ts, NULL);
     kill(p.pid[victim], SIGSTOP);
     end_ms = tap_now_ms() + 6000 * test_slow_factor();
-    while (left && tap_now_ms() < end_ms) { // the others first
+    while (left && tap_now_ms() < end_ms) { // waits for the other ranks first
         left = 0;
         for (int k = 0; k < n; k++)
             left += k != victim && !__atomic_load_n(&p.slot[k].has_result, __ATOMIC_ACQUIRE);
@@ -127,10 +132,10 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
     procs_free(&p);
 }
 
-// Rank 0 comes late, after the warning has named it; rank 1 has been stopped inside the call by
-// then (is_stopped). Or there are two calls, of which the second one begins a little later: when
-// the first one's time is up, the ranks have had no time yet to answer the question that the second
-// one asks.
+// A test in which rank 0 comes late, after the warning has named it. By then, rank 1 has been
+// stopped inside the call, and `is_stopped` is set. With two calls, the second call begins a little
+// later. When the first call times out, the ranks have not had time to answer the question that the
+// second call asks.
 typedef struct late_and_stopped {
     int calls, is_stopped; // is_stopped is atomic
 } late_and_stopped;
@@ -168,7 +173,7 @@ static void stopped_after_the_warning(const char *placement, int calls) {
     d.timeout_ms = 2500 * test_slow_factor();
     procs_start(&p, 3, &d, comes_late, e);
     rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
-    tap_sleep_ms(600 * test_slow_factor()); // the warning comes; right without it as well
+    tap_sleep_ms(600 * test_slow_factor()); // the warning is logged; the test is right without it
     kill(p.pid[1], SIGSTOP);
     __atomic_store_n(&e->is_stopped, 1, __ATOMIC_RELEASE);
     for (int k = 0; k < 3; k += 2)
@@ -185,9 +190,9 @@ static void stopped_after_the_warning(const char *placement, int calls) {
                  placement);
 }
 
-// The server of the store is stopped when the only rank of two waits for the other one: the text
-// blames the server, since nobody can know who is missing. The store's own time-out may be longer
-// than that of joining.
+// Stops the server of the store while one of two ranks waits for the other rank. The error text
+// must blame the server, since no rank can know who is missing. The store's own time-out may be
+// longer than the time-out of joining.
 static void server_while_joining(int rank, const char *key, int store_ms) {
     char url[64], *text = (char *)shared_alloc(600);
     idist_store *store = NULL;
@@ -224,7 +229,7 @@ static void server_while_joining(int rank, const char *key, int store_ms) {
     tap_forget_child(pid[0]);
     rank_check(status == 0 && strstr(text, "the store's server no longer answers"),
                "status %x, got \"%s\"", (unsigned)status, text);
-    int64_t took_ms = tap_now_ms() - stopped_ms; // the time-out, and a second for the last answer
+    int64_t took_ms = tap_now_ms() - stopped_ms; // the time-out plus a second for the last answer
     rank_check(took_ms < 3500 * test_slow_factor(), "it took %lld ms", (long long)took_ms);
     kill(pid[1], SIGKILL);
     TAP_REQUIRE(waitpid(pid[1], &status, 0) == pid[1]);
@@ -234,8 +239,8 @@ static void server_while_joining(int rank, const char *key, int store_ms) {
                  store_ms);
 }
 
-// Rank k waits for rank k + 1, and the last rank is stopped. All texts name the last rank, and say
-// of the ranks between that they wait.
+// Kinds of chains in which rank k waits for rank k + 1 and the last rank is stopped. All texts must
+// name the last rank, and must say that the ranks in between wait.
 enum { CHAIN_RECV, CHAIN_SEND, CHAIN_PAIRS, CHAIN_MIXED, CHAIN_REQUESTS, CHAIN_ARRIVING, N_CHAINS };
 static const char *const chains[N_CHAINS] = {"receives",
                                              "sends",
@@ -281,9 +286,9 @@ static int chain(idist_group *world, int rank, int n, proc_slot *slot, void *arg
     proc_phase(slot, 1);
     if (rank == n - 1) raise(SIGSTOP);
     if (rank == n - 1) return 0;
-    proc_await_phase(slot, 2); // the last rank is stopped
+    proc_await_phase(slot, 2); // waits until the last rank is stopped
     proc_result(slot, chain_link(*kind, rank, n, pairs[rank], world));
-    proc_await_phase(slot, 3); // no rank leaves the world while another one still waits
+    proc_await_phase(slot, 3); // no rank leaves the world while another rank still waits
     idist_close(&world);
     return 0;
 }
@@ -320,7 +325,7 @@ static void chain_case(int n, int kind, const char *transport) {
                  transport);
 }
 
-// A path on which nothing arrives any more, in either direction.
+// Reads from a path on which nothing arrives any more, in either direction.
 static ptrdiff_t cut_read(void *port, void *buf, size_t nbytes) {
     (void)port;
     (void)buf;
@@ -351,7 +356,7 @@ static void cut_path(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     TAP_REQUIRE(x);
     rank_ok(rank, idist_barrier(&o));
-    rank_ok(rank, idist_barrier(&o)); // nothing of the first one is under way
+    rank_ok(rank, idist_barrier(&o)); // no message of the first barrier is still on the way
     cut.read = cut_read;
     cut.write = cut_write;
     cut.descriptor = cut_descriptor;
@@ -395,7 +400,7 @@ int main(void) {
         ranks_case_fault(3, &d, cut_path, NULL, "a path is cut: the text says whose, %s",
                          d.algorithm);
     }
-    for (int store_ms = 0; store_ms <= 1000; store_ms += 1000) { // 0: the default, 30 s
+    for (int store_ms = 0; store_ms <= 1000; store_ms += 1000) { // 0 selects the default, 30 s
         server_while_joining(0, "idist/1/node/0", store_ms);
         server_while_joining(1, "idist/1", store_ms);
     }

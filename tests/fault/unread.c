@@ -1,10 +1,11 @@
-// unread: a rank that has not yet read the one frame that differs must not come through the next
-// call with IDIST_OK
+// unread: a rank that has not yet read the one frame that differs must not return IDIST_OK from the
+// next call.
 //
-// One rank calls with another root than the others. Nobody waits for anything in that call, and the
-// message that tells lies unread: reads of those connections are held back here until one rank, the
-// witness, has its answer, from the call or from the barrier after it. The barrier goes by
-// messages, through shared memory or by host, depending on the case.
+// One rank calls with a different root than all other ranks. No rank waits for anything in that
+// call, and the message that reveals the mismatch lies unread. The test holds back reads of these
+// connections until one rank, the witness, has its answer. The answer comes from the call itself or
+// from the barrier after it. Depending on the case, the barrier uses messages, shared memory, or
+// the algorithm for several hosts.
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -20,18 +21,19 @@ typedef enum one_way { GATHER, SCATTER, REDUCE } one_way;
 typedef struct setting {
     const char *name, *placement;
     one_way call;
-    int odd_rank; // its root is the last rank, that of the others rank 0
+    int odd_rank; // its root is the last rank; all other ranks use root 0
     int witness;
-    bool all_deaf; // nobody reads what the odd rank sends; else the witness does not. The odd rank
-                   // reads nothing.
+    // Set if no rank reads what the odd rank sends, clear if only the witness does not. The odd
+    // rank reads nothing.
+    bool all_deaf;
 } setting;
 
 typedef struct plan {
     const setting *set;
     bool mismatch;
-    size_t odd_count;      // of the odd rank
-    _Atomic int n_ready;   // ranks whose connections are held back
-    _Atomic int n_through; // and that have their answer
+    size_t odd_count;      // number of elements on the odd rank
+    _Atomic int n_ready;   // number of ranks whose connections are held back
+    _Atomic int n_through; // number of ranks that have their answer
     _Atomic bool answered; // the witness has its answer, or the odd rank has noticed
 } plan;
 
@@ -52,7 +54,7 @@ static bool is_deaf(const plan *p, int rank, int to) {
     return to == set->odd_rank && (set->all_deaf || rank == set->witness);
 }
 
-// Nothing is read from that link until the witness has its answer.
+// Reads nothing from the link until the witness has its answer.
 static void hold_back(idist__link *link, idist__transport *held) {
     bool is_pipe = link->transport->read == idist__pipe_read;
     *held = *link->transport;
@@ -70,7 +72,7 @@ static idist_status call(const plan *p, int rank, const idist_opts *o) {
 
     if (p->set->call == GATHER) return idist_gather(s[rank], r[rank], count, IDIST_F32, root, o);
     if (p->set->call == SCATTER) return idist_scatter(s[rank], r[rank], count, IDIST_F32, root, o);
-    // In shared memory too, this one goes by messages.
+    // A premultiplied sum uses messages even if the ranks share memory.
     status = idist_op_create_premul_sum(0.5, o->group, &halved);
     if (status == IDIST_OK)
         status = idist_reduce(s[rank], r[rank], count, IDIST_BF16, halved, root, o);

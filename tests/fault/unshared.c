@@ -1,8 +1,8 @@
-// unshared: a world whose ranks may not share memory, or not all of it: limits, system calls that
-// the kernel refuses, ranks that disagree
+// unshared: worlds whose ranks may share no memory or only part of it. The causes are limits,
+// system calls that the kernel refuses, and ranks that disagree.
 //
-// The ranks fall back to sockets, or to copying less directly, and the results stay right. What a
-// world got is seen in its address space: the shared file appears there as "memfd:idist".
+// The ranks fall back to sockets, or copy less directly, and the results stay right. The address
+// space shows what a world got: the shared file appears there as "memfd:idist".
 #include <fcntl.h>
 static int reserve_in_file(int fd, off_t at, off_t nbytes);
 #define IDIST_IMPLEMENTATION
@@ -16,7 +16,7 @@ static int reserve_in_file(int fd, off_t at, off_t nbytes);
 #include <linux/seccomp.h>
 #include <sys/resource.h>
 
-// ---- a world that must work, whatever it has to do without ----
+// ---- a world that must work, whatever it lacks ----
 
 static void all_sorts(idist_group *world, int rank, int n) {
     static const size_t counts[5] = {1, 9, 1024, 40000, 700001};
@@ -55,7 +55,7 @@ static void all_sorts(idist_group *world, int rank, int n) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A number of KiB from /proc/self/status, such as "VmLck:"; -1: it is not there.
+// Returns a number of KiB from /proc/self/status, such as "VmLck:", or -1 if the field is missing.
 static long status_kib(const char *field) {
     char line[200];
     long kib = -1;
@@ -71,7 +71,7 @@ static long status_kib(const char *field) {
 typedef enum {
     NOTHING,
     ADDRESS_SPACE,
-    LOCKED_MEMORY, // the rank locks all its memory; no limit: amount 0
+    LOCKED_MEMORY, // the rank locks all its memory; amount 0 needs the right to ignore the limit
     FILE_SIZE,
     RESERVATIONS,
     SYSCALL,
@@ -79,7 +79,7 @@ typedef enum {
     MIB_VARIABLE
 } loss;
 
-static int reservations_left = -1; // that succeed; -1: all
+static int reservations_left = -1; // number of reservations that succeed, or -1 for all
 
 static int reserve_in_file(int fd, off_t at, off_t nbytes) {
     if (reservations_left == 0) return ENOSPC;
@@ -87,14 +87,14 @@ static int reserve_in_file(int fd, off_t at, off_t nbytes) {
     return posix_fallocate(fd, at, nbytes);
 }
 
-// What a world must have got.
+// The kind of shared memory that a world must have obtained.
 typedef enum { ANY, SHARED, NO_WINDOWS, NOT_SHARED } outcome;
 
 typedef struct without {
     const char *name;
     loss what;
     long amount;      // bytes, MiB, reservations, or the number of a system call
-    int who;          // rank, -1: all
+    int who;          // rank, or -1 for all
     outcome expected; // of all ranks
     int n, port;
     const char *transport; // of rank 1
@@ -129,7 +129,7 @@ static bool take_away(const without *w) {
         limit.rlim_cur = limit.rlim_max = address_space() + (size_t)w->amount;
         return setrlimit(RLIMIT_AS, &limit) == 0;
     case LOCKED_MEMORY:
-        // Who may lock memory without a limit is not held to this one.
+        // A process that may lock memory without a limit is not bound by this limit.
         limit.rlim_cur = limit.rlim_max = w->amount ? address_space() + (rlim_t)w->amount : 0;
         if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) return false;
         return mlockall(MCL_CURRENT | MCL_FUTURE) == 0;
@@ -146,16 +146,17 @@ static bool take_away(const without *w) {
     }
 }
 
-// Root reads all memory, and may lock all of it. Makes every rank another user for that.
+// Makes every rank an ordinary user if the test needs that. Root may read all memory and may lock
+// all of it.
 static bool becomes_a_user(const without *w) {
     if (w->what != UNDUMPABLE && !(w->what == LOCKED_MEMORY && w->amount)) return true;
     if (geteuid() == 0 && setuid(65534) != 0) return false;
-    prctl(PR_SET_DUMPABLE, 1); // lost with the user
+    prctl(PR_SET_DUMPABLE, 1); // the change of user cleared it
     return true;
 }
 
-// Returns true if a process may take it away from itself. A rank that found out when the others
-// have begun to join would leave them waiting for it.
+// Returns true if a process may take the resource away from itself. Tries it in a child, because a
+// rank that found out while joining would leave all other ranks waiting.
 static bool may_live_without(const without *w) {
     int status = -1;
     pid_t pid = fork();
@@ -291,7 +292,8 @@ static void losses(void) {
     }
 }
 
-// The smallest shares that can be asked for.
+// Checks a world with the smallest shares that a caller can ask for. The description of the world
+// must say if a share is too small for collectives.
 static void small_share(idist_group *world, int rank, int n, void *arg) {
     bool told = strstr(world->w->about.sharing, "too little for collectives") != NULL;
     (void)arg;
@@ -310,20 +312,21 @@ static void small_shares(void) {
     }
 }
 
-// Bytes that the shared file of a world takes.
+// Returns the number of bytes that the shared file of a world takes.
 static size_t file_bytes(const idist_group *world) {
     struct stat st;
     return fstat(idist__ring_of(world->w)->shm->fd, &st) == 0 ? (size_t)st.st_blocks * 512 : 0;
 }
 
-// The first group of the world takes memory for its regions, the next one of the same size finds
-// it. Rank 1 gets no more then: a second group at the same time does without.
+// Checks the memory of groups. The first group of the world takes memory for its regions. The next
+// group of the same size reuses that memory. From then on, rank 1 gets no more memory, so a second
+// group at that time must do without regions.
 static int regions_late(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_group *g = NULL, *h = NULL;
     idist_opts o = opts_of(world);
     size_t before = file_bytes(world), with_one, again;
     (void)slot, (void)arg;
-    // "About half" of 5 MiB, says idist.h.
+    // idist.h promises "about half" of 5 MiB.
     rank_check(before < (size_t)n * 11 * MIB / 4, "rank %d: %zu bytes at the start", rank, before);
     rank_ok(rank, idist_barrier(&o));
     rank_ok(rank, idist_split(world, 0, rank, &g));

@@ -1,5 +1,5 @@
-// Calls that wait beside other calls: deadlines hold, nothing legal is taken for a deadlock, and
-// ranks that cannot join do not make the others wait.
+// waits: calls that wait beside other calls. Deadlines hold, no legal program is taken for a
+// deadlock, and ranks that cannot join do not make other ranks wait.
 #include "idist.h"
 
 #include <sys/resource.h>
@@ -10,7 +10,8 @@
 
 static float big[4u << 20];
 
-// A receive with a short time-out returns in time although another one is pending for long.
+// Receives with a short time-out while another receive stays pending for long. The short receive
+// must return in time.
 static void deadline_beside(idist_group *world, int rank, int n, void *arg) {
     idist_request pending;
     idist_opts o = opts_of(world), a = opts_async(world, &pending), brief = opts_of(world);
@@ -28,7 +29,7 @@ static void deadline_beside(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_wait(&pending));
 }
 
-// The same with the older of the two having the nearer deadline.
+// Starts two receives. The older receive has the nearer deadline and must return in time.
 static void older_deadline(idist_group *world, int rank, int n, void *arg) {
     idist_request r[2] = {{NULL}, {NULL}};
     idist_opts a = opts_async(world, &r[0]), b = opts_async(world, &r[1]), o = opts_of(world);
@@ -46,7 +47,7 @@ static void older_deadline(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_wait(&r[1]));
 }
 
-// Legal programs in which ranks of one thread wait long, for each other, in different calls.
+// Legal programs in which single-threaded ranks wait long for each other in different calls.
 typedef enum {
     ISEND_THEN_RECV,
     ISEND_THEN_BARRIER,
@@ -85,30 +86,31 @@ static int legal_body(idist_group *world, int rank, int n, proc_slot *slot, void
         if (what == ISEND_THEN_RECV && rank == 0 && s == IDIST_OK)
             s = idist_recv(&x, 1, IDIST_I32, 1, 6, NULL, &o);
         if (s == IDIST_OK) s = idist_wait(&r);
-    } else if (what == ROOT_GOES_ON) { // rank 1 has announced that it waits in g, which rank 0 then
-                                       // leaves and frees
+    } else if (what == ROOT_GOES_ON) {
+        // Rank 1 has announced that it waits in g. Rank 0 then leaves and frees g.
         if (rank == 0) tap_sleep_ms(120);
         if (rank < 2) s = idist_broadcast(&x, 1, IDIST_I32, 0, &og);
         if (rank == 0 && s == IDIST_OK) s = idist_free_group(&g);
         if (rank == 1) tap_sleep_ms(200);
         if (s == IDIST_OK) s = idist_barrier(&o);
-    } else if (what == ANSWERS_LATE) { // rank 1 has announced that it waits for rank 0, gets its
-                                       // message, answers later
+    } else if (what == ANSWERS_LATE) {
+        // Rank 1 has announced that it waits for rank 0. Rank 1 receives the message of rank 0 and
+        // answers later.
         if (rank == 0) tap_sleep_ms(120);
         if (rank == 0) s = idist_send(&x, 1, IDIST_I32, 1, 5, &o);
         if (rank == 0 && s == IDIST_OK) s = idist_recv(&x, 1, IDIST_I32, 1, 6, NULL, &o);
         if (rank == 1) s = idist_recv(&x, 1, IDIST_I32, 0, 5, NULL, &o);
         if (rank == 1) tap_sleep_ms(200);
         if (rank == 1 && s == IDIST_OK) s = idist_send(&x, 1, IDIST_I32, 0, 6, &o);
-    } else if (what ==
-               IRECV_THEN_COMPUTE) { // rank 1 waits for what rank 0 sends when it has computed
+    } else if (what == IRECV_THEN_COMPUTE) {
+        // Rank 1 waits for a message that rank 0 sends after a computation.
         if (rank == 0) s = idist_recv(&x, 1, IDIST_I32, 1, 5, NULL, &a);
         if (rank == 0) tap_sleep_ms(200);
         if (rank == 0 && s == IDIST_OK) s = idist_send(&rank, 1, IDIST_I32, 1, 6, &o);
         if (rank == 0 && s == IDIST_OK) s = idist_wait(&r);
         if (rank == 1) s = idist_recv(&x, 1, IDIST_I32, 0, 6, NULL, &o);
         if (rank == 1 && s == IDIST_OK) s = idist_send(&x, 1, IDIST_I32, 0, 5, &o);
-    } else { // a request on the world and a barrier of a part of it, while the last rank is late
+    } else { // a request on the world and a barrier of a subgroup, while the last rank is late
         if (rank == 2) tap_sleep_ms(200);
         s = idist_all_reduce(&x, big, 1, IDIST_I32, IDIST_SUM, &a);
         if (rank < 2 && s == IDIST_OK) s = idist_barrier(&og);
@@ -132,7 +134,7 @@ static void legal_calls(legal what, const char *transport) {
     procs_free(&p);
 }
 
-// Several processes that start a world; what each got, and when.
+// Results of several processes that start a world: status, time in ms and error text of each rank.
 typedef struct start {
     idist_status status[4];
     int ms[4];
@@ -176,7 +178,7 @@ static void cannot_join(int odd_size, const char *odd_secret, const char *name) 
                    idist_status_name(all->status[r]));
         rank_check(all->ms[r] < 3000 + 1500 * test_slow_factor(), "rank %d: after %d ms", r,
                    all->ms[r]);
-        if (odd_size != 3) // all can talk about it: nobody waits for the deadline
+        if (odd_size != 3) // all ranks can compare sizes, so no rank waits for its deadline
             rank_check(all->status[r] == IDIST_ERR_ENV && all->ms[r] < 1500 * test_slow_factor(),
                        "rank %d: %s after %d ms: %s", r, idist_status_name(all->status[r]),
                        all->ms[r], all->text[r]);
@@ -191,8 +193,8 @@ static void cannot_join(int odd_size, const char *odd_secret, const char *name) 
     munmap(all, sizeof *all);
 }
 
-// The survivors of a killed worker may end before it is reaped, in whichever way: the report names
-// the one that was killed.
+// Kills a worker. The survivors may end before it is reaped, in any way, but the report must name
+// the killed worker.
 static int dies(int local_rank, void *arg) {
     int way = *(int *)arg;
     if (idist_barrier(NULL) != IDIST_OK) return 9;
@@ -218,8 +220,8 @@ static void first_failure(int way) {
     tap_is(wrong, 0, "the first failure is the killed worker, way %d", way);
 }
 
-// With few descriptors a world forms, or everybody gets an error soon; the first number that
-// suffices is small.
+// Starts worlds with few descriptors. Either the world forms, or all ranks get an error soon. The
+// smallest number of descriptors that suffices must be small.
 static int barrier_worker(int local_rank, void *arg) {
     (void)local_rank;
     (void)arg;

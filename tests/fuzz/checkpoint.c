@@ -1,9 +1,9 @@
-// checkpoint.c - fuzzes the reader of checkpoints: whatever a file holds, it is the checkpoint that
-// was asked for or refused
+// checkpoint.c - fuzzes the reader of checkpoints: whatever a file contains, it is the requested
+// checkpoint or is rejected
 //
-// The first byte of the input says which checksums are made right before the file is read: bit 0
-// that of the head, bit 1 the last one; and, bit 2, whether the head gets the length that the file
-// has. The rest is the file.
+// The first byte of the input says which fields are corrected before the file is read. Bit 0 is the
+// checksum of the header, bit 1 is the last checksum, and bit 2 is the length of the file in the
+// header. The rest of the input is the file.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -46,7 +46,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     if (status != IDIST_OK && status != IDIST_ERR_ARG && status != IDIST_ERR_CORRUPT &&
         status != IDIST_ERR_UNSUPPORTED)
         abort();
-    if (bytes[0][20] != 7 || bytes[1][0] != 7 || bytes[1][10] != 7) abort(); // beside the tensors
+    // No byte beside the tensors may change.
+    if (bytes[0][20] != 7 || bytes[1][0] != 7 || bytes[1][10] != 7) abort();
     if (status != IDIST_OK &&
         (bytes[0][0] != 7 || bytes[1][1] != 7 || info[0] != 7 || !idist_last_error()[0]))
         abort();

@@ -1,9 +1,9 @@
-// env.c - fuzzes the launch detection: whatever the environment says, idist_initialize joins a
+// env.c - fuzzes the launch detection: whatever the environment contains, idist_initialize joins a
 // world of 1 or fails
 //
-// The input is lines: the first byte of each picks a name from the list below, the rest is the
-// value. (Not init methods: a random file:// would make files.) No input may make the library
-// crash, wait long, or leave a world behind after a failure.
+// The input consists of lines. The first byte of each line picks a name from the list below, and
+// the rest is the value. The list has no init methods, because a random file:// would create files.
+// No input may make the library crash, wait long, or leave a world behind after a failure.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -25,8 +25,7 @@ static void drop_log(idist_log_level level, const char *line, void *user) {
     (void)user;
 }
 
-// A larger world would wait for ranks that nobody starts; what the parser makes of the number is
-// seen at once all the same.
+// Unsets all variables of the list and sets those that the input contains.
 static void set_environment(const char *text, size_t nbytes) {
     for (int i = 0; i < N_NAMES; i++) unsetenv(names[i]);
     while (nbytes > 0) {
@@ -48,6 +47,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     idist_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.logger.log_fn = drop_log;
+    // A larger world waits for ranks that nobody starts, so the time-outs are short. The library
+    // parses the numbers before it waits.
     desc.init_timeout_ms = 20;
     desc.timeout_ms = 20;
     set_environment((const char *)data, nbytes);

@@ -1,8 +1,8 @@
 // frames.c - fuzzes the ring's reader: rank 1 of a world of 2 sends arbitrary bytes to rank 0,
 // which is in a call
 //
-// The first byte of the input chooses the call; the rest is what comes over the link, in reads of
-// the sizes that the bytes themselves suggest, and then the stream ends. Every call must end with a
+// The first byte of the input chooses the call. The remaining bytes arrive over the link, in reads
+// whose sizes depend on the bytes themselves, and then the stream ends. Every call must end with a
 // status.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -89,8 +89,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     cfg.world_size = 2;
     if (idist__life_new(&cfg, &w) != IDIST_OK || idist__join_new(w, &ring) != IDIST_OK) abort();
     w->impl = ring;
-    // The call polls until the stream ends, however small the reads are: the stream cannot wake a
-    // sleeper. The progress thread of a request may sleep.
+    // The call must poll until the stream ends, however small the reads are, because the stream
+    // cannot wake a sleeping thread. The progress thread of a request may sleep.
     w->wait.spin_ns = w->wait.spin_budget_ns = 1000 * IDIST__MS;
     if (idist__join_polls(ring) != IDIST_OK) abort();
     ring->links[1].transport = &transport;

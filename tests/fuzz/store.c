@@ -1,5 +1,5 @@
-// store.c - fuzzes the store's parser of requests: whatever bytes come, a request lies inside of
-// them or is refused
+// store.c - fuzzes the store's parser of requests: whatever the input, a parsed request lies inside
+// the input or is rejected
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 

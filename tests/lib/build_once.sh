@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# build_once.sh OUTPUT COMMAND... - runs `COMMAND... -o OUTPUT` unless another test has done so with
-# the same command since a source was changed. Tests that want the same object at the same time
-# wait for one compiler. OUTPUT is there as a whole or not at all; what the compiler said is shown
-# each time.
+# build_once.sh OUTPUT COMMAND... - runs `COMMAND... -o OUTPUT` unless another test has already run
+# the same command since the last change of a source. Tests that want the same object at the same
+# time wait for one compiler. OUTPUT is either complete or missing. The script prints the compiler's
+# messages each time.
 set -u
 output=$1
 shift
@@ -21,7 +21,8 @@ fresh() {
 fresh "$@" || {
     rm -f "$output"
     echo "$*" >"$output.command"
-    # Older than a source that is changed meanwhile.
+    # The output gets a time before the build, so that it is older than a source that changes during
+    # the build.
     : >"$output.begin"
     "$@" -o "$output.new" >"$output.log" 2>&1 9>&- || {
         cat "$output.log"

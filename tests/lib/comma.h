@@ -1,7 +1,7 @@
-// comma.h - a locale with another decimal point, made for one test
+// comma.h - a locale with a different decimal point, created for one test
 //
 // Do this:
-//     if (!locale_begin("<U002C>", "1,5")) return;      // has said why it skips
+//     if (!locale_begin("<U002C>", "1,5")) return;      // has printed why it skips
 //     ...                                               // printf("%g", 1.5) prints "1,5"
 //     locale_end();
 #ifndef COMMA_H
@@ -13,7 +13,8 @@
 
 static char locale_folder[64];
 
-// Sets a locale whose decimal point is this symbol of localedef. expected: how it prints 1.5.
+// Sets a locale whose decimal point is `symbol`, a symbol name of localedef. `expected` is the text
+// that the locale prints for 1.5. Returns false, after a skip, if the locale cannot be created.
 static inline bool locale_begin(const char *symbol, const char *expected) {
     char path[100], command[400], text[64] = "";
     FILE *f;

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# compile_once.sh COMPILER ARGUMENT... - a compiler for tests (compile_once in tap.sh): what several
-# builds compile in the same way is compiled once. Two compilations are the same when the compiler,
-# the options and the preprocessed text are; options that have done their work in the preprocessor,
-# and those that change messages only, do not count. A header from -I also serves those who have it
-# from -isystem, which hides warnings. Only what compiled without a word is kept, in build/package.
-# A program of one source that is built by one command is compiled first, and then linked.
+# compile_once.sh COMPILER ARGUMENT... - a compiler for tests that compiles each source once for
+# several builds (compile_once in tap.sh). Two compilations are the same if the compiler, the
+# options, and the preprocessed text are the same. Options that only affect the preprocessor or the
+# messages do not count. An object whose header came from -I also serves builds that use -isystem,
+# which hides warnings. The script keeps only objects that compiled without messages, in
+# build/package. If one command builds a program from one source, the script compiles the source
+# first and then links it.
 set -u
 compiler=$1
 shift

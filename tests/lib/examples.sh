@@ -1,7 +1,7 @@
-# examples.sh - what the head of an example promises. Source it after tap.sh.
+# examples.sh - checks the promises in the head of an example. Source it after tap.sh.
 # shellcheck shell=bash
 
-# What follows "// build:", until "// run:".
+# Prints the text from "// build:" up to "// run:".
 build_line() {
     awk '/^\/\/ build:/ { inside = 1; sub(/build:/, "") }
          /^\/\/ run:/ { exit }
@@ -9,21 +9,22 @@ build_line() {
          END { print line }' "$1"
 }
 
-# The indented lines after "// expected output", up to the next empty comment.
+# Prints the indented lines after "// expected output", up to the next empty comment.
 expected_output() {
     awk '/^\/\/ expected output/ { inside = 1; next }
          inside && !/^\/\/    / { exit }
          inside { print substr($0, 7) }' "$1"
 }
 
-# What make builds by the line in the head, for other tests too (TESTED_EXAMPLES in the Makefile).
+# Examples that make builds by the line in the head, also for other tests (TESTED_EXAMPLES in the
+# Makefile).
 WHOLE="digits cifar10"
 
-# Builds it in $WORK, which has the headers and examples/, by exactly the line in its head. Where
-# that optimizes, it takes ten seconds, nearly all for an implementation that is the same in every
-# example. There, but for the WHOLE ones, the line goes no further than the compiler's front end,
-# and the program is linked with the implementation of the tests. IDIST_TEST_FULL=1: all lines as
-# they are.
+# Builds an example in $WORK, which has the headers and examples/, by exactly the line in its head.
+# An optimized build takes ten seconds, most of it for the implementation, which is the same in
+# every example. So unless the example is in WHOLE, only the front end of the compiler runs by that
+# line. The program is then linked with the implementation of the tests. IDIST_TEST_FULL=1 builds
+# all examples by the full lines.
 build_example() { # SOURCE NAME
     local source=$1 name=$2 line compile implementation
     line=$(build_line "$source")
@@ -53,7 +54,7 @@ build_example() { # SOURCE NAME
     implementation=build/tests/idist_train.o
     ok_run 0 "$name: the implementation is there" 120 make -s -C "$ROOT" --no-print-directory \
         "$implementation" || return
-    # Without its macro, the implementation asks for no extensions of libc.
+    # Without IDIST_IMPLEMENTATION, the header asks for no extensions of libc.
     compile=${compile/-DIDIST_IMPLEMENTATION/-D_GNU_SOURCE}
     ok_run 0 "$name: builds" 60 sh -c "cd '$WORK' && $compile '$ROOT/$implementation' -o $name" &&
         no_warning "$name"

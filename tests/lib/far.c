@@ -1,12 +1,12 @@
-// far: a slow network between network namespaces, for systems without netem. Runs until it is
-// killed.
+// far: a slow network between network namespaces, for systems without netem. The program runs until
+// it is killed.
 //
 //     far NAMESPACE_PREFIX HOSTS [delay=MS] [rate=MBIT] [loss=PERCENT] [reorder=PERCENT] [seed=N]
 //
 // Each namespace gets a device far0, to which the caller gives the address 10.9.0.(host + 1). A
-// packet leaves its host at `rate`, behind a queue of QUEUE_MS that drops what does not fit, and
-// arrives after `delay`; a reordered one up to REORDER_MS later, so that others overtake it. The
-// same seed loses the same packets of the same sequence.
+// packet leaves its host at `rate`, after a queue of QUEUE_MS that drops packets when it is full.
+// The packet arrives after `delay`. A reordered packet arrives up to REORDER_MS later, so that
+// other packets overtake it. Runs with the same seed lose the same packets of the same sequence.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/if_tun.h>
@@ -28,14 +28,14 @@ enum { HOSTS = 16, MTU = 1500, QUEUE_MS = 100, REORDER_MS = 5, PACKETS = 1 << 16
 
 typedef struct packet {
     int64_t due_ns;
-    uint64_t number; // equal times: first in, first out
+    uint64_t number; // at equal times, first in, first out
     int to, nbytes;
     unsigned char data[MTU];
 } packet;
 
 static int devices[HOSTS], host_count;
-static int64_t free_ns[HOSTS]; // when the link of a host has sent all that it has taken
-static packet *heap[PACKETS];  // by time; the earliest first
+static int64_t free_ns[HOSTS]; // time when the link of a host has sent all accepted packets
+static packet *heap[PACKETS];  // ordered by time, the earliest packet first
 static int heap_count;
 static packet *spare[PACKETS];
 static int spare_count;
@@ -48,7 +48,7 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-// From 0 to 1 (xorshift64*).
+// Returns a random number from 0 to 1 (xorshift64*).
 static double next_random(void) {
     random_state ^= random_state >> 12;
     random_state ^= random_state << 25;
@@ -111,7 +111,7 @@ static packet *new_packet(void) {
     return heap_count < PACKETS - 1 ? malloc(sizeof(packet)) : NULL;
 }
 
-// The host that an IPv4 packet goes to; -1: none.
+// Returns the host that an IPv4 packet goes to, or -1 if there is none.
 static int destination(const packet *p) {
     int host;
     if (p->nbytes < 20 || p->data[0] >> 4 != 4 || p->data[16] != 10 || p->data[17] != 9) return -1;
@@ -119,7 +119,7 @@ static int destination(const packet *p) {
     return host >= 0 && host < host_count ? host : -1;
 }
 
-// Decides when a packet arrives. False: it is lost.
+// Decides when a packet arrives. Returns false if the packet is lost.
 static bool schedule(packet *p, int from) {
     int64_t now = now_ns(), begin = free_ns[from] > now ? free_ns[from] : now;
 
@@ -136,7 +136,7 @@ static bool schedule(packet *p, int from) {
     return true;
 }
 
-// Takes what a host sends.
+// Takes the packets that a host sends.
 static void take(int from) {
     for (;;) {
         packet *p = new_packet();

@@ -1,5 +1,5 @@
-// fast_os.h: the bodies of src/os/linux, with a clock that runs a hundred times as fast. Define
-// IDIST__OS_BODIES as "fast_os.h" before idist.h.
+// fast_os.h: the bodies of src/os/linux with a clock that runs a hundred times as fast. To use it,
+// define IDIST__OS_BODIES as "fast_os.h" before including idist.h.
 #ifndef FAST_OS_H
 #define FAST_OS_H
 
@@ -20,7 +20,7 @@ static int64_t idist__os_clock_deadline(int64_t timeout_ms) {
     return timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_now_ns() + timeout_ms * IDIST__MS;
 }
 
-// In real milliseconds, for poll.
+// Returns real milliseconds, for poll.
 static int idist__os_clock_ms_until(int64_t deadline_ns) {
     int64_t left_ms = (deadline_ns - idist__os_clock_now_ns()) / FAST_OS_FACTOR / IDIST__MS;
 

@@ -1,6 +1,6 @@
 # gpu.sh - builds the programs of tests/gpu, for the GPU of this machine or for the stand-ins of
-# tests/fake. Source it after tap.sh. Needs cc, the CUDA runtime, and nccl.h for the stand-ins;
-# libnccl.so.2 is loaded when there is one.
+# tests/fake. Source it after tap.sh. It needs cc, the CUDA runtime, and nccl.h for the stand-ins.
+# The programs load libnccl.so.2 if there is one.
 # shellcheck shell=bash
 
 gpu_skip() {
@@ -8,8 +8,8 @@ gpu_skip() {
     exit 0
 }
 
-# Folders that may have a CUDA toolkit or NCCL, those named first, that of a Python package
-# (nvidia-nccl-cu13) last.
+# Prints folders that may have a CUDA toolkit or NCCL. Folders named by variables come first, and
+# the folder of a Python package (nvidia-nccl-cu13) comes last.
 gpu_places() {
     local nvcc
     printf '%s\n' "${CUDA_HOME:-}" "${NCCL_HOME:-}"
@@ -18,7 +18,7 @@ gpu_places() {
     python3 -c 'import nvidia.nccl as m; print(list(m.__path__)[0])' 2>/dev/null
     return 0
 }
-gpu_header() { # NAME: the folder that has it
+gpu_header() { # NAME: prints the folder of a header
     local at
     while read -r at; do
         [ -n "$at" ] || continue
@@ -28,7 +28,7 @@ gpu_header() { # NAME: the folder that has it
     done < <(gpu_places)
     return 1
 }
-gpu_library() { # NAME: its file, libNAME.so or libNAME.so.N
+gpu_library() { # NAME: prints the file of a library, libNAME.so or libNAME.so.N
     local at
     while read -r at; do
         [ -n "$at" ] || continue
@@ -43,16 +43,17 @@ gpu_library() { # NAME: its file, libNAME.so or libNAME.so.N
     [ -n "$at" ] && echo "$at"
 }
 
-# Where a run leaves what it prints: build/NAME.EXTENSION, of a part build/NAME.KofN.EXTENSION.
+# Prints the file for the output of a run: build/NAME.EXTENSION, or build/NAME.KofN.EXTENSION for a
+# part.
 gpu_file() { # NAME EXTENSION
     mkdir -p build
     echo "build/$1${PART:+.${PART/\//of}}.$2"
 }
-gpu_seconds_max() { # SECONDS: of all of it; a part has ten minutes, with what it takes to compile
+gpu_seconds_max() { # SECONDS for all parts; one part has ten minutes, including the time to compile
     if [ -n "${PART:-}" ]; then echo 510; else echo "$1"; fi
 }
-# BASE.md: the tables of all N parts that are there, one after the other, and what needs two of
-# them.
+# Writes BASE.md: the tables of the parts that exist, of N parts, in order, followed by the results
+# that need two of the parts.
 gpu_join() { # N BASE
     local k files=() missing=""
     for ((k = 1; k <= $1; k++)); do
@@ -79,16 +80,17 @@ gpu_run_cc() {
     diag <"$WORK/log" # warnings
 }
 gpu_cc() { gpu_run_cc "$(command -v cc || echo gcc)" "$@"; }
-# NAME ARGUMENT...: to build/fake/gpu/NAME, for all who ask for the same.
+# NAME ARGUMENT...: compiles to build/fake/gpu/NAME, once for all callers with the same arguments.
 gpu_cc_once() {
     local name=$1
     shift
     gpu_run_cc tests/lib/build_once.sh "build/fake/gpu/$name" "$(command -v cc || echo gcc)" "$@"
 }
 
-# PROGRAM SOURCE yes|no: yes is for the stand-ins. They come as the program's own CUDA, and as a
-# libnccl.so.2 that is loaded as the real one is. Sets GPU_ENV, which the program needs around it.
-# Does not return when it cannot be.
+# PROGRAM SOURCE yes|no: builds a program; yes selects the stand-ins. The stand-ins for CUDA are
+# linked into the program, and the stand-in for NCCL is a libnccl.so.2 that is loaded like the real
+# one. Sets GPU_ENV, the command to run the program with. Exits with a skip if the program cannot be
+# built.
 gpu_build() {
     local program=$1 source=$2 fake=$3 cuda nccl="" runtime library flags compiled implementation
     cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
@@ -101,7 +103,7 @@ gpu_build() {
     [ -z "$nccl" ] || [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
     flags+=(-pthread -O2)
     [ "$fake" = no ] || flags+=(-DIDIST_NCCL_CONNECT_BYTES=32768)
-    # Where no GPU is there is nothing to measure: idist itself is not optimized.
+    # Without a GPU there is nothing to measure, so idist itself is not optimized.
     implementation=idist.o compiled=("${flags[@]}")
     [ "$fake" = no ] || implementation=idist_fake.o
     [ "$fake" = no ] && [ -e /dev/nvidia0 ] || compiled+=("${NOT_OPTIMIZED[@]}")
@@ -119,6 +121,6 @@ gpu_build() {
     fi
     gpu_cc "${flags[@]}" "$source" "$implementation" "$runtime" \
         -Wl,-rpath,"$(dirname "$runtime")" -o "$program" -ldl -lm
-    library=$(gpu_library nccl) || return 0 # the program says what it is without
+    library=$(gpu_library nccl) || return 0 # the program reports that NCCL is missing
     [ -n "${IDIST_NCCL_LIB:-}" ] || GPU_ENV+=(IDIST_NCCL_LIB="$library")
 }

@@ -1,17 +1,21 @@
 // grid.h - the test grid: ranks x algorithm x transport x count x dtype x op x in place x root x
 // alignment x memory
 //
-// A test gives one function that makes one call and checks it; grid_run calls it for every
-// combination. One world is opened per (ranks, algorithm, transport) and gives one TAP line; the
-// rest varies inside it. Small counts go through all dtypes, large ones through few; among them are
-// those where the library changes its way. What is not enumerated (op, root, alignment, blocking or
-// not, memory) is drawn from a hash of the number of the case, the same on all ranks; only whether
-// a buffer comes from idist_alloc is, in some cases, each rank's own affair.
+// A test provides one function that makes one call and checks it. grid_run calls the function for
+// every combination. It opens one world per (ranks, algorithm, transport) and prints one TAP line
+// for the world. All other parameters vary inside the world. Small counts are combined with all
+// dtypes, and large counts with few dtypes. Some counts are close to the sizes at which the library
+// changes its algorithm.
 //
-// Two families of values, both computed from (rank, index), so that every element can be checked:
+// The op, the root, the alignment, blocking or not, and the memory are not enumerated. They come
+// from a hash of the number of the case, which is the same on all ranks. In some cases, however,
+// each rank decides by itself whether a buffer comes from idist_alloc.
+//
+// Values come from two families. Both are computed from (rank, index), so that every element can be
+// checked:
 //     pattern_*   random bits, for operations that only move data
-//     reduced_*   values whose reduction is exact in the dtype (integers modulo 2^bits, small whole
-//                 floats; in floats of 8 bits it is rounded once), for the others
+//     reduced_*   for all other operations: values whose reduction is exact in the dtype (integers
+//                 modulo 2^bits, small whole floats); floats of 8 bits are rounded once
 #ifndef GRID_H
 #define GRID_H
 
@@ -24,14 +28,14 @@
 #define GUARD_NBYTES 64
 
 typedef struct guarded_buffer {
-    unsigned char *base; // GUARD_NBYTES, then nbytes, then GUARD_NBYTES
+    unsigned char *base; // GUARD_NBYTES of guard, then nbytes of buffer, then GUARD_NBYTES of guard
     unsigned char *p;
     size_t nbytes;
-    bool shared; // from idist_alloc
+    bool shared; // the buffer comes from idist_alloc
 } guarded_buffer;
 
-// Where this thread's next buffers come from: the lowest bit of `which` says whether the next one
-// is from idist_alloc.
+// The source of this thread's next buffers. If the lowest bit of `which` is set, the next buffer
+// comes from idist_alloc.
 typedef struct guarded_source {
     idist_group *world;
     uint64_t which;
@@ -73,7 +77,7 @@ static inline bool guarded_buffer_guards_hold(const guarded_buffer *b) {
     return true;
 }
 
-// Nothing was ever written into it.
+// Returns true if nothing was ever written to the buffer or its guards.
 static inline bool guarded_buffer_untouched(const guarded_buffer *b) {
     for (size_t i = 0; i < b->nbytes; i++)
         if (b->p[i] != 0x5A) return false;
@@ -84,12 +88,13 @@ static inline bool guarded_buffer_untouched(const guarded_buffer *b) {
 // random bits for operations that move data
 //------------------------------------------------------------------------------
 
-// Values repeat after so many elements, a multiple of nothing the library divides by: the rest of a
-// large buffer is filled and compared as a whole.
+// Number of elements after which values repeat. It is not a multiple of any number that the library
+// divides by. The rest of a large buffer is filled and compared as a whole.
 #define PAT_PERIOD ((size_t)16381)
 
-enum { N_NUMBERS = IDIST_F8E5M2 + 1 }; // dtypes that are plain numbers; the others are pairs
-enum { ELEMENT_MAX = 5000 };           // bytes of the largest element that the grid moves
+// Number of dtypes that are plain numbers. The other dtypes are pairs.
+enum { N_NUMBERS = IDIST_F8E5M2 + 1 };
+enum { ELEMENT_MAX = 5000 }; // size in bytes of the largest element that the grid moves
 
 static inline uint64_t pattern_bits(int rank, size_t index, uint64_t salt) {
     index %= PAT_PERIOD;
@@ -103,7 +108,7 @@ static inline size_t pattern__least(size_t count) {
     return count < PAT_PERIOD ? count : PAT_PERIOD;
 }
 
-// One element, of any size.
+// Writes one element of any size.
 static inline void pattern_element(void *at, size_t esize, int rank, size_t index, uint64_t salt) {
     uint64_t bits = pattern_bits(rank, index, salt);
     unsigned char *p = (unsigned char *)at;
@@ -116,7 +121,8 @@ static inline void pattern__repeat(unsigned char *p, size_t count, size_t esize)
         memcpy(p + have * esize, p, (count - have < have ? count - have : have) * esize);
 }
 
-// Index of the first element that differs from the one a period before; count when none does.
+// Returns the index of the first element that differs from the element one period before it, or
+// count if there is none.
 static inline size_t pattern__find_break(const unsigned char *p, size_t count, size_t esize) {
     size_t i = pattern__least(count), lag = PAT_PERIOD * esize;
     if (i == count || memcmp(p + lag, p, (count - i) * esize) == 0) return count;
@@ -132,8 +138,8 @@ static inline void pattern_fill(void *buf, size_t first, size_t count, size_t es
     pattern__repeat(p, count, esize);
 }
 
-// Index of the first element of buf that is not element first + i of `rank`; count when all are
-// right.
+// Returns the index of the first element of buf that is not element first + i of `rank`, or count
+// if all elements are right.
 static inline size_t pattern_find_wrong(const void *buf, size_t first, size_t count, size_t esize,
                                         int rank, uint64_t salt) {
     const unsigned char *p = (const unsigned char *)buf;
@@ -146,7 +152,7 @@ static inline size_t pattern_find_wrong(const void *buf, size_t first, size_t co
 }
 
 //------------------------------------------------------------------------------
-// floats of 16 and 8 bits, the slow and obvious way
+// floats of 16 and 8 bits, converted in the slow and obvious way
 //------------------------------------------------------------------------------
 
 static inline uint32_t f32_bits(float x) {
@@ -164,7 +170,7 @@ static inline float f32_of_bits(uint32_t u) {
 static inline uint16_t bf16_of_f32(float x) {
     uint32_t u = f32_bits(x);
     if (x != x) return (uint16_t)((u >> 16) | 0x40);
-    u += 0x7FFF + ((u >> 16) & 1); // to nearest, ties to even
+    u += 0x7FFF + ((u >> 16) & 1); // rounds to nearest, ties to even
     return (uint16_t)(u >> 16);
 }
 
@@ -194,7 +200,8 @@ static inline float f32_of_f16(uint16_t h) {
     return h & 0x8000 ? -value : value;
 }
 
-// 8 bits: of E4M3 all codes below 7f are finite, of E5M2 those below 7c, which is infinity.
+// Returns the value of an 8-bit float. E4M3 codes below 7f are finite. E5M2 codes below 7c are
+// finite, and 7c is infinity.
 static inline float f32_of_f8(idist_dtype d, uint8_t h) {
     int fraction_bits = d == IDIST_F8E4M3 ? 3 : 2, bias = d == IDIST_F8E4M3 ? 7 : 15,
         code = h & 0x7F;
@@ -206,8 +213,8 @@ static inline float f32_of_f8(idist_dtype d, uint8_t h) {
     return h & 0x80 ? -value : value;
 }
 
-// The nearest of the finite numbers, of two the even one, found by search: their codes are ordered
-// as they are.
+// Returns the code of the nearest finite number, or the even code of two equally near ones.
+// Searches the codes, which have the same order as the numbers.
 static inline uint8_t f8_of_f32(idist_dtype d, float x) {
     uint8_t sign = f32_bits(x) >> 31 ? 0x80 : 0, low = 0, high = d == IDIST_F8E4M3 ? 0x7E : 0x7B;
     double a = sign ? -(double)x : (double)x;
@@ -269,8 +276,8 @@ static inline double load_double(const void *at, idist_dtype dtype) {
 // values for reductions, and the serial reference
 //------------------------------------------------------------------------------
 
-// What a rank contributes. n: ranks that AVG divides by; float averages are made to come out whole.
-// NCCL rounds at every step: there no step may need it.
+// Returns the value that a rank contributes. AVG divides by n, and float averages are whole
+// numbers. NCCL rounds at every step, so its values must never need rounding.
 static inline double reduced_float(idist_dtype dtype, idist_op op, int n, int rank, size_t index,
                                    uint64_t salt) {
     static const double powers[4] = {1.0, -1.0, 2.0, 0.5};
@@ -283,7 +290,8 @@ static inline double reduced_float(idist_dtype dtype, idist_op op, int n, int ra
         return (double)(((int)(h % 3) - 1) * (op == IDIST_AVG ? n : 1));
     if (op == IDIST_PROD) return powers[h & 3];
     if (op == IDIST_MIN || op == IDIST_MAX) return (double)(int)(h % 401) - 200;
-    // The three bits of F8E5M2 hold 7 and 14, but not 9 and 18: there all ranks give the same.
+    // F8E5M2 has three significant bits, which hold 7 and 14 but not 9 and 18. So all ranks
+    // contribute the same value.
     if (op == IDIST_AVG && dtype == IDIST_F8E5M2 && n > 8)
         return (double)((int)((pattern_bits(0, index, salt) >> 8) % 5) - 2);
     if (op == IDIST_AVG) return (double)(((int)(h % 5) - 2) * n);
@@ -333,7 +341,8 @@ static inline bool dtype_is_pair(idist_dtype d) {
     return d > IDIST_F8E5M2 && d < IDIST_DTYPE_COUNT;
 }
 
-// What a rank contributes to MINLOC and MAXLOC: few values, so that many are equal.
+// Computes what a rank contributes to MINLOC and MAXLOC. There are few values, so that many are
+// equal.
 static inline void reduced_pair(idist_dtype dtype, int rank, size_t index, uint64_t salt,
                                 double *value, int64_t *at) {
     uint64_t h = pattern_bits(rank, index, salt) >> 8;
@@ -348,7 +357,7 @@ static inline void reduced_store_pair(void *out, idist_dtype dtype, double value
     idist_f64_i64 d = {value, at};
     idist_i32_i64 i = {value == value ? (int32_t)value : 0, at};
     idist_i64_i64 l = {value == value ? (int64_t)value : 0, at};
-    memset(out, 0, idist_dtype_size(dtype)); // the padding
+    memset(out, 0, idist_dtype_size(dtype)); // clears the padding
     switch (dtype) {
     case IDIST_F32_I64:
         memcpy(out, &f.value, sizeof f.value);
@@ -382,8 +391,9 @@ static inline void reduced_expected_pair(void *out, idist_dtype dtype, idist_op 
     reduced_store_pair(out, dtype, best, best_at);
 }
 
-// A program's own dtype and op: bytes at even places are added, of the others the largest stays. A
-// part of an element, or elements that are cut elsewhere, give another result.
+// Reduces elements of a user-defined dtype with a user-defined op. Bytes at even places are added,
+// and for bytes at odd places the largest byte stays. A part of an element, or an element that is
+// cut elsewhere, gives a different result.
 static inline void reduced_user_fn(const void *in, void *inout, size_t count, idist_dtype dtype,
                                    void *arg) {
     const unsigned char *a = (const unsigned char *)in;
@@ -430,7 +440,7 @@ static inline void reduced_fill(void *buf, idist_dtype dtype, idist_op op, int n
     pattern__repeat(p, count, esize);
 }
 
-// One element of the reduction over ranks lo .. hi-1, written to out.
+// Writes one element of the reduction over ranks lo .. hi-1 to out.
 static inline void reduced_expected(void *out, idist_dtype dtype, idist_op op, int n, int lo,
                                     int hi, size_t index, uint64_t salt) {
     if (dtype_is_pair(dtype)) {
@@ -488,16 +498,16 @@ typedef struct grid_case {
     size_t count;
     idist_dtype dtype;
     idist_op op;
-    idist_op user_op; // for dtypes of our own
+    idist_op user_op; // op for user-defined dtypes
     bool in_place;
     bool async;
-    idist_plan *plan; // not NULL: the call is kept there, and started by grid_done
-    size_t misalign;  // of the buffers, 0 or 1 byte
-    int memory;       // an index of grid_memory_names
+    idist_plan *plan; // keeps the call, and grid_done starts it; NULL if there is no plan
+    size_t misalign;  // offset of the buffers, 0 or 1 byte
+    int memory;       // index into grid_memory_names
     uint64_t salt;
-    idist_opts opts; // pass its address to the call, then grid_done
+    idist_opts opts; // pass its address to the call, then call grid_done
     idist_request request;
-    bool broken; // a communication error: the rest of this world is pointless
+    bool broken; // set after a communication error, which makes the rest of this world pointless
     const char *where;
 } grid_case;
 
@@ -505,12 +515,12 @@ typedef void (*grid_fn)(grid_case *c);
 
 enum {
     GRID_REDUCES = 1, // op varies
-    GRID_NO_AVG = 2,  // ... but not AVG
+    GRID_NO_AVG = 2,  // ... but is never AVG
     GRID_ROOTED = 4,  // root varies
-    GRID_WIDE = 8,    // buffers hold n * count: large counts are divided by n
+    GRID_WIDE = 8,    // buffers hold n * count elements, so large counts are divided by n
     GRID_NO_IN_PLACE = 16,
     GRID_BLOCKING = 32,
-    GRID_ONE_WAY = 64 // messages go one way only, whatever is asked for
+    GRID_ONE_WAY = 64 // messages go one way only, whatever algorithm is requested
 };
 
 typedef struct grid_plan {
@@ -518,7 +528,7 @@ typedef struct grid_plan {
     unsigned flags;
     char where[120];
     bool large;
-    unsigned thin; // IDIST_TEST_THIN: one case in so many, the same ones on all ranks
+    unsigned thin; // IDIST_TEST_THIN: runs one of `thin` cases, the same cases on all ranks
 } grid_plan;
 
 static const char *const grid_memory_names[3] = {"", " shared", " partly shared"};
@@ -545,8 +555,8 @@ static inline void grid_fail(const grid_case *c, const char *fmt, ...) {
     rank_fail("%s: %s", head, text);
 }
 
-// Completes the call that returned `status`. False: it failed, was reported, and there is nothing
-// to check.
+// Completes the call that returned `status`. Returns false if the call failed. The failure is then
+// reported, and there is nothing to check.
 static inline bool grid_done(grid_case *c, idist_status status) {
     if (status == IDIST_OK && c->plan)
         status = idist_plan_start(c->plan, c->async ? &c->request : NULL);
@@ -564,7 +574,7 @@ static inline void grid_hex(const void *at, size_t nbytes, char *text) {
         snprintf(text + 2 * i, 3, "%02x", p[nbytes - 1 - i]);
 }
 
-// buf[0 .. count) must be elements first .. of the pattern of `rank`.
+// Checks that buf[0 .. count) holds the elements from `first` on of the pattern of `rank`.
 static inline void grid_check_pattern(const grid_case *c, const void *buf, size_t first,
                                       size_t count, int rank) {
     size_t esize = idist_dtype_size(c->dtype);
@@ -579,7 +589,8 @@ static inline void grid_check_pattern(const grid_case *c, const void *buf, size_
               want);
 }
 
-// buf[0 .. count) must be the reduction of elements first .. over ranks lo .. hi-1.
+// Checks that buf[0 .. count) holds the reduction of the elements from `first` on over ranks lo ..
+// hi-1.
 static inline void grid_check_reduced(const grid_case *c, const void *buf, int lo, int hi,
                                       size_t first, size_t count) {
     size_t esize = idist_dtype_size(c->dtype);
@@ -605,8 +616,7 @@ static inline void grid_check_untouched(const grid_case *c, const guarded_buffer
         grid_fail(c, "the %s buffer of this rank must stay untouched", which);
 }
 
-// The send buffer, filled by pattern_fill or reduced_fill with elements first .. , must still hold
-// them.
+// Checks that the send buffer still holds the elements from `first` on that reduced_fill wrote.
 static inline void grid_check_send_reduced(const grid_case *c, const guarded_buffer *b,
                                            size_t first, size_t count) {
     guarded_buffer again = guarded_buffer_make(b->nbytes, 0);
@@ -617,6 +627,7 @@ static inline void grid_check_send_reduced(const grid_case *c, const guarded_buf
     guarded_buffer_free(&again);
 }
 
+// Checks that the send buffer still holds the elements that pattern_fill wrote.
 static inline void grid_check_send_pattern(const grid_case *c, const guarded_buffer *b,
                                            size_t count) {
     if (pattern_find_wrong(b->p, 0, count, idist_dtype_size(c->dtype), c->rank, c->salt) != count)
@@ -656,14 +667,14 @@ static inline void grid__run_case(grid_case *c, const grid_plan *plan, unsigned 
     guarded__source()->world = c->world;
     if (c->memory)
         guarded__source()->which =
-            c->memory == 1 ? 3 : tap_mix(h + (uint64_t)c->rank) & 3; // send, receive
+            c->memory == 1 ? 3 : tap_mix(h + (uint64_t)c->rank) & 3; // bits: send, receive buffer
     plan->fn(c);
     rank_ok(c->rank, idist_plan_free(&c->plan));
     guarded__source()->which = 0;
 }
 
-// Counts around a number of bytes where the library changes its way, each in another dtype; one of
-// them where it is large.
+// Runs counts close to a number of bytes where the library changes its algorithm, each count with a
+// different dtype. Runs only one of the counts if the number of bytes is large.
 static inline void grid__border(grid_case *c, const grid_plan *plan, unsigned *number,
                                 size_t nbytes, const int dtypes[3]) {
     int only = nbytes < (100 << 10) / (size_t)c->n ? -1 : (int)(tap_mix(*number) % 3);
@@ -694,8 +705,8 @@ static inline void grid__borders(grid_case *c, const grid_plan *plan, unsigned *
     if (plan->large) grid__border(c, plan, number, (2 << 20) / div, large);
 }
 
-// Pairs, and elements that only the program knows: small ones, one of several cache lines, and one
-// larger than the pieces in which the library reduces.
+// Runs pairs and user-defined elements: small elements, an element of several cache lines, and one
+// larger than the blocks in which the library reduces.
 static inline void grid__elements(grid_case *c, const grid_plan *plan, unsigned *number) {
     static const size_t sizes[4] = {3, 24, 200, ELEMENT_MAX};
     const size_t m = (size_t)c->n, div = plan->flags & GRID_WIDE ? m : 1;
@@ -760,7 +771,7 @@ static inline void grid__world(const char *name, grid_fn fn, unsigned flags, int
     ranks_case(n, &desc, grid__rank, &plan, "%s", plan.where);
 }
 
-// All worlds of one operation.
+// Runs all worlds of one operation.
 static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
     static const int sizes[7] = {1, 2, 3, 4, 5, 7, 8};
     for (int i = 0; i < 7; i++) {
@@ -769,7 +780,7 @@ static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
         for (int a = 0; a < N_ALGORITHMS; a++) {
             const char *algorithm = algorithm_names[a];
             bool messages = a >= 2;
-            if (n == 1 && a > 0) continue; // one rank has nobody to run an algorithm with
+            if (n == 1 && a > 0) continue; // a rank alone runs no algorithm
             if (a == 2 && (flags & GRID_ONE_WAY)) continue;
             grid__world(name, fn, flags, n, algorithm, "auto", n <= 4 && !(messages && n == 2));
             if (n >= 3 && a == 0)

@@ -1,10 +1,10 @@
-# launch.sh - what the tests of the launchers share. Sourced after tap.sh.
+# launch.sh - functions that the tests of the launchers share. Source it after tap.sh.
 # shellcheck shell=bash
 
-# A program that says where each rank is; and the examples as a user builds them. Copies, which no
-# other test runs.
+# Builds a program that prints where each rank runs, and an example as a user builds it. Copies both
+# programs, so that no other test runs the same files.
 launch_build() {
-    # shellcheck disable=SC2034 # used by those who source this
+    # shellcheck disable=SC2034 # used by the scripts that source this file
     WHO=$WORK/who TRAIN=$WORK/train
     ok_run 0 "the programs build" 240 make -s build/tests/launch/who build/digits \
         build/idistrun || done_testing
@@ -12,7 +12,7 @@ launch_build() {
     "$TRAIN" --epochs 1 --ranks 1 --seed 7 >"$WORK/alone" 2>&1
 }
 
-# A Python that has torch.distributed, in $PYTHON. False: there is none.
+# Sets $PYTHON to a Python that has torch.distributed. Fails if there is none.
 torch_python() {
     for PYTHON in python3 /usr/bin/python3; do
         "$PYTHON" -c 'import torch.distributed' 2>/dev/null && return
@@ -20,7 +20,8 @@ torch_python() {
     return 1
 }
 
-# How many processes have this in their command line; whether none has within some seconds.
+# left prints the number of processes with PATTERN in their command lines. gone waits up to SECONDS
+# until there is none, and fails if one is left.
 left() { pgrep -fc -- "$1"; }
 gone() { # PATTERN SECONDS
     local tries=$(($2 * 20))
@@ -30,7 +31,8 @@ gone() { # PATTERN SECONDS
     done
 }
 
-# Lines that who printed, in the order given, whatever else the launcher puts around them.
+# Checks the lines that the program who printed, in the given order. Ignores the output that the
+# launcher adds.
 says() { # NAME LINE...
     local name=$1 line
     shift
@@ -40,7 +42,7 @@ says() { # NAME LINE...
     tail -n 15 "$WORK/log" | diag
 }
 
-# The network that one rank alone trains.
+# Trains with COMMAND and checks that the accuracy is the same as with one rank alone.
 trains() { # NAME SECONDS COMMAND...
     local name=$1 seconds=$2
     shift 2

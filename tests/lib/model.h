@@ -1,12 +1,11 @@
-// model.h - the schedules of all collectives over messages, on a network that exists in numbers
-// only
+// model.h - the schedules of all collectives over messages, on a simulated network
 //
-// For unit/model.c, which tests the schedules, and bench/model.c, which prints projected times. A
+// unit/model.c uses this file to test the schedules, and bench/model.c to print projected times. A
 // program defines IDIST_IMPLEMENTATION before it includes this file, and calls model_init first.
 //
-// All ranks run in one process. The algorithms are those of ring/algo, compiled against two
-// functions of this file in place of idist__send_step and idist__recv_step. Time is virtual, and a
-// message takes what the LogGP model says:
+// All ranks run in one process. The algorithms come from ring/algo, compiled against two functions
+// of this file that replace idist__send_step and idist__recv_step. Time is virtual, and the LogGP
+// model determines how long a message takes:
 //
 //   L   latency: from the last byte sent to the last byte received
 //   o   overhead: a processor is busy this long with each send and each receive
@@ -14,8 +13,8 @@
 //   G   gap per byte, of a card that sends or of one that receives; given as a bandwidth
 //   R   time per byte of a reduction; given as a bandwidth
 //
-// Messages above IDIST__EAGER_BYTES leave when the receive has been posted and its grant is there.
-// A rank here stands for a host: inside a host, ranks share memory.
+// A message above IDIST__EAGER_BYTES leaves when the receive has been posted and its grant has
+// arrived. A rank of the model stands for a host, because ranks on one host share memory.
 //
 // Source: Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: Incorporating Long Messages into the
 // LogP Model", 1995.
@@ -29,7 +28,7 @@
 #include "ring/msg/recv.h"
 #include "ring/share/share.h"
 
-// What the algorithms see instead.
+// Functions that the algorithms call instead.
 static void model_send_step(idist__task *t, int to, uint32_t step, const void *data, size_t nbytes);
 static void model_recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
                             size_t nbytes);
@@ -52,20 +51,20 @@ static double latency = 20e-6, overhead = 2e-6, gap = 0.5e-6;
 static double gap_per_byte = 8 / 25e9, reduction_per_byte = 1 / 8e9;
 
 typedef struct message {
-    struct message *next; // in a bucket, or free
+    struct message *next; // in a bucket or in the free list
     int from, to, slot, depth;
     uint32_t tag;
     size_t nbytes;
-    const void *data; // of a send; once it has left, a copy
-    void *buffer;     // of a receive
-    double at;        // sent, posted or arrived
+    const void *data; // data of a send, replaced by a copy once the message has left
+    void *buffer;     // buffer of a receive
+    double at;        // time when the message was sent, posted, or arrived
 } message;
 
 typedef enum event_kind { SENT, ARRIVED } event_kind;
 
 typedef struct event {
     double at;
-    uint64_t order; // of two at the same time the older one comes first
+    uint64_t order; // of two events at the same time, the older one comes first
     event_kind kind;
     message *m;
 } event;
@@ -78,16 +77,16 @@ typedef struct member { // a rank and its network card
     idist__op op;
     char *in, *out;
     double now, out_free, in_free;
-    int depth; // messages in the longest chain that has led here
+    int depth; // number of messages in the longest chain that has led here
     size_t sent_nbytes;
-    uint8_t *is_peer; // by rank: a message goes there or comes from there
+    uint8_t *is_peer; // by rank: set if a message goes there or comes from there
     message *posted[MODEL_BUCKETS], *arrived[MODEL_BUCKETS], *held[MODEL_BUCKETS];
 } member;
 
 static member *members;
 static int member_count;
-static size_t latency_nbytes; // what the ranks know of their network; 0: nothing
-static bool has_data;         // otherwise no byte is read or written, and buffers have no memory
+static size_t latency_nbytes; // what the ranks know of their network, or 0 if they know nothing
+static bool has_data;         // if false, no byte is read or written, and buffers have no memory
 static member *current;
 static int *rank_table;
 static char *nowhere; // addresses without memory
@@ -168,13 +167,13 @@ static event event_pop(void) {
 
 static double later(double a, double b) { return a > b ? a : b; }
 
-// The message leaves at this time, or when the card is free.
+// Sends a message at this time, or when the card is free.
 static void launch(message *m, double at) {
     member *from = &members[m->from], *to = &members[m->to];
     double bytes = gap_per_byte * (double)(m->nbytes + IDIST__FRAME_BYTES);
     double start = later(at, from->out_free);
     message *sent = message_new(m->from, m->to, m->tag, m->nbytes);
-    if (has_data && m->nbytes) { // the sender may change its buffer once the message has left
+    if (has_data && m->nbytes) { // once the message has left, the sender may change its buffer
         void *copy = malloc(m->nbytes);
         TAP_REQUIRE(copy);
         m->data = memcpy(copy, m->data, m->nbytes);
@@ -278,14 +277,14 @@ static void run_events(void) {
     }
 }
 
-//---- a collective on it ----
+//---- a collective on the network ----
 
-typedef struct outcome { // of a collective
-    double seconds;      // until the last rank is done
-    int rounds;          // messages in the longest chain
-    size_t sent_nbytes;  // most bytes that a rank sends
-    int peer_count;      // most ranks that a rank talks to
-    bool done;           // on all ranks
+typedef struct outcome { // the result of a collective
+    double seconds;      // time until the last rank is done
+    int rounds;          // number of messages in the longest chain
+    size_t sent_nbytes;  // largest number of bytes that a rank sends
+    int peer_count;      // largest number of ranks that a rank exchanges messages with
+    bool done;           // true if all ranks are done
 } outcome;
 
 static void *alloc_nowhere(size_t nbytes, void *user) {
@@ -300,7 +299,7 @@ static void free_nowhere(void *ptr, void *user) {
 }
 
 static void members_new(int n) {
-    static idist__ring ring; // in which nothing fails
+    static idist__ring ring; // a ring in which nothing fails
     member_count = n;
     members = (member *)calloc((size_t)n, sizeof *members);
     rank_table = (int *)calloc((size_t)n, sizeof *rank_table);
@@ -333,17 +332,18 @@ static void members_free(void) {
     free(rank_table);
 }
 
-// Blocks of `count` elements in the send and receive buffers of a call of n ranks.
+// Returns the number of blocks of `count` elements in the send buffer of a call on n ranks.
 static int blocks_in(idist__kind kind, int n) {
     return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL ? n
                                                                                                 : 1;
 }
 
+// Returns the number of blocks of `count` elements in the receive buffer of a call on n ranks.
 static int blocks_out(idist__kind kind, int n) {
     return kind == IDIST__ALL_GATHER || kind == IDIST__GATHER || kind == IDIST__ALL_TO_ALL ? n : 1;
 }
 
-// What rank r puts into element i of its send buffer.
+// Returns the value of element i in the send buffer of rank r.
 static int64_t value_of(int r, size_t i) { return (r + 1) * (int64_t)1000003 + (int64_t)i * 7; }
 
 static void begin(int r, idist__kind kind, size_t count, idist__algorithm setting) {
@@ -404,7 +404,7 @@ static outcome run(int n, idist__kind kind, size_t count, idist__algorithm setti
     return all;
 }
 
-// Reserves the addresses that buffers without memory have.
+// Reserves the addresses of buffers without memory.
 static void model_init(void) {
     nowhere = (char *)mmap(NULL, (size_t)1 << 40, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

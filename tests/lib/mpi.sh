@@ -1,11 +1,11 @@
-# mpi.sh - the five MPI libraries: how to compile and to run with each. Sourced after tap.sh, or by
-# a benchmark.
+# mpi.sh - the five MPI libraries: how to compile and run with each library. Source it after tap.sh,
+# or from a benchmark.
 # shellcheck shell=bash
-# shellcheck disable=SC2034 # used by those who source this
+# shellcheck disable=SC2034 # used by the scripts that source this file
 MPI_LIBRARIES="openmpi4 mpich4 openmpi5 mpich5 impi"
 MPI_PEERS=$PWD/build/peers
 
-# Why the library cannot be used; nothing when it can.
+# Prints why the library cannot be used, or nothing if it can.
 mpi_missing() { # LIBRARY
     case $1 in
     openmpi4) command -v mpicc.openmpi >/dev/null && command -v mpirun.openmpi >/dev/null ||
@@ -22,7 +22,8 @@ mpi_missing() { # LIBRARY
     esac
 }
 
-# Compiles with the library. Intel's own wrapper wants another layout.
+# Compiles with the library. Calls cc for Intel MPI, because its compiler wrapper expects a
+# different folder layout.
 mpi_cc() { # LIBRARY ARGS...
     local v=$MPI_PEERS/$1 library=$1
     shift
@@ -37,8 +38,9 @@ mpi_cc() { # LIBRARY ARGS...
     esac
 }
 
-# Sets MPI_RUN to the command that starts N ranks of a program. More ranks than cores yield the core
-# while they wait, where the library can do that. MPI_OPTIONS: more options of mpirun.
+# Sets MPI_RUN to the command that starts N ranks of a program. If there are more ranks than cores,
+# waiting ranks yield their cores, where the library can do that. MPI_OPTIONS holds more options for
+# mpirun.
 mpi_run_command() { # LIBRARY N
     local v=$MPI_PEERS/$1 n=$2 over
     over=$((n > $(nproc)))

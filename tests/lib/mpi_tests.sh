@@ -1,9 +1,10 @@
 # mpi_tests.sh LIBRARY - the distributed tests and the examples over one MPI, started by its own
 # mpirun
 #
-# One Open MPI and one MPICH run every test, with half of the cases of the grid; the others, with 3
-# ranks, those that depend on how a library waits, matches and ends. IDIST_TEST_FULL=1: all of them
-# run all. TESTS, RANKS: these and no others.
+# Open MPI 4 and MPICH 4 run every test, with half of the cases of the grid. The other libraries
+# run, with 3 ranks, the tests that depend on how a library waits, matches, and ends.
+# IDIST_TEST_FULL=1 makes all libraries run all tests. TESTS and RANKS select tests and numbers of
+# ranks.
 # shellcheck shell=bash
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "${BASH_SOURCE[0]}")/tap.sh"
@@ -15,14 +16,15 @@ if [ -n "$missing" ]; then
     echo "1..0 # skipped: $missing"
     exit 0
 fi
-# All ranks draw the same random numbers; the bodies of the tests are told to be brief.
+# All ranks use the same random numbers. The bodies of the tests run in their quick mode.
 export IDIST_TEST_SEED=${IDIST_TEST_SEED:-$RANDOM} IDIST_TEST_QUICK=${IDIST_TEST_QUICK:-1} \
     IDIST_LOG=error
-export I_MPI_CBWR=1 # or Intel MPI gives other bits in every run
+export I_MPI_CBWR=1 # otherwise Intel MPI gives different bits in every run
 OUT=build/mpi/$LIBRARY
 mkdir -p "$OUT"
 
-# compile OUTPUT SOURCE... [OPTIONS]: with the compiler of the library, when a source is newer.
+# compile OUTPUT SOURCE... [OPTIONS]: compiles with the compiler of the library if a source is
+# newer.
 LOG=$WORK/log
 compile() {
     local output=$1 source newer=1
@@ -34,14 +36,15 @@ compile() {
         2>&1 &&
         ! grep -q warning "$LOG"
 }
-# The same beside other work; who needs the output calls compile, which does it again if it failed.
+# Runs compile in the background. A caller that needs the output calls compile again, which repeats
+# a build that failed.
 AHEAD=()
 ahead() {
     { LOG=$OUT/ahead.log compile "$@" || rm -f "$1"; } &
     AHEAD+=($!)
 }
 
-# With more ranks than cores MPICH's own collectives take milliseconds a call.
+# With more ranks than cores, MPICH's own collectives take milliseconds per call.
 case $LIBRARY in
 mpich4) most=2 ;;
 mpich5) most=3 ;;
@@ -74,12 +77,12 @@ fi
 # shellcheck disable=SC2086 # a list
 [ -z "$objects" ] || make -s --no-print-directory -j2 $objects >/dev/null 2>&1 &
 AHEAD+=($!)
-# What all programs link with.
+# Objects that all programs link with.
 compile "$OUT/idist.o" "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION -include idist_mpi.h -x c -c \
     idist_train.h &&
     compile "$OUT/ranks.o" -c tests/lib/ranks_mpi.c
 rc=$?
-wait "${AHEAD[@]}" # and no others: what `later` began is asked for its status
+wait "${AHEAD[@]}" # waits only for these, because the status of `later` jobs is read later
 ok $rc "$LIBRARY: idist_mpi.h compiles without a warning" || { head -n 20 "$WORK/log" |
     diag; done_testing; }
 
@@ -93,7 +96,7 @@ for std in c99 c11 c++11; do
     ok $? "$LIBRARY: idist_mpi.h is clean as $std" || head -n 20 "$WORK/log" | diag
 done
 
-# passes NAME SECONDS RANKS COMMAND...: each TAP line of rank 0 becomes one of ours.
+# passes NAME SECONDS RANKS COMMAND...: turns each TAP line of rank 0 into a TAP line of this test.
 passes() {
     local name=$1 seconds=$2 n=$3 rc=0 line count=0
     shift 3
@@ -119,15 +122,15 @@ for test in $TESTS; do
     make -s --no-print-directory "build/mpi/$test.o" >"$WORK/log" 2>&1 &&
         compile "$OUT/$test" "build/mpi/$test.o" "$OUT/idist.o" "$OUT/ranks.o" -lpthread
     ok $? "$test: builds" || { head -n 20 "$WORK/log" | diag; continue; }
-    # That two calls will never meet can only be known where one thread may call: in a program that
-    # called MPI_Init.
+    # That two calls never meet is certain only where just one thread may call, as in a program that
+    # calls MPI_Init.
     case $test in mismatch) export RANKS_MPI_SINGLE=1 ;; *) unset RANKS_MPI_SINGLE ;; esac
     for n in $RANKS; do passes "$test" 100 "$n" "$OUT/$test"; done
 done
 unset RANKS_MPI_SINGLE
 
 #------------------------------------------------------------------------------
-# who owns MPI, which backend, what happens when something goes wrong
+# the owner of MPI, the choice of the backend, and errors
 #------------------------------------------------------------------------------
 
 compile "$OUT/life" tests/mpi/life.c "$OUT/idist.o" -lpthread
@@ -139,7 +142,7 @@ done
 IDIST_BACKEND=ring passes "IDIST_BACKEND=ring" 60 3 "$OUT/life" ring
 IDIST_CHECK=0 passes "IDIST_CHECK=0" 60 3 "$OUT/life" nothing
 
-# rank 1 is late for ever, or fails; the others end, and mpirun with them
+# Rank 1 is late forever, or fails. The other ranks must end, and mpirun must end with them.
 mpi_run_command "$LIBRARY" 3
 for mode in stuck fails; do
     timeout -k 5 30 "${MPI_RUN[@]}" "$OUT/life" $mode >"$WORK/log" 2>&1 </dev/null
@@ -148,7 +151,7 @@ for mode in stuck fails; do
         tail -n 12 "$WORK/log" | diag
 done
 
-# a rank is killed: the launcher ends the job
+# A rank is killed. The launcher must end the job.
 timeout -k 5 15 "${MPI_RUN[@]}" "$OUT/life" dies >"$WORK/log" 2>&1 </dev/null
 rc=$?
 [ $rc -ne 0 ] && [ $rc -ne 124 ] && grep -q begun "$WORK/log"
@@ -172,7 +175,7 @@ if [ "$LIBRARY" = openmpi5 ]; then
         tail -n 12 "$WORK/log" | diag
 fi
 
-# the mpirun of one library, a program of another
+# A program of one library runs under the mpirun of another library.
 case $LIBRARY in openmpi*) other=mpich4 ;; *) other=openmpi4 ;; esac
 if [ "$LIBRARY" = mpich5 ]; then
     skip "wrong: under the mpirun of $other" \
@@ -186,7 +189,7 @@ elif [ -z "$(mpi_missing $other)" ]; then
 fi
 
 #------------------------------------------------------------------------------
-# counts that MPI cannot count: as if it could count to 1000 only
+# counts above MPI's limit, which these builds set to 1000
 #------------------------------------------------------------------------------
 
 for test in all_reduce reduce_scatter all_to_all v_forms scatter; do
@@ -198,7 +201,7 @@ for test in all_reduce reduce_scatter all_to_all v_forms scatter; do
 done
 
 #------------------------------------------------------------------------------
-# the examples, without a change
+# the examples, unchanged
 #------------------------------------------------------------------------------
 
 for example in 01_hello 02_collectives 03_send_recv 04_ring_allreduce 06_adopt_mpi; do
@@ -219,14 +222,14 @@ for example in 01_hello 02_collectives 03_send_recv 04_ring_allreduce 06_adopt_m
     ok $? "$example: prints what its head says with $n ranks" ||
         { diag <"$WORK/diff"; tail -n 5 "$WORK/err" | diag; }
 done
-# Without the header it is the ring that mpirun starts.
+# Without idist_mpi.h, mpirun starts ranks that use the ring.
 make -s --no-print-directory build/01_hello build/digits
 mpi_run_command "$LIBRARY" 3
 timeout -k 5 60 "${MPI_RUN[@]}" build/01_hello >"$WORK/out" 2>"$WORK/err" </dev/null &&
     [ "$(grep -c "of 3: local rank . of 3, node 0 of 1, .*backend ring" "$WORK/out")" = 3 ]
 ok $? "01_hello: without idist_mpi.h, the ring" || tail -n 5 "$WORK/out" "$WORK/err" | diag
 
-# The main job: the loss curve of one rank alone, built and started without MPI.
+# Trains digits. The losses must follow the curve of one rank alone, built and started without MPI.
 compile "$OUT/digits" -D_GNU_SOURCE -include idist_mpi.h examples/apps/digits/main.c \
     "$OUT/idist.o" -lpthread
 ok $? "digits: builds without a change" || { head -n 20 "$WORK/log" | diag; done_testing; }
@@ -254,8 +257,8 @@ mpich4) skip "digits" \
     trains "digits" "${MPI_RUN[@]}" "$OUT/digits" ;;
 esac
 
-# One binary for the standard ABI of MPI 5.0: built by MPICH 5, it runs there, and under Intel MPI
-# by LD_LIBRARY_PATH alone.
+# One binary for the standard ABI of MPI 5.0. It is built by MPICH 5 and runs there. With
+# LD_LIBRARY_PATH alone, it also runs under Intel MPI.
 if [ "$LIBRARY" = impi ] && [ -z "$(mpi_missing mpich5)" ]; then
     ok_later abi "ABI: digits builds by mpicc_abi" || done_testing
     for library in mpich5 impi; do

@@ -1,8 +1,8 @@
-# net.sh - hosts for tests: network namespaces that a switch connects. Source it after tap.sh; it
-# skips the test where they cannot be made. They go away when the test ends.
+# net.sh - hosts for tests: network namespaces connected by a switch. Source it after tap.sh. It
+# skips the test if the namespaces cannot be created, and removes them when the test ends.
 # shellcheck shell=bash
 
-NET=idist$$ # host number i is the namespace $NET.i, the switch $NET.s
+NET=idist$$ # host number i is the namespace $NET.i, and the switch is $NET.s
 NET_COUNT=0
 
 net_remove() {
@@ -15,7 +15,7 @@ net_remove() {
     ip netns del "$NET.s" 2>/dev/null
 }
 
-# net_hosts N: host i has 10.7.0.(i+1) and fd07::(i+1) at eth0.
+# net_hosts N: creates N hosts. Host i has the addresses 10.7.0.(i+1) and fd07::(i+1) at eth0.
 net_hosts() {
     local i
     if ! command -v ip >/dev/null || ! ip netns add "$NET.s" 2>/dev/null; then
@@ -44,7 +44,7 @@ on_host() { # HOST COMMAND...
     ip netns exec "$NET.$host" "$@"
 }
 
-# host_knows HOST LINE...: its /etc/hosts, which on_host puts into place.
+# host_knows HOST LINE...: writes the /etc/hosts of a host, which on_host puts into place.
 host_knows() {
     local host=$1
     shift
@@ -52,8 +52,8 @@ host_knows() {
     printf '127.0.0.1 localhost\n%s\n' "$@" >"/etc/netns/$NET.$host/hosts"
 }
 
-# net_far OPTION...: a slow network besides, see far.c. Host i has 10.9.0.(i+1) at far0. Another
-# call takes its place.
+# net_far OPTION...: adds a slow network, see far.c. Host i has the address 10.9.0.(i+1) at far0.
+# Another call replaces the slow network.
 net_far() {
     local i tries=100
     [ -x build/far ] && [ build/far -nt tests/lib/far.c ] ||
@@ -70,15 +70,15 @@ net_far() {
             ip -n "$NET.$i" link set far0 up || return
     done
 }
-net_near() { # ends it
+net_near() { # ends the slow network
     [ -z "${NET_FAR:-}" ] || { kill "$NET_FAR" && wait "$NET_FAR"; } 2>/dev/null
     NET_FAR=
 }
 
-# Bytes that host 0 has sent through a device.
+# Prints the number of bytes that host 0 has sent through a device.
 sent() { ip netns exec "$NET.0" cat "/sys/class/net/$1/statistics/tx_bytes"; }
-# passes NAME DEVICE KIB SECONDS TEST...: the tests pass, and the first host has sent so much there.
-# A test may have arguments.
+# passes NAME DEVICE KIB SECONDS TEST...: runs the tests and checks that host 0 has sent at least
+# KIB through the device. A test may have arguments.
 passes() {
     local name=$1 device=$2 kib=$3 seconds=$4 test before words
     shift 4

@@ -1,6 +1,6 @@
 # on_fake.sh - builds tests with the stand-ins for CUDA and NCCL (tests/fake) and runs them. Source
-# it after tap.sh, first of all: it skips the test where the real headers, which the stand-ins are
-# compiled against, are missing. Sets cuda, the toolkit's folder.
+# it after tap.sh and before anything else. It skips the test if the real headers are missing,
+# because the stand-ins are compiled against them. Sets cuda to the folder of the toolkit.
 # shellcheck shell=bash
 
 # shellcheck source=tests/lib/gpu.sh
@@ -8,15 +8,15 @@
 cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
 nccl=$(gpu_header nccl.h) || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
 
-# Everything runs in processes and threads of this machine, and takes the time that operations are
-# given.
+# Everything runs in processes and threads of this machine. Operations take the time that the test
+# assigns to them.
 flags=(-std=gnu11 -O1 -g -Wall -Wextra -isystem "$cuda" -I. -Itests/lib -Itests/fake)
 [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
 cuda=$(dirname "$cuda")
-flags+=(-DIDIST_NCCL_CONNECT_BYTES=32768) # the stand-in knows no algorithm for larger calls
+flags+=(-DIDIST_NCCL_CONNECT_BYTES=32768) # the stand-in has no algorithm for larger calls
 # build_ahead FOLDER FLAGS...: starts to compile idist with its shims, and the stand-ins, to
-# build/fake/FOLDER, for all tests that do so. The stand-ins do a device's arithmetic, the most work
-# of all: they are always optimized.
+# build/fake/FOLDER, for all tests that use this folder. The stand-ins do the arithmetic of a
+# device, which is most of the work, so they are always optimized.
 build_ahead() {
     local folder=$1 part optimized
     shift
@@ -27,7 +27,7 @@ build_ahead() {
             cc "${flags[@]}" "$@" "${optimized[@]}" -c tests/fake/$part.c
     done
 }
-parts() { # FOLDER NAME: these are there, for the programs that follow
+parts() { # FOLDER NAME: waits for the parts in FOLDER, for the programs that follow
     local part
     PARTS=$ROOT/build/fake/$1
     for part in on_device cuda nccl; do ok_later "$1-$part" "$2: $part builds"; done
@@ -41,7 +41,7 @@ program() { # SOURCE FLAGS...
             2>>"$WORK/log"
     ok $? "$source builds" || diag <"$WORK/log"
 }
-program_with_idist() { # SOURCE FLAGS...: a test that has the implementation in it
+program_with_idist() { # SOURCE FLAGS...: a test that contains the implementation
     local source=$1
     shift
     cc "${flags[@]}" "$@" -rdynamic "$source" "$PARTS"/{cuda,nccl}.o -o "$WORK/test" -lpthread \
@@ -53,7 +53,7 @@ on_fake() { # NAME ENVIRONMENT...
     shift
     ok_run 0 "$name" 150 env "$@" "$WORK/test"
 }
-# shellcheck disable=SC2034 # for who sources this
+# shellcheck disable=SC2034 # used by the scripts that source this file
 nccl=(FAKE_CUDA_DEVICES=8 IDIST_TEST_NCCL=1)
 # shellcheck disable=SC2034
 ipc=(FAKE_CUDA_DEVICES=1)

@@ -1,5 +1,5 @@
-# package.sh - small projects outside of the clone that use idist by a package manager. Source it
-# after tap.sh. The projects are those of tests/package, with the lines that docs/install.md gives.
+# package.sh - small projects outside the clone that use idist through a package manager. Source it
+# after tap.sh. The projects come from tests/package, with the lines that docs/install.md gives.
 # shellcheck shell=bash
 
 VERSION=$(sed -n 's/^#define IDIST_VERSION "\(.*\)"/\1/p' idist.h)
@@ -7,14 +7,16 @@ PROJECT=$WORK/project
 SOURCE="$WORK/clone & more" # a copy of the clone
 mkdir "$PROJECT" "$SOURCE"
 cp tests/package/*.c tests/package/*.cpp tests/package/CMakeLists.txt "$PROJECT/"
-compile_once # for the compilers that the builds find
+compile_once # applies to the compilers that the builds find
 cp -r CMakeLists.txt meson.build Makefile idist.pc.in idist*.h* LICENSE packaging tools \
     "$SOURCE/"
 
-# No test reaches the network: every connection fails at once.
+# Tests must not reach the network, so every connection through a proxy fails at once.
 export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 all_proxy=http://127.0.0.1:9
 
-readme_block() { # FILE: the block of README.md or docs/install.md below <!-- test: file FILE -->
+# readme_block FILE: prints the block of README.md or docs/install.md that follows the line
+# <!-- test: file FILE -->.
+readme_block() {
     awk -v mark="<!-- test: file $1 -->" '
         /^```/ && inside { exit }
         inside { print }
@@ -22,8 +24,8 @@ readme_block() { # FILE: the block of README.md or docs/install.md below <!-- te
         $0 == mark { marked = 1 }' README.md docs/install.md
 }
 
-# cmake_app ID SNIPPET LANGUAGES SOURCES [OPTION...]: later configures, builds and runs a project.
-# RUN: what starts the program, if it is not to spawn its ranks.
+# cmake_app ID SNIPPET LANGUAGES SOURCES [OPTION...]: configures, builds, and runs a project in the
+# background. RUN is the command that starts the program, if the program should not spawn its ranks.
 RUN=
 cmake_app() {
     local id=$1 snippet=$2 languages=$3 sources=$4
@@ -35,14 +37,14 @@ cmake_app() {
         $run "$build/app" ${run:+launched}' "$RUN" "$WORK/build-$id" -S "$PROJECT" \
         -DSNIPPET="$snippet" -DLANGUAGES="$languages" -DSOURCES="$sources" "$@"
 }
-# ok_runs ID NAME [BACKEND]: it was built, and both ranks had the sum.
+# ok_runs ID NAME [BACKEND]: checks that the project was built, and that both ranks had the sum.
 ok_runs() {
     local n
     ok_later "$1" "$2: builds and runs" || return
     n=$(grep -c "^rank [01] of 2 over ${3:-ring}: 3, idist $VERSION\$" "$WORK/log")
     ok $((n != 2)) "$2: two ranks over ${3:-ring}" || tail -n 5 "$WORK/log" | diag
 }
-# ok_app ID NAME [BACKEND]: also with the strict options.
+# ok_app ID NAME [BACKEND]: also checks for the strict options.
 ok_app() {
     ok_runs "$@" && ok_strict "$1" "$2"
 }
@@ -51,7 +53,7 @@ ok_refused() { # ID NAME EXPECTED: the project was not configured, and the outpu
     [ "$(cat "$WORK/$1.status")" = 1 ] && tr -s '\n ' '  ' <"$WORK/$1.later" | grep -qF -- "$3"
     ok $? "$2" || diag <"$WORK/$1.later"
 }
-# The strict options reached the compiler.
+# Checks that the strict options reached the compiler.
 ok_strict() { # ID NAME
     local option
     for option in -O3 -Wall -Wextra -Werror; do
@@ -60,7 +62,7 @@ ok_strict() { # ID NAME
     done >"$WORK/log"
     ok "$(wc -l <"$WORK/log")" "$2: at -O3 -Wall -Wextra -Werror" || diag <"$WORK/log"
 }
-# The headers in FOLDER are those of the clone.
+# Checks that the headers in FOLDER are equal to those in the clone.
 ok_headers() { # FOLDER NAME
     diff <(cd "$1" 2>/dev/null && sha256sum idist*.h*) <(sha256sum idist*.h*) >"$WORK/log" 2>&1
     ok $? "$2: installs every header" || diag <"$WORK/log"

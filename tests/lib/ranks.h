@@ -1,14 +1,14 @@
-// ranks.h - runs n ranks, as threads of this process or as processes of their own
+// ranks.h - runs n ranks, as threads of this process or as separate processes
 //
-// Include after idist.h. Ranks report failures with rank_fail; the first of them become diagnostics
-// of the one TAP line that the run gets. The log lies in shared memory, so that forked ranks can
-// write to it as well.
+// Include after idist.h. Ranks report failures with rank_fail. The first RANKS_MESSAGES failures
+// become diagnostics of the one TAP line that the run prints. The log lies in shared memory, so
+// that forked ranks can write to it, too.
 //
 //     static void body(idist_group *world, int rank, int n, void *arg) { ... }
 //
 //     ranks_case(3, NULL, body, NULL, "body with 3 ranks");
 //
-// With RANKS_MPI the ranks are those of the mpirun that started the test, see ranks_mpi.h.
+// With RANKS_MPI, the ranks are the processes of the mpirun that started the test, see ranks_mpi.h.
 #ifndef RANKS_H
 #define RANKS_H
 
@@ -27,8 +27,9 @@
 
 #define RANKS_MAX 48
 #define RANKS_MESSAGES 10
-#define RANKS_TIMEOUT_MS \
-    20000 // nothing in these tests takes that long: a deadlock becomes IDIST_ERR_TIMEOUT first
+// Time-out that is longer than any call in these tests takes, so that a deadlock becomes
+// IDIST_ERR_TIMEOUT.
+#define RANKS_TIMEOUT_MS 20000
 
 typedef void (*ranks_fn)(idist_group *world, int rank, int n, void *arg);
 
@@ -42,7 +43,7 @@ typedef struct ranks_log {
 #include "ranks_mpi.h"
 #endif
 
-// Zeroed memory that forked processes share; given back by munmap.
+// Returns zeroed memory that forked processes share. The caller frees it with munmap.
 static inline void *shared_alloc(size_t nbytes) {
 #ifdef RANKS_MPI
     void *p = ranks_mpi_shared(nbytes);
@@ -59,7 +60,7 @@ static inline ranks_log *ranks__log(void) {
     static ranks_log *log_area = NULL;
     if (!log_area)
         log_area =
-            (ranks_log *)shared_alloc(sizeof(ranks_log)); // by main, before there are threads
+            (ranks_log *)shared_alloc(sizeof(ranks_log)); // called by main before it starts threads
     return log_area;
 }
 
@@ -77,7 +78,7 @@ static inline void rank_fail(const char *fmt, ...) {
 
 static inline void ranks_reset(void) {
 #ifdef RANKS_MPI
-    ranks_log *log_area = ranks__log(); // the first time it is made, by all
+    ranks_log *log_area = ranks__log(); // the first call creates the log on all ranks
     ranks_mpi_meet();
     if (!ranks_mpi.rank) memset(log_area, 0, sizeof *log_area);
     ranks_mpi_meet();
@@ -86,7 +87,7 @@ static inline void ranks_reset(void) {
 #endif
 }
 
-// Turns what the ranks reported since ranks_reset into one TAP line.
+// Prints one TAP line for the failures that the ranks have reported since ranks_reset.
 static inline bool ranks_report(const char *fmt, ...) TAP_PRINTF(1, 2);
 static inline bool ranks_report(const char *fmt, ...) {
     ranks_log *log_area = ranks__log();
@@ -117,13 +118,13 @@ static inline void rank_fail_at(const char *file, int line, const char *conditio
     rank_fail("%s:%d: expected %s: %s", file, line, condition, text);
 }
 
-// rank_check(cond, "x is %d", x): a check inside a rank.
+// rank_check(cond, "x is %d", x): checks a condition inside a rank.
 #define rank_check(cond, ...)                                              \
     do {                                                                   \
         if (!(cond)) rank_fail_at(__FILE__, __LINE__, #cond, __VA_ARGS__); \
     } while (0)
 
-// As much of a text as fits.
+// Copies as much of a text as fits.
 static inline void copy_text(char *dst, size_t cap, const char *src) {
     size_t n = strlen(src) < cap ? strlen(src) : cap - 1;
     memcpy(dst, src, n);
@@ -137,18 +138,18 @@ static inline bool rank_is_status_at(const char *file, int line, int rank, idist
               idist_status_name(got), idist_status_name(expected), got ? idist_last_error() : "");
     return false;
 }
-// rank_is(rank, idist_barrier(&o), IDIST_OK): the call is evaluated once, and its text is the
+// rank_is(rank, idist_barrier(&o), IDIST_OK): evaluates the call once and uses its text as the
 // description.
 #define rank_is(rank, call, expected) \
     rank_is_status_at(__FILE__, __LINE__, (rank), (call), (expected), #call)
 #define rank_ok(rank, call) rank_is_status_at(__FILE__, __LINE__, (rank), (call), IDIST_OK, #call)
 
 //------------------------------------------------------------------------------
-// what a text names
+// names in error texts
 //------------------------------------------------------------------------------
 
-// Does the text say "rank R" (and not "rank R0")?
-// Is what stands before p about the rank that reports something, rather than the one to blame?
+// Returns true if the words before p show that the rank at p only reports something and is not to
+// blame.
 static inline bool text_names_witness(const char *text, const char *p) {
     static const char *const before[] = {"not answer ", "connection to ", "to it from ",
                                          "the message of ", "did not reach "};
@@ -159,6 +160,7 @@ static inline bool text_names_witness(const char *text, const char *p) {
     return false;
 }
 
+// Returns true if the text blames "rank R". "rank R0" does not match.
 static inline bool text_names_rank(const char *text, int rank) {
     char word[32];
     size_t n = (size_t)snprintf(word, sizeof word, "rank %d", rank);
@@ -167,7 +169,7 @@ static inline bool text_names_rank(const char *text, int rank) {
     return false;
 }
 
-// Does it name `rank`, and nobody else but perhaps the speaker himself?
+// Returns true if the text names `rank` and no other rank except perhaps the caller, `self`.
 static inline bool text_names_only(const char *text, int rank, int self, int n) {
     for (int k = 0; k < n; k++)
         if (k != rank && k != self && text_names_rank(text, k)) return false;
@@ -208,9 +210,12 @@ static inline idist_opts opts_async(idist_group *group, idist_request *request) 
     return o;
 }
 
-// "hosts", "blocks" and "3+3+2" are no transports of the library. The ranks are on several hosts,
-// as far as they know: "hosts" has even and odd ranks on one each, "blocks" has ranks that follow
-// each other, on three hosts from 7 ranks on, and numbers say how many ranks each host has.
+// Returns true if desc->transport places the ranks on several hosts, as far as the ranks know.
+// These values are not transports of the library.
+//
+// * "hosts" puts even and odd ranks on one host each
+// * "blocks" puts consecutive ranks on each host, and uses three hosts from 7 ranks on
+// * "3+3+2" gives the number of ranks on each host
 static inline bool ranks__placed(const idist_desc *desc) {
     const char *transport = desc && desc->transport ? desc->transport : "";
     return isdigit((unsigned char)*transport) || strcmp(transport, "hosts") == 0 ||
@@ -230,14 +235,14 @@ static inline int ranks__host_of(const char *transport, int rank, int n) {
     }
 }
 
-// IDIST_TEST_NETWORK: the hosts are real to the system, network namespaces that tests/lib/net.sh
-// has made; this is their path without the number. IDIST_TEST_MASTER is the address of the first
-// one.
+// Returns the path of the network namespaces without their numbers, or NULL. If IDIST_TEST_NETWORK
+// is set, the hosts are namespaces that tests/lib/net.sh has created. IDIST_TEST_MASTER is the
+// address of the first host.
 static inline const char *ranks__network(const idist_desc *desc) {
     return ranks__placed(desc) ? getenv("IDIST_TEST_NETWORK") : NULL;
 }
 
-// From now on this thread, and those that it starts, are on a host.
+// Moves this thread, and the threads that it starts from now on, to a host.
 static inline void ranks__enter(const char *network, int host) {
     char path[200];
     snprintf(path, sizeof path, "%s%d", network, host);
@@ -327,12 +332,12 @@ static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn
 }
 #endif
 
-// Runs fn in n ranks of one world; what failed is in the log.
+// Runs fn on n ranks of one world. Failures are in the log.
 static inline void ranks_threads(int n, const idist_desc *base, ranks_fn fn, void *arg) {
     ranks__run_threads(n, base, fn, arg, false);
 }
 
-// As above for runs that break the world on purpose: idist_close may say so.
+// Runs fn on n ranks of a world that fn breaks on purpose. idist_close may report the failure.
 static inline void ranks_threads_fault(int n, const idist_desc *base, ranks_fn fn, void *arg) {
     ranks__run_threads(n, base, fn, arg, true);
 }
@@ -367,14 +372,14 @@ static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, 
     return ranks_report("%s", name);
 }
 
-// What the ranks of one host can talk through: shared memory, local sockets, TCP. Then several
-// hosts, see ranks__place.
+// The transports between the ranks of one host: shared memory, local sockets, TCP. Two placements
+// on several hosts follow, see ranks__place.
 enum { N_TRANSPORTS = 3, N_PLACEMENTS = 5 };
 static const char *const transport_names[N_PLACEMENTS] = {"auto", "socket", "tcp", "hosts",
                                                           "blocks"};
 
-// What a collective can be made of: what suits it; shared memory, without its short cuts; messages,
-// in two ways.
+// The algorithms of a collective: the automatic choice, shared memory without its shortcuts, and
+// two algorithms that use messages.
 enum { N_ALGORITHMS = 4 };
 static const char *const algorithm_names[N_ALGORITHMS] = {"auto", "chunked", "latency",
                                                           "bandwidth"};
@@ -387,20 +392,22 @@ static inline idist_desc desc_with(const char *transport, const char *algorithm)
     return desc;
 }
 
-// Sanitizer runs set it: fewer combinations, the same code paths.
+// Returns true if IDIST_TEST_QUICK is set, as sanitizer runs do. Tests then run fewer combinations
+// through the same code paths.
 static inline bool test_quick(void) {
     const char *text = getenv("IDIST_TEST_QUICK");
     return text && *text && strcmp(text, "0") != 0;
 }
 
-// Cases that take seconds because they wait for a limit of the library to pass.
+// Returns true if the test should run cases that take seconds because they wait for a limit of the
+// library.
 static inline bool test_long(void) {
     const char *text = getenv("IDIST_TEST_LONG");
     return text && *text && strcmp(text, "0") != 0;
 }
 
-// The address and the thread sanitizer take memory in ways that a limit on the address space does
-// not survive.
+// Returns true under the address or the thread sanitizer, which cannot allocate their memory if the
+// address space is limited.
 static inline bool test_sanitized(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return true;
@@ -418,35 +425,36 @@ static inline int test_slow_factor(void) {
 // ranks as processes
 //------------------------------------------------------------------------------
 
-// What one rank leaves for the parent, in shared memory.
+// Results that one rank leaves for the parent, in shared memory.
 typedef struct proc_slot {
-    int phase;         // the body counts it up; the parent waits for values
-    int iterations;    //
+    int phase;         // the body increments it; the parent waits for values
+    int iterations;    // number of steps so far, if the body counts them
     int status;        // an idist_status
-    int has_result;    //
-    int exit_code;     // what the body returned, where the ranks are mpirun's
+    int has_result;    // 1 once the rank has a result; atomic
+    int exit_code;     // return value of the body, if mpirun started the ranks
     int64_t when_ns;   // CLOCK_MONOTONIC, the same in all processes of a machine
-    int64_t waited_ns; // tap_waited_ns then
+    int64_t waited_ns; // tap_waited_ns at that time
     char text[600];
 } proc_slot;
 
 typedef struct procs procs;
-// The result is the exit code. world is open; the body may or may not close it.
+// The body of a rank. `world` is open, and the body may close it or not. Returns the exit code.
 typedef int (*proc_fn)(idist_group *world, int rank, int n, proc_slot *slot, void *arg);
 
 struct procs {
     int n;
-    pid_t pid[RANKS_MAX]; // 0 when reaped
+    pid_t pid[RANKS_MAX]; // 0 after the process is reaped
     int wait_status[RANKS_MAX];
-    proc_slot *slot; // n of them
+    proc_slot *slot; // array of RANKS_MAX slots, of which the first n are in use
 };
 
-// Counts up for all tests of this machine that run from this folder.
+// Returns the next number of a counter that all tests share if they run from this folder on this
+// machine.
 static inline unsigned next_port(void) {
     static unsigned tries;
     unsigned n = 0;
     int fd = open("build/test_port", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) return (unsigned)getpid() * 97u + tries++; // not run from the folder of the sources
+    if (fd < 0) return (unsigned)getpid() * 97u + tries++; // not run from the source folder
     TAP_REQUIRE(flock(fd, LOCK_EX) == 0);
     if (pread(fd, &n, sizeof n, 0) != (ssize_t)sizeof n) n = 0;
     n++;
@@ -455,8 +463,8 @@ static inline unsigned next_port(void) {
     return n;
 }
 
-// A port that nobody uses and that no other test gets, also one that runs at the same time. Below
-// the range from which the kernel takes ports for connections.
+// Returns a free port that no other test gets, even if it runs at the same time. The port lies
+// below the range from which the kernel takes ports for connections.
 static inline int free_port(void) {
     enum { FIRST = 20000, COUNT = 12000 };
     struct sockaddr_in a;
@@ -489,12 +497,12 @@ static inline void proc_phase(proc_slot *slot, int phase) {
     __atomic_store_n(&slot->phase, phase, __ATOMIC_RELEASE);
 }
 
-// Waits, in a rank, until another one has reached the phase. Whoever started them has a deadline.
+// Waits, in a rank, until another rank has reached the phase. The parent has a deadline.
 static inline void proc_await_phase(const proc_slot *slot, int phase) {
     while (__atomic_load_n(&slot->phase, __ATOMIC_ACQUIRE) < phase) tap_sleep_ms(1);
 }
 
-// Waits until a rank has a result. False when time is up.
+// Waits until a rank has a result. Returns false when the time is up.
 static inline bool proc_await_result(const proc_slot *slot, int timeout_ms) {
     int64_t end_ms = tap_now_ms() + (int64_t)timeout_ms * test_slow_factor();
     while (!__atomic_load_n(&slot->has_result, __ATOMIC_ACQUIRE)) {
@@ -505,7 +513,7 @@ static inline bool proc_await_result(const proc_slot *slot, int timeout_ms) {
 }
 
 #ifdef RANKS_MPI
-// The ranks are here already: runs the body, and returns when all are through.
+// Runs the body on ranks that mpirun has already started. Returns when all ranks are done.
 static inline void procs_start_each(procs *p, int n, const idist_desc *bases, proc_fn fn,
                                     void *arg) {
     idist_group *world = NULL;
@@ -575,7 +583,7 @@ static inline void procs_start_each(procs *p, int n, const idist_desc *bases, pr
     }
 }
 
-// Waits until every rank has reached the phase. False when one died or time is up.
+// Waits until every rank has reached the phase. Returns false if a rank does not reach it in time.
 static inline bool procs_await_phase(const procs *p, int phase, int timeout_ms) {
     int64_t end_ms = tap_now_ms() + (int64_t)timeout_ms * test_slow_factor();
     for (;;) {
@@ -588,8 +596,8 @@ static inline bool procs_await_phase(const procs *p, int phase, int timeout_ms) 
     }
 }
 
-// Reaps all ranks; those still running after timeout_ms are killed. The result is how many those
-// were: hangs.
+// Reaps all ranks, and kills those that are still running after timeout_ms. Returns the number of
+// killed ranks, which count as hangs.
 static inline int procs_wait(procs *p, int timeout_ms) {
     int64_t begin_ms = tap_now_ms(), end_ms = begin_ms + (int64_t)timeout_ms * test_slow_factor();
     int n_hung = 0, n_left = 0;
@@ -615,7 +623,7 @@ static inline int procs_wait(procs *p, int timeout_ms) {
 
 #endif
 
-// procs_start_each gives each rank a description of its own; here they are equal.
+// Starts n ranks with equal descriptions. procs_start_each gives each rank its own description.
 static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn fn, void *arg) {
     idist_desc bases[RANKS_MAX];
     TAP_REQUIRE(n <= RANKS_MAX);
@@ -641,7 +649,7 @@ static inline int procs__run_body(idist_group *world, int rank, int n, proc_slot
     return rank_ok(rank, idist_close(&world)) ? 0 : 1;
 }
 
-// ranks_threads with processes; what is to come back must lie in shared memory.
+// Runs fn like ranks_threads, but in processes. Results for the parent must lie in shared memory.
 static inline void ranks_processes(int n, const idist_desc *base, ranks_fn fn, void *arg,
                                    int timeout_ms) {
 #ifdef RANKS_MPI
@@ -675,8 +683,8 @@ static inline bool procs_case(int n, const idist_desc *base, ranks_fn fn, void *
     return ranks_report("%s", name);
 }
 
-// Forks n processes that start their worlds themselves, and reports those that do not end in time
-// with 0, fn's result.
+// Forks n processes that start their worlds themselves. Reports each process that hangs, or whose
+// fn does not return 0.
 static inline void procs_run(int n, int timeout_ms, int (*fn)(int number, void *arg), void *arg) {
     procs p;
     memset(&p, 0, sizeof p);
@@ -701,10 +709,11 @@ static inline void procs_run(int n, int timeout_ms, int (*fn)(int number, void *
 }
 
 //------------------------------------------------------------------------------
-// what a process holds
+// resources of a process
 //------------------------------------------------------------------------------
 
-// Entries of a folder whose names contain `part` ("" counts all); -1 when it cannot be read.
+// Returns the number of entries of a folder whose names contain `part` ("" counts all), or -1 if
+// the folder cannot be read.
 static inline int count_entries(const char *folder, const char *part) {
     DIR *dir = opendir(folder);
     if (!dir) return -1;
@@ -716,9 +725,9 @@ static inline int count_entries(const char *folder, const char *part) {
     return n;
 }
 
-// Gives this process and its children a /tmp and a /dev/shm of their own, so that all they find
-// there is theirs. Where that is not allowed, or would hide the test itself, they count what they
-// find, and another program that writes there can disturb them.
+// Gives this process and its children a private /tmp and /dev/shm, so that all entries there are
+// their own. If that is not allowed, or would hide the test itself, the test counts the entries of
+// the shared folders. Then other programs that write there can disturb the test.
 static inline void private_folders(void) {
     const long new_mounts = 0x00020000; // CLONE_NEWNS
     char here[512];
@@ -729,7 +738,7 @@ static inline void private_folders(void) {
 }
 
 static inline int count_fds(void) {
-    return count_entries("/proc/self/fd", "") - 1; // without the one that reads the folder
+    return count_entries("/proc/self/fd", "") - 1; // without the descriptor that reads the folder
 }
 
 static inline int count_threads(void) { return count_entries("/proc/self/task", ""); }

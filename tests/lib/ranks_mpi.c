@@ -16,10 +16,10 @@ static void end(void) { MPI_Finalize(); }
 
 __attribute__((constructor)) static void begin(void) {
     int level = 0;
-    const char *single = getenv("RANKS_MPI_SINGLE"); // as a program that called MPI_Init
+    const char *single = getenv("RANKS_MPI_SINGLE"); // like a program that calls MPI_Init
     if (single && *single) MPI_Init(NULL, NULL);
     else MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
-    atexit(end); // in a destructor, some of what MPICH 5 needs is gone
+    atexit(end); // a destructor would run too late: MPICH 5 has released some of its state by then
     MPI_Comm_rank(MPI_COMM_WORLD, &ranks_mpi.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks_mpi.size);
     if (ranks_mpi.rank && !freopen("/dev/null", "w", stdout)) abort();

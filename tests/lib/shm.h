@@ -1,5 +1,6 @@
-// shm.h: for tests of ranks that share memory: arrays that repeat with a period that divides no
-// size, so that old or misplaced data show, and the size of the shared file in an address space
+// shm.h: helpers for tests of ranks that share memory. Arrays repeat with a period that divides no
+// size, so that stale or misplaced data show. Another helper measures the shared file in an address
+// space.
 #ifndef TESTS_SHM_H
 #define TESTS_SHM_H
 
@@ -18,7 +19,8 @@ static void fill(int32_t *x, size_t count, int rank, int step) {
         memcpy(x + have, x, 4 * (count - have < have ? count - have : have));
 }
 
-// Index of the first element that is not the sum over ranks lo .. hi - 1; count when all are right.
+// Returns the index of the first element that is not the sum over ranks lo .. hi - 1. Returns count
+// if all elements are right.
 static size_t find_wrong(const int32_t *x, size_t count, int lo, int hi, int step) {
     for (size_t i = 0; i < count && i < PERIOD; i++) {
         int32_t want = 0;
@@ -31,7 +33,8 @@ static size_t find_wrong(const int32_t *x, size_t count, int lo, int hi, int ste
     return count;
 }
 
-// Bytes of the shared file in our address space; *inode says which file (may be NULL).
+// Returns the number of bytes of the shared file that process `pid` has mapped. Stores the inode of
+// the file in *inode, which may be NULL.
 static size_t shared_bytes(pid_t pid, unsigned long *inode) {
     char path[64], line[600];
     size_t total = 0;

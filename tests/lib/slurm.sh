@@ -1,7 +1,8 @@
-# slurm.sh - a Slurm of three nodes on this machine: slurm_start, slurm_stop. Sourced after tap.sh.
+# slurm.sh - a Slurm of three nodes on this machine: slurm_start, slurm_stop. Source it after
+# tap.sh.
 # shellcheck shell=bash
 
-# Why it cannot run; nothing when it can.
+# Prints why Slurm cannot run, or nothing if it can.
 slurm_missing() {
     if ! command -v slurmctld >/dev/null || ! command -v slurmd >/dev/null; then
         echo "no Slurm: Debian package slurm-wlm"
@@ -12,8 +13,8 @@ slurm_missing() {
     fi
 }
 
-# Everything lies in the folder, and SLURM_CONF points there. The nodes are called n1 to n3; $PORT,
-# $PORT+1 ... are theirs.
+# Starts Slurm. All files lie in FOLDER, and SLURM_CONF points there. The nodes are n1 to n3 and use
+# the ports $SLURM_PORT+1 to $SLURM_PORT+3.
 slurm_start() { # FOLDER
     local dir=$1 i host
     host=$(hostname -s)
@@ -59,7 +60,7 @@ PartitionName=p Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP OverSubscribe
 CONF
     export SLURM_CONF=$dir/slurm.conf
     slurmctld -f "$SLURM_CONF" || return 1
-    # What the nodes run knows their names; nobody else on this machine does.
+    # Only processes on the nodes know the names of the nodes.
     { cat /etc/hosts && echo "127.0.0.1 n1 n2 n3"; } >"$dir/hosts"
     for i in 1 2 3; do
         unshare -m sh -c \

@@ -1,16 +1,16 @@
-// tap.h - writes TAP, the test anything protocol, for tests that fork, use threads and may hang
+// tap.h - writes TAP, the Test Anything Protocol, for tests that fork, use threads, and may hang
 //
 // Do this:
 //     tap_deadline(30);                                 // before any thread is started
-//     tap_running("all_reduce n=%d", n);                // what the watchdog names
+//     tap_running("all_reduce n=%d", n);                // text that the watchdog prints
 //     tap_ok(x == 3, "x is three");                     // ok 1 - x is three
 //     tap_is(got, expected, "number of ranks");         // not ok 2 - ..., then both values
 //     return tap_done();                                // 1..2, exit status
 //
-// Every line leaves by one write(2): no stdio buffer that a forked child could print again, no torn
-// lines between threads. The watchdog is a process, not a thread and not a signal, because tests
-// count threads, compare signal handlers, and storm the process with SIGALRM. It is started by
-// tap_deadline and dies with the test.
+// Each line of output is one write(2). So there is no stdio buffer that a forked child could print
+// again, and lines of different threads do not mix. The watchdog is a process. A thread or a
+// signal would not do, because tests count threads, compare signal handlers, and flood the process
+// with SIGALRM. tap_deadline starts the watchdog, which ends with the test.
 #ifndef TAP_H
 #define TAP_H
 
@@ -35,7 +35,8 @@
 #define TAP_PRINTF(fmt_arg, first_arg) __attribute__((format(printf, fmt_arg, first_arg)))
 #define TAP_MAX_CHILDREN 512
 
-// Shared with the watchdog process, which has to read it when the test itself is stuck.
+// State that the watchdog process shares, so that it can read the state when the test itself is
+// stuck.
 typedef struct tap_shared {
     int64_t deadline_ns;
     char running[400];
@@ -56,19 +57,20 @@ static inline tap_state *tap__state(void) {
     return &state;
 }
 
-// The integer of nbytes at `from`, and the low bytes of one to `to`, in the byte order of this
-// machine.
+// Returns true if this machine is big-endian.
 static inline bool tap__big_endian(void) {
     const uint16_t one = 1;
     unsigned char first;
     memcpy(&first, &one, 1);
     return first == 0;
 }
+// Loads an integer of nbytes bytes at `from`, in the byte order of this machine.
 static inline uint64_t tap_load_bits(const void *from, size_t nbytes) {
     uint64_t bits = 0;
     memcpy((unsigned char *)&bits + (tap__big_endian() ? sizeof bits - nbytes : 0), from, nbytes);
     return bits;
 }
+// Stores the low nbytes bytes of an integer to `to`, in the byte order of this machine.
 static inline void tap_store_bits(void *to, uint64_t bits, size_t nbytes) {
     memcpy(to, (const unsigned char *)&bits + (tap__big_endian() ? sizeof bits - nbytes : 0),
            nbytes);
@@ -82,8 +84,9 @@ static inline int64_t tap_now_ns(void) {
 
 static inline int64_t tap_now_ms(void) { return tap_now_ns() / 1000000; }
 
-// Nanoseconds that the main thread of a process has waited for a processor so far, while it could
-// have run; 0 if the kernel does not count them. A limit on time grows by what is added meanwhile.
+// Returns the time in ns that the main thread of a process could have run but waited for a
+// processor. Returns 0 if the kernel does not count that time. A test extends its time limits by
+// the increase of this value.
 static inline int64_t tap_waited_ns(pid_t pid) {
     char path[64];
     long long waited_ns = 0;
@@ -95,7 +98,7 @@ static inline int64_t tap_waited_ns(pid_t pid) {
     return (int64_t)waited_ns;
 }
 
-// The same of all threads of this process together.
+// Returns the time in ns that all threads of this process together have waited for a processor.
 static inline int64_t tap_all_waited_ns(void) {
     int64_t sum_ns = 0;
     DIR *threads = opendir("/proc/self/task");
@@ -105,8 +108,8 @@ static inline int64_t tap_all_waited_ns(void) {
     return sum_ns;
 }
 
-// Nanoseconds that the machine itself, if it is a virtual one, has waited for its processors so
-// far.
+// Returns the time in ns that this machine has waited for its processors, if it is a virtual
+// machine.
 static inline int64_t tap_stolen_ns(void) {
     unsigned long long ticks = 0;
     FILE *f = fopen("/proc/stat", "r");
@@ -130,7 +133,8 @@ static inline void tap__write(const char *text, size_t nbytes) {
     }
 }
 
-// One line of output; newlines inside would break the protocol and become spaces.
+// Writes one line of output. Newlines inside the text would break the protocol, so they become
+// spaces.
 static inline void tap__vline(const char *head, const char *fmt, va_list args) {
     char line[2048];
     size_t n = (size_t)snprintf(line, sizeof line - 1, "%s", head);
@@ -151,7 +155,8 @@ static inline void tap_diag(const char *fmt, ...) {
     va_end(args);
 }
 
-// The seed of everything random in this test. IDIST_TEST_SEED repeats a run; failures print it.
+// Returns the seed of all random numbers in this test. IDIST_TEST_SEED sets the seed to repeat a
+// run. Failures print the seed.
 static inline uint64_t tap_seed(void) {
     tap_state *t = tap__state();
     pthread_mutex_lock(&t->lock);
@@ -192,7 +197,7 @@ static inline tap_shared *tap__shared(void) {
     return t->shared;
 }
 
-// Children named here are killed when the test bails out or hangs.
+// Registers a child that is killed if the test bails out or hangs.
 static inline void tap_register_child(pid_t pid) {
     tap_shared *s = tap__shared();
     for (int i = 0; i < TAP_MAX_CHILDREN; i++) {
@@ -230,13 +235,13 @@ static inline void tap_bail(const char *fmt, ...) {
     _exit(99);
 }
 
-// An assertion about the test itself (memory, fork, ...). NDEBUG does not remove it.
+// Asserts a condition of the test itself (memory, fork, ...). NDEBUG does not remove the check.
 #define TAP_REQUIRE(cond)                                                                       \
     do {                                                                                        \
         if (!(cond)) tap_bail("%s:%d: %s failed (errno %d)", __FILE__, __LINE__, #cond, errno); \
     } while (0)
 
-// What the test does now: the watchdog's last words.
+// Records what the test is doing. The watchdog prints the text if the test hangs.
 static inline void tap_running(const char *fmt, ...) TAP_PRINTF(1, 2);
 static inline void tap_running(const char *fmt, ...) {
     tap_shared *s = tap__shared();
@@ -269,12 +274,12 @@ static inline void tap__watch(pid_t test) {
             tap__hang(test);
         tap_sleep_ms(50);
     }
-    tap_kill_children(); // the test was killed: its ranks must not stay behind
+    tap_kill_children(); // the test was killed, and its ranks must not stay behind
     _exit(0);
 }
 
-// Gives the test this many seconds from now on. May be called again. IDIST_TEST_SLOW multiplies it
-// (sanitizers, valgrind, a loaded machine).
+// Gives the test this many seconds from now on. May be called again. IDIST_TEST_SLOW multiplies the
+// time (sanitizers, valgrind, a loaded machine).
 static inline void tap_deadline(int seconds) {
     tap_state *t = tap__state();
     tap_shared *s = tap__shared();
@@ -362,7 +367,8 @@ static inline bool tap_like_at(const char *file, int line, const char *got, cons
 }
 #define tap_like(got, part, ...) tap_like_at(__FILE__, __LINE__, (got), (part), __VA_ARGS__)
 
-// One test that could not run, and why. Counted by the harness as a skip, never as a pass.
+// Reports one test that could not run, with the reason. The harness counts it as a skip, never as a
+// pass.
 static inline void tap_skip(const char *name, const char *fmt, ...) TAP_PRINTF(2, 3);
 static inline void tap_skip(const char *name, const char *fmt, ...) {
     tap_state *t = tap__state();
@@ -397,7 +403,7 @@ static inline int tap_skip_all(const char *reason) {
     return tap__end();
 }
 
-// Plan at the end, unless tap_plan gave it. The result is main's.
+// Prints the plan, unless tap_plan has done so. Returns the exit status for main.
 static inline int tap_done(void) {
     tap_state *t = tap__state();
     bool wrong_plan = t->n_planned != 0 && t->n_planned != t->n_run;

@@ -1,24 +1,25 @@
-# tap.sh - what the shell tests share: TAP lines, a folder that goes away, ranks started by hand.
-# Source it from a script in tests/; it changes to the root of the project.
+# tap.sh - functions that the shell tests share: TAP lines, a temporary folder, ranks started by
+# hand. Source it from a script in tests/. It changes to the root of the project.
 # shellcheck shell=bash
 set -u
 shopt -s lastpipe # so that ok counts at the end of a pipe
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
-# shellcheck disable=SC2034 # used by those who source this
+# shellcheck disable=SC2034 # used by the scripts that source this file
 ROOT=$PWD
 WORK=$(mktemp -d) || exit 1
-declare -A LATER=() # by id: the process that later started; each has a deadline
+declare -A LATER=() # by id: the processes that `later` has started, each with a deadline
 trap '[ ${#LATER[@]} = 0 ] || wait "${LATER[@]}" 2>/dev/null; rm -rf "$WORK"' EXIT
 TAP_RUN=0
 TAP_FAILED=0
 
-# No variable of a launcher that happens to run these tests, and no wait that outlives the test.
+# Removes the variables of a launcher that happens to run these tests, and limits all waits to less
+# than the time of the test.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT IDIST_RANK \
     IDIST_WORLD_SIZE IDIST_BACKEND
 unset IDIST_INIT_METHOD IDIST_GROUP_NAME IDIST_ALGO IDIST_TRANSPORT IDIST_LOG
 export IDIST_TIMEOUT_MS=30000 IDIST_INIT_TIMEOUT_MS=30000
 
-diag() { sed 's/^/#   /'; } # stdin as diagnostics
+diag() { sed 's/^/#   /'; } # prints stdin as diagnostics
 
 ok() { # STATUS NAME: 0 passes
     TAP_RUN=$((TAP_RUN + 1))
@@ -34,30 +35,30 @@ skip() { # NAME REASON
     TAP_RUN=$((TAP_RUN + 1))
     echo "ok $TAP_RUN - $1 # SKIP $2"
 }
-# The SECONDS of ok_run and later are ample for a machine that has nothing else to do. After so many
-# times as long a command counts as hanging; what has to be fast is measured by the tests.
+# Number of times SECONDS after which a command counts as hanging. The SECONDS of ok_run and later
+# are ample for an idle machine. If speed matters, the tests measure it themselves.
 PATIENCE=3
-# Runs a command with its output in $WORK/log; passes when it ends with STATUS. The output is shown
-# when it does not.
+# Runs a command with its output in $WORK/log. Passes if the command ends with STATUS; otherwise,
+# prints the output.
 ok_run() { # STATUS NAME SECONDS COMMAND...
     local want=$1 name=$2 seconds=$(($3 * PATIENCE)) rc=0
     shift 3
     timeout -k 5 "$seconds" "$@" >"$WORK/log" 2>&1 </dev/null || rc=$?
     [ $rc -eq 124 ] && echo "hang: no end after $seconds s" >>"$WORK/log"
     ok $((rc != want)) "$name" && return 0
-    grep -A 4 '^not ok' "$WORK/log" | head -n 30 | diag # of a test in it
+    grep -A 4 '^not ok' "$WORK/log" | head -n 30 | diag # from a test that the command ran
     grep -m 1 -A 30 -E '(WARNING: Thread|ERROR: (Address|Leak))Sanitizer|runtime error:' \
         "$WORK/log" | diag
     echo "exit status $rc, expected $want; the output ends with" | diag
     tail -n 15 "$WORK/log" | diag
     return 1
 }
-# For a program in which nothing depends on the optimizer: compiled in a fourth of the time. The
-# macro empties the attribute optimize("O3") of the reductions.
-# shellcheck disable=SC2034 # used by those who source this
+# Options for a program that does not depend on the optimizer. They cut the time to compile to a
+# fourth. The macro empties the attribute optimize("O3") of the reductions.
+# shellcheck disable=SC2034 # used by the scripts that source this file
 NOT_OPTIMIZED=(-O0 '-Doptimize(level)=')
-# From here on cc and c++ are those of compile_once.sh: what other tests have compiled in the same
-# way is not compiled again.
+# Makes cc and c++ run compile_once.sh from here on, so that they do not compile again what other
+# tests have compiled in the same way.
 compile_once() {
     local compiler
     mkdir "$WORK/compilers"
@@ -69,10 +70,11 @@ compile_once() {
     done
     PATH=$WORK/compilers:$PATH
 }
-# later ID SECONDS COMMAND...: runs it beside others, as many at a time as there are cores. ok_later
-# ID NAME waits for it and is what ok_run 0 would be.
+# later ID SECONDS COMMAND...: runs a command in the background, with at most as many commands at a
+# time as there are cores. ok_later ID NAME waits for the command and then reports like ok_run 0.
 CORES=$(nproc 2>/dev/null || echo 2)
-# The status goes through a file: bash forgets that of a process once another child gets its number.
+# The status goes through a file, because bash forgets the status of a process once another child
+# gets its number.
 later() {
     local id=$1 seconds=$(($2 * PATIENCE)) other n=$CORES
     shift 2
@@ -110,8 +112,8 @@ free_port() {
         'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1")->sockport'
 }
 
-# Starts COMMAND as N ranks, the way a launcher does. Rank r writes to $WORK/rank.r. Fails when one
-# of them does.
+# Starts COMMAND as N ranks, as a launcher does. Rank r writes to $WORK/rank.r. Fails if a rank
+# fails.
 run_ranks() { # N SECONDS COMMAND...
     local n=$1 seconds=$2 port r pids=() failed=0
     shift 2
