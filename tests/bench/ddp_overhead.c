@@ -1,16 +1,22 @@
-// ddp_overhead - what an iteration of idist_ddp takes beside all_reduces of the same sizes
+// ddp_overhead - compares an iteration of idist_ddp with all_reduces of the same sizes
 //
 //     cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o ddp_overhead &&
 //     ./ddp_overhead [ranks [rounds]]
 //
-// Gradients of one size, or those of ResNet-18. "all_reduces": one call after the other. "wait":
-// ddp laid the gradients out, and idist_ddp_wait does it all. "requests": all_reduces but the last
-// are requests, as they have to be for a program that computes meanwhile. "ready": ddp after
-// idist_ddp_ready for each gradient, which makes such requests. "scattered": the gradients lie
-// apart in the program's memory; with idist_ddp_wait alone, and with idist_ddp_ready. Ways take
-// turns within a round, and the medians of all rounds are compared: without idist_ddp_ready with
-// all_reduces, with it with requests. A second row has the shortest times, which other work on the
-// machine disturbs less. Every result is checked.
+// The gradients have one size, or the sizes of ResNet-18. The ways are:
+//
+//     all_reduces    one call after the other
+//     wait           ddp laid the gradients out, and idist_ddp_wait does everything
+//     requests       all_reduces, all but the last as requests, as in a program that computes
+//                    meanwhile
+//     ready          ddp after idist_ddp_ready for each gradient, which makes such requests
+//     scattered      the gradients are separate in the program's memory; with idist_ddp_wait alone,
+//                    and with idist_ddp_ready
+//
+// The ways take turns within a round, and the medians of all rounds are compared. Ways without
+// idist_ddp_ready are compared with all_reduces, ways with idist_ddp_ready with requests. A second
+// row shows the shortest times, which other work on the machine disturbs less. Every result is
+// checked.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -23,7 +29,7 @@
 enum { MAX_N = 3200, MAX_ROUNDS = 1000 };
 enum { BARE, REQUESTS, WAIT, READY, SCATTERED_WAIT, SCATTERED, WAYS };
 
-// Elements of the parameters of ResNet-18, in torchvision's order.
+// Number of elements of each parameter of ResNet-18, in torchvision's order.
 static const size_t resnet18[] = {9408,    64,  64,  36864,   64,  64,  36864,  64,  64,
                                   36864,   64,  64,  36864,   64,  64,  73728,  128, 128,
                                   147456,  128, 128, 8192,    128, 128, 147456, 128, 128,
@@ -32,11 +38,11 @@ static const size_t resnet18[] = {9408,    64,  64,  36864,   64,  64,  36864,  
                                   1179648, 512, 512, 2359296, 512, 512, 131072, 512, 512,
                                   2359296, 512, 512, 2359296, 512, 512, 512000, 1000};
 
-// Gradients, and the elements of each: of 64 KiB to 122 MiB, then of 25 MB and 100 MB in few and in
-// many, and those of a real model.
+// Number of gradients and elements of each gradient. The totals go from 64 KiB to 122 MiB, then 25
+// MB and 100 MB in few and in many gradients, then a real model.
 typedef struct shape {
     int n;
-    size_t each; // 0: see sizes
+    size_t each; // 0 to use `sizes`
     const size_t *sizes;
 } shape;
 static const shape shapes[] = {{32, 500, NULL},    {32, 8000, NULL},    {32, 50000, NULL},
@@ -78,7 +84,8 @@ static bool all_are(const float *x, size_t count, float value) {
     return true;
 }
 
-// One way, one time; ddp is NULL without it. Microseconds, < 0 on failure.
+// Runs one way once. `ddp` is NULL for the bare calls. Returns microseconds, or a negative number
+// on failure.
 static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *counts, int n,
                    int n_buckets) {
     if (idist_barrier(NULL) != IDIST_OK) return -1;

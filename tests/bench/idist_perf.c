@@ -1,24 +1,29 @@
-// idist_perf - how fast each operation is, from small messages to large ones
+// idist_perf - measures how fast each operation is, from small messages to large ones
 //
 //     make perf
 //     build/idist_perf -op all_reduce -n 4 -b 4 -e 64M -f 4          # 4 processes on this host
 //     torchrun --nproc-per-node 4 --no-python build/idist_perf ...   # or under any launcher
 //
-// Sizes and bandwidths are those of nccl-tests. S is what all ranks together hold of the larger
-// buffer:
+// Sizes and bandwidths follow nccl-tests. S is what all ranks together hold of the larger buffer:
+//
 //     all_reduce, reduce, broadcast, scan, sendrecv     S = count * size of the type
-//     the others                                        S = count * size of the type * ranks, count
-//     is per rank
-// algbw = S / t. busbw = algbw * f: all_reduce f = 2(n-1)/n; broadcast, reduce, scan, sendrecv f =
-// 1; the others (n-1)/n. t is p50. A time is that of the slowest rank in one iteration, each of
-// which starts with a barrier. Before the timing, one call is checked: every element of every rank
-// is compared with a value computed from its place.
+//     all other operations (count is per rank)          S = count * size of the type * ranks
+//
+// The bandwidths are algbw = S / t and busbw = algbw * f, where t is p50:
+//
+//     all_reduce                                        f = 2(n-1)/n
+//     broadcast, reduce, scan, sendrecv                 f = 1
+//     all other operations                              f = (n-1)/n
+//
+// A time is the time of one iteration on its slowest rank. Each iteration starts with a barrier.
+// Before the timing one call is checked: every element of every rank is compared with a value
+// computed from its position.
 //
 // -plot FILE.svg draws the table: p50 and busbw (for one rank algbw) over the size, on logarithmic
 // scales.
 //
-// With -s the measurement is that of rule.h instead, the same as for the peers (make bench-peers),
-// with its CSV lines. rate, bw and bibw, which send windows of messages, are measured only so.
+// With -s the measurement follows rule.h instead, as for the peers (make bench-peers), and prints
+// its CSV lines. rate, bw and bibw, which send windows of messages, need -s.
 #ifndef IDIST_IMPLEMENTATION
 #define IDIST_IMPLEMENTATION
 #endif
@@ -49,18 +54,18 @@ typedef enum perf_op {
     BARRIER,
     SENDRECV,
     SCAN,
-    RATE, // this one and those that follow: by rule.h only
+    RATE, // RATE and the operations below are measured by rule.h only
     BW,
     BIBW,
     N_OPS
 } perf_op;
 
-// What "in place" means for an operation.
+// How an operation works in place.
 typedef enum in_place { NEVER, ALWAYS, SAME, SEND_IN_RECV, RECV_IN_SEND } in_place;
 
 typedef struct perf_kind {
     const char *name;
-    bool per_rank;           // count is per rank: the size counts all ranks
+    bool per_rank;           // count is per rank, and the size counts all ranks
     bool reduces;            // has an idist_op
     bool rooted;             // has a root
     bool send_all, recv_all; // the buffer holds count elements for each rank
@@ -86,21 +91,21 @@ static const perf_kind kinds[N_OPS] = {
 
 typedef struct options {
     perf_op op;
-    int nranks; // 0: not given
+    int nranks; // 0 if not given
     size_t min_nbytes, max_nbytes, factor;
     idist_dtype dtype;
     idist_op reduction;
     int warmup, iterations, root;
     bool check, json;
-    int in_place;     // 1, 0, or -1 when not given
+    int in_place;     // 1, 0, or -1 if not given
     bool own_alloc;   // buffers from idist_alloc
     bool by_rule;     // measure by rule.h
     bool grouped;     // windows between idist_group_begin and idist_group_end
-    const char *plot; // the picture to draw; NULL: none
+    const char *plot; // the picture to draw, or NULL
     rule_options rule;
 } options;
 
-// The state of one rank.
+// State of one rank.
 typedef struct bench {
     const options *opt;
     const perf_kind *kind;
@@ -108,8 +113,8 @@ typedef struct bench {
     bool in_place;
     size_t count, size; // elements per call, bytes per element
     unsigned char *send, *recv;
-    unsigned char *send_memory,
-        *recv_memory; // what to free; send or recv may lie inside the other's memory
+    // Memory to free. send or recv may point into the memory of the other buffer.
+    unsigned char *send_memory, *recv_memory;
 } bench;
 
 typedef struct row {
@@ -184,7 +189,7 @@ static size_t parse_size(const char *name, const char *text) {
     return nbytes;
 }
 
-// The index of `text` among n names, without regard to case.
+// Returns the index of `text` among n names, ignoring case.
 static int parse_name(const char *name, const char *text, const char *(*name_of)(int), int n) {
     for (int i = 0; i < n; i++) {
         const char *a = text, *b = name_of(i);
@@ -234,7 +239,7 @@ static bool parse_option(options *o, const char *name, const char *text) {
     return true;
 }
 
-// By rule.h, which knows the operations by name.
+// Checks the options for rule.h, which knows the operations by name.
 static void check_rule_options(options *o) {
     if (o->json || o->plot || o->in_place >= 0 || o->dtype != IDIST_F32 ||
         o->reduction != IDIST_SUM || o->root != 0)
@@ -293,11 +298,12 @@ static options parse_options(int argc, char **argv) {
         if (strcmp(name, "--op") == 0) name = "-op";
         if (strcmp(name, "-b") == 0) min_given = true;
         if (strcmp(name, "-e") == 0) max_given = true;
-        const char *text = i + 1 < argc ? argv[i + 1] : ""; // which no option takes
+        // the empty text is no value of any option
+        const char *text = i + 1 < argc ? argv[i + 1] : "";
         if (!parse_option(&o, name, text)) fail_usage("unknown option %s", name);
         i++;
     }
-    // One of the two given: the default of the other gives way.
+    // If only one of -b and -e is given, the default of the other is adjusted.
     if (!min_given && o.min_nbytes > o.max_nbytes) o.min_nbytes = o.max_nbytes;
     if (!max_given && o.max_nbytes < o.min_nbytes) o.max_nbytes = o.min_nbytes;
     check_options(&o);
@@ -308,7 +314,7 @@ static options parse_options(int argc, char **argv) {
 }
 
 //------------------------------------------------------------------------------
-// values: computed from rank and place, small enough to be exact in every type
+// values: computed from rank and position, small enough to be exact in every type
 //------------------------------------------------------------------------------
 
 static unsigned mix(size_t rank, size_t i) {
@@ -316,8 +322,8 @@ static unsigned mix(size_t rank, size_t i) {
     return (unsigned)((x ^ (x >> 29)) * 0x94d049bb133111ebu >> 40);
 }
 
-// Element i of rank's send buffer. Products stay at 8 or below: at most three ranks have a 2 at one
-// place.
+// Returns element i of a rank's send buffer. Products are at most 8, because at most three ranks
+// have a 2 at one position.
 static int value_at(const bench *b, int rank, size_t i) {
     unsigned most = b->opt->dtype == IDIST_F8E4M3 || b->opt->dtype == IDIST_F8E5M2 ? 7 : 127;
     if (!b->kind->reduces) return (int)(mix((size_t)rank, i) & most);
@@ -343,7 +349,7 @@ static double combine(idist_op op, double x, int y) {
     }
 }
 
-// Element i after the reduction over the ranks 0 .. last.
+// Returns element i after the reduction over the ranks 0 .. last.
 static double reduced_at(const bench *b, int last, size_t i) {
     double x = value_at(b, 0, i);
     for (int k = 1; k <= last; k++) x = combine(b->opt->reduction, x, value_at(b, k, i));
@@ -351,7 +357,7 @@ static double reduced_at(const bench *b, int last, size_t i) {
     return b->opt->dtype >= IDIST_F16 ? x / b->n : (double)((int64_t)x / b->n);
 }
 
-// Element i of this rank's receive buffer.
+// Returns element i that this rank's receive buffer must hold.
 static double expected_at(const bench *b, size_t i) {
     size_t own = (size_t)b->rank * b->count;
     size_t block = i / b->count, within = i % b->count;
@@ -368,8 +374,8 @@ static double expected_at(const bench *b, size_t i) {
     }
 }
 
-// Floats of 16 and 8 bits through those of a float, for the small numbers above: bits of the
-// mantissa, bias of the exponent.
+// Formats of floats of 16 and 8 bits: mantissa bits, exponent bias and tolerance. The small test
+// values are converted through the bits of a float.
 static const struct {
     int mantissa, bias;
     double slack;
@@ -408,8 +414,8 @@ static void store_value(void *p, idist_dtype dtype, int value) {
     else memcpy(p, &word, idist_dtype_size(dtype)); // the low bytes, little endian
 }
 
-// Integers must be exact, modulo their width. Floats may round once where the true value does not
-// fit (AVG, large sums).
+// Compares an element with its expected value. Integers must be exact, modulo their width. Floats
+// may be rounded once if the type cannot represent the true value (AVG, large sums).
 static bool is_value(const void *p, idist_dtype dtype, double expected) {
     double got, slack = 0;
     int64_t word = (int64_t)expected;
@@ -445,7 +451,7 @@ static size_t recv_count(const bench *b) {
     return b->kind->recv_all ? b->count * (size_t)b->n : b->count;
 }
 
-// Places send and recv as the operation's in-place rule says.
+// Places send and recv according to the operation's in-place rule.
 static bool make_buffers(bench *b) {
     size_t own = (size_t)b->rank * b->count * b->size;
     in_place rule = b->in_place ? b->kind->in_place : NEVER;
@@ -508,7 +514,8 @@ static idist_status check_once(const bench *b, uint64_t *wrong) {
     return status;
 }
 
-// times[i]: iteration i on the rank that was slowest in it; then sorted.
+// Times the iterations. times[i] is the time of an iteration on its slowest rank. The array is
+// sorted at the end.
 static idist_status time_calls(const bench *b, double *times) {
     idist_status status = IDIST_OK;
     int n = b->opt->iterations;
@@ -535,7 +542,7 @@ static idist_status measure(bench *b, double *times, row *r) {
     memset(r, 0, sizeof *r);
     r->count = b->count;
     r->nbytes = b->count * b->size * (b->kind->per_rank ? (size_t)b->n : 1);
-    // A rank without memory must not leave the others waiting: all learn of it.
+    // A rank without memory must not leave the other ranks waiting, so all ranks learn of it.
     uint64_t no_memory = make_buffers(b) ? 0 : 1;
     idist_status status = idist_all_reduce(&no_memory, &no_memory, 1, IDIST_U64, IDIST_SUM, NULL);
     if (!status && no_memory) status = IDIST_ERR_NO_MEMORY;
@@ -614,7 +621,8 @@ static void print_tail(const bench *b) {
 // the picture, on rank 0
 //------------------------------------------------------------------------------
 
-// The script for gnuplot, with the figures in it: the name of the picture with another end.
+// Returns the path of the gnuplot script, which contains the figures: the path of the picture with
+// another suffix. The caller frees the path.
 static char *plot_script_path(const bench *b) {
     size_t nbytes = strlen(b->opt->plot) + sizeof ".gnuplot";
     char *path = (char *)malloc(nbytes);
@@ -622,7 +630,7 @@ static char *plot_script_path(const bench *b) {
     return path;
 }
 
-// What a column over the size is drawn as.
+// Writes the commands that draw one column over the size.
 static void plot_panel(FILE *f, const char *label, int column) {
     fprintf(f,
             "set ylabel '%s'\nplot $figures using 1:%d with linespoints pointtype 7 pointsize 0.5 "
@@ -638,7 +646,7 @@ static void plot_write(const bench *b, FILE *f, const row *rows, size_t n_rows) 
                 b->n > 1 ? rows[i].busbw : rows[i].algbw);
     fprintf(f, "END\nset terminal svg size 900, 360 background 'white' noenhanced\nset output '");
     for (const char *at = b->opt->plot; *at; at++) {
-        if (*at == '\'') fputc('\'', f); // a quote within quotes is two
+        if (*at == '\'') fputc('\'', f); // a quote within quotes is written twice
         fputc(*at, f);
     }
     fprintf(f,
@@ -652,7 +660,7 @@ static void plot_write(const bench *b, FILE *f, const row *rows, size_t n_rows) 
     fprintf(f, "unset multiplot\n");
 }
 
-// Runs gnuplot. Returns whether it succeeded, and says so otherwise.
+// Runs gnuplot. Returns true on success, and prints the reason otherwise.
 static bool plot_draw(char *script) {
     char program[] = "gnuplot", *argv[] = {program, script, NULL};
     pid_t child;
@@ -689,7 +697,7 @@ static bool plot(const bench *b, const row *rows, size_t n_rows) {
 // all sizes
 //------------------------------------------------------------------------------
 
-// At least one element: a row of nothing says nothing.
+// Returns the count for a size. It is at least one, because a row for an empty call says nothing.
 static size_t count_of(const bench *b, size_t nbytes) {
     size_t count = nbytes / b->size / (b->kind->per_rank ? (size_t)b->n : 1);
     if (b->opt->op == BARRIER) return 0;
@@ -698,7 +706,7 @@ static size_t count_of(const bench *b, size_t nbytes) {
 
 static int run_sizes(bench *b, double *times) {
     const options *o = b->opt;
-    row rows[64]; // each size is at least twice the one before
+    row rows[64]; // enough, because each size is at least twice the one before
     size_t last_count = SIZE_MAX, n_rows = 0;
     uint64_t wrong = 0;
     print_head(b);
@@ -724,7 +732,7 @@ static int run_sizes(bench *b, double *times) {
 }
 
 //------------------------------------------------------------------------------
-// by the rule
+// measurement by rule.h
 //------------------------------------------------------------------------------
 
 static int said(const char *what, idist_status status) {
@@ -759,8 +767,8 @@ static int rule_call_idist(const rule_library *lib, const rule_call *c) {
     return said(rule_op_names[c->op], status);
 }
 
-// With requests, which are counted in *n; or, when requests is NULL, between group_begin and
-// group_end.
+// Starts the sends and receives of a window as requests, and counts them in *n. If `requests` is
+// NULL, the caller is between group_begin and group_end.
 static idist_status start_window(const rule_call *c, idist_request *requests, size_t *n) {
     idist_status status = IDIST_OK;
     idist_opts opts;
@@ -877,7 +885,7 @@ static bool has_launcher(void) {
     return false;
 }
 
-// The worker's result, which idist_parallel_run does not hand on when it runs in this process.
+// Keeps the worker's result, which idist_parallel_run does not return when it runs in this process.
 typedef struct job {
     options options;
     int result;
@@ -898,8 +906,8 @@ int main(int argc, char **argv) {
     j.options = parse_options(argc, argv);
     j.result = 0;
     desc.report = &report;
-    if (!getenv("IDIST_TIMEOUT_MS"))
-        desc.timeout_ms = 120000; // a benchmark that hangs should say so soon
+    // A benchmark that hangs should report it soon.
+    if (!getenv("IDIST_TIMEOUT_MS")) desc.timeout_ms = 120000;
     if (!getenv("IDIST_INIT_TIMEOUT_MS")) desc.init_timeout_ms = 60000;
     if (!has_launcher()) desc.nproc_per_node = j.options.nranks ? j.options.nranks : 2;
     idist_status status = idist_parallel_run(&desc, run_job, &j);

@@ -1,11 +1,11 @@
-// model - projected times of collectives on 8 to 4,096 hosts, by the schedules of ring/algo on the
-// simulated network of tests/lib/model.h
+// model - prints projected times of collectives on 8 to 4,096 hosts, with the schedules of
+// ring/algo on the simulated network of tests/lib/model.h
 //
 //     make model ARGS='-L us -o us -g us -G Gbit/s -R GB/s'
 #define IDIST_IMPLEMENTATION
 #include "model.h"
 
-enum { LARGEST = 4096 }; // hosts
+enum { LARGEST = 4096 }; // number of hosts
 
 static void print_row(int n) {
     static const struct {

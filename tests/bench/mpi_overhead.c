@@ -1,10 +1,10 @@
-// mpi_overhead.c - what a call costs through idist, beside the same call of MPI, in one process and
-// in turn (make bench-mpi)
+// mpi_overhead.c - measures what idist adds to a call of MPI. Both run in one process and take
+// turns (make bench-mpi).
 //
-// Three ways: MPI_Allreduce; idist_all_reduce in a world with IDIST_CHECK=0, which is the same call
-// of MPI behind idist's; and in a world that compares every call. All in place, F32, SUM. A round
-// is a block of calls of each way; a point is the median over the rounds of the time per call of
-// the slowest rank. Values are checked in each round.
+// There are three ways to call: MPI_Allreduce; idist_all_reduce in a world with IDIST_CHECK=0,
+// which makes the same MPI call; and idist_all_reduce in a world that compares every call. All
+// calls are in place, F32, SUM. A round is a block of calls of each way. A point is the median over
+// the rounds of the time per call on the slowest rank. Each round checks the values.
 #include "idist_mpi.h"
 
 #include <mpi.h>
@@ -39,7 +39,7 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Time per call of a block, of the slowest rank.
+// Runs a block of calls. Returns the time per call on the slowest rank.
 static double block(int way, size_t count, int calls, int rank, int n) {
     double start, mine, slowest;
     size_t i;

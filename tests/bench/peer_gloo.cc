@@ -1,4 +1,4 @@
-// peer_gloo.cc - gloo, TCP on loopback, measured by the rule of rule.h, for the comparison with
+// peer_gloo.cc - measures gloo over TCP on loopback by the rule of rule.h, for the comparison with
 // idist
 //
 //     c++ -O2 tests/bench/peer_gloo.cc -o peer_gloo -lgloo -lpthread        (Debian package
@@ -6,14 +6,15 @@
 //     ./peer_gloo -n 2 -op all_reduce -s 4,64K,16M
 //
 // Forks its ranks, which meet at a FileStore in a temporary folder. Buffers are bound to gloo's
-// once per size. With PEER_PLACES, the host of each rank, they enter the network namespaces that
-// tests/lib/net.sh has made.
+// buffers once per size. PEER_PLACES gives the host of each rank. With PEER_PLACES the ranks enter
+// the network namespaces that tests/lib/net.sh has made.
 //
-// gloo has two generations of algorithms. The older one, over connections in its synchronous mode,
-// is used where there is one: all_reduce of 4 bytes takes 19 us with 2 ranks, where the newer one
-// takes 95 to 120 us (ring or bcube). Connections are polled when every rank has a cpu for itself;
-// otherwise they sleep (polling: 15 ms). Tried as well: the chunked ring (slower than halving and
-// doubling at any size). all_to_all has the newer generation only.
+// gloo has two generations of algorithms. The older generation uses connections in synchronous mode
+// and is measured where it has the operation. With 2 ranks its all_reduce of 4 bytes takes 19 us.
+// The newer generation takes 95 to 120 us (ring or bcube). Connections are polled if every rank has
+// a cpu of its own. Otherwise they sleep, because polling then takes 15 ms. The chunked ring was
+// tried as well and is slower than halving and doubling at any size. Only the newer generation has
+// all_to_all.
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -51,7 +52,7 @@ struct state {
     context_ptr sync;  // for the older algorithms
     context_ptr async; // for the newer ones
     std::unique_ptr<gloo::Algorithm> barrier;
-    // What the calls of one size need.
+    // State that the calls of one size need.
     std::unique_ptr<gloo::Algorithm> algorithm;
     std::unique_ptr<gloo::AlltoallOptions> all_to_all;
     std::unique_ptr<gloo::transport::Buffer> send, recv;
@@ -102,7 +103,7 @@ int prepare(const rule_library *lib, const rule_call *c) {
         s->recv = s->sync->getPair(c->previous)->createRecvBuffer(slot, c->recv, nbytes);
     }
     }
-    return barrier(lib); // nobody sends to a buffer that is not there yet
+    return barrier(lib); // no rank sends to a buffer that does not exist yet
 }
 
 void finish(const rule_library *lib, const rule_call *) {
@@ -118,8 +119,8 @@ int call(const rule_library *lib, const rule_call *c) {
     switch (c->op) {
     case RULE_BARRIER: return barrier(lib);
     case RULE_ALL_TO_ALL: gloo::alltoall(*s->all_to_all); break;
-    case RULE_REDUCE_SCATTER: // works in place only: the result lies at the start of what was to be
-                              // sent
+    // Works in place only: the result is at the start of the send buffer.
+    case RULE_REDUCE_SCATTER:
         s->algorithm->run();
         memcpy(c->recv, c->send, c->count * sizeof(float));
         break;
@@ -143,7 +144,7 @@ int max(const rule_library *lib, double *x, size_t n) {
     return 0;
 }
 
-// The address of this rank, after it has gone to its host.
+// Enters this rank's host. Returns the address of the rank.
 std::string enter_host(int rank) {
     const char *places = getenv("PEER_PLACES");
     if (!places) return "127.0.0.1";
@@ -189,11 +190,12 @@ int run_rank(int rank, const rule_options &options, const char *folder) {
     lib.prepare = prepare;
     lib.finish = finish;
     int rc = rule_run(&lib, &options);
-    if (!rc) rc = barrier(&lib); // nobody hangs up while another still waits for it
+    // no rank closes its connections while another rank still needs them
+    if (!rc) rc = barrier(&lib);
     return rc != 0;
 }
 
-// A rank, in its own process. It ends with its parent.
+// Runs a rank in its own process, which is killed when its parent ends.
 [[noreturn]] void child(int rank, const rule_options &options, const char *folder) {
     int rc = 1;
     prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -1,15 +1,15 @@
-// peer_mpi.c - an MPI library measured by the rule of rule.h, for the comparison with idist
+// peer_mpi.c - measures an MPI library by the rule of rule.h, for the comparison with idist
 //
 //     mpicc -O2 tests/bench/peer_mpi.c -o peer_mpi
 //     mpirun -np 2 --bind-to none ./peer_mpi -op all_reduce -s 4,64K,16M
 //
-// Runs under any MPI; tests/bench/bench_peers.sh says how each one is started. The program pins its
-// ranks itself: a launcher should bind nothing.
+// Runs under any MPI. tests/bench/bench_peers.sh shows how to start each MPI. The program pins its
+// ranks itself, so the launcher should bind nothing.
 #include <mpi.h>
 
 #include "rule.h"
 
-// gcc reads MPICH's MPI_STATUSES_IGNORE as an array that is too small.
+// gcc takes MPICH's MPI_STATUSES_IGNORE for an array that is too small.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wstringop-overflow"
 #endif

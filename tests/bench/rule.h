@@ -1,52 +1,55 @@
-// rule.h - how idist and its peers are measured: one rule, compiled into each of the programs
+// rule.h - the rule by which idist and its peers are measured, compiled into each of the programs
 //
 //     idist_perf -s LIST ...    peer_mpi ...    peer_gloo ...         all three end in rule_run()
 //
-// A program hands over its library as a rule_library, a table of functions. Everything else is
-// here, so that it is the same for all: sizes, buffers, the check, pinning, warm-up, the number of
-// iterations, the clock, the output.
+// A program passes its library as a rule_library, a table of functions. This file does the rest in
+// the same way for all programs: sizes, buffers, the check, pinning, warm-up, number of iterations,
+// clock and output.
 //
-//     bytes      those of nccl-tests: what all ranks together hold of the larger buffer.
-//     count      all_reduce, broadcast, sendrecv: the elements of a call; all_gather,
-//                reduce_scatter, all_to_all: count * ranks, count being per rank. At least one
-//                element; a size that gives the same count as the one before is left out. F32, SUM,
-//                root 0.
-//     buffers    on page boundaries, written before. all_reduce in place, broadcast has one buffer,
-//                the others from one buffer to another. sendrecv goes to the next rank and comes
-//                from the one before.
+//     bytes      as in nccl-tests: what all ranks together hold of the larger buffer.
+//     count      number of elements of a call in all_reduce, broadcast and sendrecv. In all_gather,
+//                reduce_scatter and all_to_all the elements are count * ranks, and count is per
+//                rank. count is at least one. A size with the same count as the size before is
+//                skipped. F32, SUM, root 0.
+//     buffers    on page boundaries, written before. all_reduce works in place, broadcast has one
+//                buffer, and the other operations have two. sendrecv sends to the next rank and
+//                receives from the previous one.
 //     rate, bw, bibw
-//                the loops of osu_mbw_mr, osu_bw and osu_bibw. Rank i of the lower half and rank
-//                i + n/2 are a pair. A call is a window of 64 messages, which the lower rank starts
-//                to send, and the upper one to receive, before either waits for any; when all have
-//                arrived, the upper rank answers with one element. bibw: both send and receive a
-//                window at once, and nobody answers. bytes are those of a message. A time is that
-//                of the call / messages of all ranks in it: bytes / us is the bandwidth in MB/s (of
-//                both directions in bibw), 1 / us the rate in millions per second. OSU's loop has
-//                no barriers: compare in mode b2b. Each message of a window has a buffer of its
-//                own, on a cache line boundary, on both sides, as long as they take 256 MiB at most
-//                (64 messages of 4 MiB); beyond that, messages share them. OSU has one buffer for
-//                all.
-//     check      one call with values computed from rank and place; every element of every rank is
-//                compared. Of windows three, with values computed from rank, message, window and
-//                place; and the last window of each timed loop, whose buffers are filled with
-//                something else before.
-//     pinning    rank r on the r-th allowed cpu where there are enough of them, else no rank is
-//                pinned. What a launcher has bound is undone first.
-//     warm-up    calls until a tenth of BUDGET is spent or 200 were made. They also say how long a
-//                call takes, and so: iterations as many as fit into BUDGET, between 11 and 2,000.
+//                the loops of osu_mbw_mr, osu_bw and osu_bibw. Rank i of the lower half and rank i
+//                + n/2 are a pair. A call is a window of 64 messages. The lower rank starts to send
+//                all of them, and the upper rank to receive them, before either waits. When all
+//                messages have arrived, the upper rank answers with one element. In bibw both ranks
+//                send and receive a window at once, and nobody answers.
+//                bytes is the size of a message. A time is the time of the call divided by the
+//                messages of all ranks in it. So bytes / us is the bandwidth in MB/s (of both
+//                directions in bibw), and 1 / us is the rate in millions per second. OSU's loop has
+//                no barriers, so compare in mode b2b.
+//                Each message of a window has a buffer of its own, on a cache line boundary, on
+//                both sides, as long as these buffers take 256 MiB at most (64 messages of 4 MiB).
+//                Larger messages share buffers. OSU uses one buffer for all messages.
+//     check      one call with values computed from rank and position; every element of every rank
+//                is compared. Windows are checked three times, with values computed from rank,
+//                message, window and position. The last window of each timed loop is checked as
+//                well; its buffers are overwritten first.
+//     pinning    rank r runs on the r-th allowed cpu if there are enough cpus. Otherwise no rank is
+//                pinned. A binding by the launcher is undone first.
+//     warm-up    calls until a tenth of BUDGET is spent or 200 calls were made. They also show how
+//                long a call takes. That gives the number of iterations: as many as fit into
+//                BUDGET, between 11 and 2,000.
 //     barrier    mode: the library's own barrier before each call, and the time of the call alone.
-//                An iteration takes what its slowest rank took. p50 and min are those of the
+//                An iteration takes as long as its slowest rank. p50 and min are taken over the
 //                iterations.
-//     b2b        mode: 11 to 51 batches, each of 1 to 2,000 calls in a row, that take BUDGET
-//                together; time of the batch on the slowest rank / calls. p50 and min are those of
-//                the batches.
-//     start      mode: a barrier and no more, for measuring from outside how long a job takes to
+//     b2b        mode: 11 to 51 batches of 1 to 2,000 calls in a row, which take BUDGET together.
+//                A time is the time of a batch on its slowest rank / calls. p50 and min are taken
+//                over the batches.
+//     start      mode: a barrier and nothing else, to measure from outside how long a job takes to
 //                start and to end.
-//     blocked    mode: rank 0 comes to a barrier 3 s after the others; the CPU time that they spend
-//                in it.
+//     blocked    mode: rank 0 enters a barrier 3 s after the other ranks. The result is the CPU
+//                time that the other ranks spend in it.
 //
 // Output, on rank 0: op,mode,ranks,bytes,p50_us,min_us
-// GNU C99 and C++11. No feature macro is needed, so it can come after any header.
+//
+// GNU C99 and C++11. This file needs no feature macro, so it may be included after any header.
 #ifndef IDIST_BENCH_RULE_H
 #define IDIST_BENCH_RULE_H
 
@@ -70,10 +73,11 @@
 #define RULE_MAX_SIZES 64
 #define RULE_BLOCKED_S 3
 #define RULE_WINDOW 64
-#define RULE_WINDOW_NBYTES ((size_t)256 << 20) // of the buffers of a window, at most
+#define RULE_WINDOW_NBYTES ((size_t)256 << 20) // the most that the buffers of a window take
 #define RULE_WINDOW_CHECKS 3
-#define RULE_REFUSED 2   // rule_run: the library, or so many ranks, cannot do the operation
-#define RULE_PERIOD 4099 // of the values: a prime, so that no block looks like another one
+// result of rule_run: the library cannot do the operation, or not with this number of ranks
+#define RULE_REFUSED 2
+#define RULE_PERIOD 4099 // period of the values; a prime, so that no two blocks look alike
 
 typedef enum rule_op {
     RULE_ALL_REDUCE,
@@ -97,50 +101,50 @@ static const char *const rule_op_names[RULE_N_OPS] = {"all_reduce", "broadcast",
 
 enum { RULE_MODE_BARRIER = 1, RULE_MODE_B2B = 2, RULE_MODE_START = 4, RULE_MODE_BLOCKED = 8 };
 
-// The command line.
+// Options of the command line.
 typedef struct rule_options {
     rule_op op;
-    int nranks;  // ranks to start; 0: not given
-    int modes;   // of the above; 0: barrier and b2b
-    int limit_s; // a rank ends itself after so many seconds; 0: never
+    int nranks;  // number of ranks to start, or 0 if not given
+    int modes;   // RULE_MODE_ flags, or 0 for barrier and b2b
+    int limit_s; // a rank ends itself after this many seconds; 0 for never
     int n_sizes;
     size_t sizes[RULE_MAX_SIZES];
 } rule_options;
 
 typedef struct rule_library rule_library;
 
-// What one call works on. Elements are floats.
+// Arguments of one call. Elements are floats.
 typedef struct rule_call {
     rule_op op;
     size_t count;                  // per rank in all_gather, reduce_scatter and all_to_all
-    size_t send_count, recv_count; // elements of the whole buffers
-    float *send, *recv;            // the same in all_reduce and broadcast
+    size_t send_count, recv_count; // number of elements of the whole buffers
+    float *send, *recv;            // the same buffer in all_reduce and broadcast
     int next, previous;            // ranks, for sendrecv
 
-    // Of a window, in rate, bw and bibw. Message i lies slot[i] elements into its buffer.
+    // For a window, in rate, bw and bibw. Message i begins at element slot[i] of its buffer.
     int partner;         // the other rank of the pair
-    int sends, receives; // whether this rank does; both: nobody answers
-    int n_slots;         // different ones among slot[]
+    int sends, receives; // true if this rank sends or receives; if both, nobody answers
+    int n_slots;         // number of different values in slot[]
     size_t slot[RULE_WINDOW];
 } rule_call;
 
-// A library under test. A function returns 0, or something else after it has said on stderr what
-// went wrong.
+// A library under test. A function returns 0, or another value after it has printed the reason to
+// stderr.
 struct rule_library {
     const char *name;
     int rank, n;
-    void *state; // its own
+    void *state; // for the library's own use
     int (*call)(const rule_library *lib, const rule_call *c);
-    // A call of rate, bw or bibw. The answer goes from send[0] to recv[0]. May be NULL: there are
-    // no such operations.
+    // Makes a call of rate, bw or bibw. The answer goes from send[0] to recv[0]. This pointer is
+    // NULL if the library has no such operations.
     int (*window)(const rule_library *lib, const rule_call *c);
     int (*barrier)(const rule_library *lib);
-    int (*max)(const rule_library *lib, double *x,
-               size_t n); // over the ranks, element by element; in place
-    // May be NULL. prepare: comes before the first call with these buffers; finish: after the last.
+    // Takes the maximum over the ranks, element by element and in place.
+    int (*max)(const rule_library *lib, double *x, size_t n);
+    // Called before the first call with these buffers, and after the last call. Each may be NULL.
     int (*prepare)(const rule_library *lib, const rule_call *c);
     void (*finish)(const rule_library *lib, const rule_call *c);
-    // May be NULL: pages of this process.
+    // Allocate and free buffers. Without these functions the buffers are pages of this process.
     void *(*alloc)(const rule_library *lib, size_t nbytes);
     void (*free)(const rule_library *lib, void *p, size_t nbytes);
 };
@@ -154,7 +158,8 @@ static const char rule_usage[] =
     "  -x MODES   of barrier, b2b, start, blocked, with commas (default barrier,b2b)\n"
     "  -l N       a rank ends itself after N seconds (default: never)\n";
 
-// "64K" up to the end or a comma; *end is set behind it. 0 when it is no size.
+// Parses a size such as "64K", which ends at a comma or at the end of the text. Sets *end behind
+// the size. Returns 0 if the text is not a size.
 static size_t rule_parse_size(const char *text, const char **end) {
     char *after;
     int shift = 0;
@@ -191,7 +196,7 @@ static int rule_parse_modes(rule_options *o, const char *text) {
     }
 }
 
-// Takes one option; -1: not one of these, or not a value for it.
+// Takes one option. Returns -1 if the option is not one of these or if its value is invalid.
 static int rule_option(rule_options *o, const char *name, const char *text) {
     int number = atoi(text);
     if (strcmp(name, "-s") == 0) return rule_parse_sizes(o, text);
@@ -221,16 +226,16 @@ static inline int rule_parse(rule_options *o, int argc, char **argv) {
 // pinning, clock, memory
 //------------------------------------------------------------------------------
 
-// System calls of their own, because the C library's need _GNU_SOURCE. A mask is that of up to
-// 1,024 cpus.
+// Pins this rank to a cpu. Uses raw system calls, because the C library's functions need
+// _GNU_SOURCE. A mask covers up to 1,024 cpus.
 static void rule_pin(int rank, int n) {
     enum { BITS = 8 * sizeof(unsigned long), WORDS = 1024 / BITS };
     unsigned long allowed[WORDS], one[WORDS];
     int seen = 0, n_allowed = 0;
     memset(allowed, 0xff, sizeof allowed);
     memset(one, 0, sizeof one);
-    long rc = syscall(SYS_sched_setaffinity, 0, sizeof allowed,
-                      allowed); // leaves those that the job may use
+    // Undoes a binding by the launcher. The kernel leaves the cpus that the job may use.
+    long rc = syscall(SYS_sched_setaffinity, 0, sizeof allowed, allowed);
     memset(allowed, 0, sizeof allowed);
     if (rc == 0) rc = syscall(SYS_sched_getaffinity, 0, sizeof allowed, allowed);
     for (unsigned i = 0; i < 1024; i++) n_allowed += (int)(allowed[i / BITS] >> (i % BITS) & 1);
@@ -279,7 +284,8 @@ static int rule_compare_doubles(const void *a, const void *b) {
 
 static int rule_is_window(rule_op op) { return op >= RULE_RATE && op <= RULE_BIBW; }
 
-// Whether the library and so many ranks can do the operation; if not, says so.
+// Returns true if the library can do the operation with this number of ranks. Otherwise prints the
+// reason.
 static int rule_can(const rule_library *lib, rule_op op) {
     const char *lacks = NULL;
 
@@ -293,13 +299,13 @@ static int rule_can(const rule_library *lib, rule_op op) {
     return !lacks;
 }
 
-// Messages of all ranks in one call.
+// Returns the number of messages of all ranks in one call.
 static int rule_messages(const rule_library *lib, rule_op op) {
     if (!rule_is_window(op)) return 1;
     return op == RULE_BIBW ? RULE_WINDOW * lib->n : RULE_WINDOW * lib->n / 2;
 }
 
-// Where the messages lie, and who sends. Sets send_count and recv_count.
+// Sets the positions of the messages, the directions, send_count and recv_count.
 static void rule_make_window(const rule_library *lib, rule_call *c) {
     size_t line = 64 / sizeof(float);
     size_t stride = (c->count + line - 1) / line * line;
@@ -318,8 +324,8 @@ static void rule_make_window(const rule_library *lib, rule_call *c) {
     c->recv_count = c->receives ? n_slots * stride : 1;
 }
 
-// Element i of what a rank sends in a slot; all elements of a slot differ. The answer is in slot
-// RULE_WINDOW. Below 2^24, so that a float has all the bits.
+// Returns element i of what a rank sends in a slot. All elements of a slot differ. The answer has
+// slot RULE_WINDOW. Values are below 2^24, so that a float holds all their bits.
 static float rule_window_value(int rank, int slot, int window, size_t i) {
     uint64_t x = (uint64_t)rank << 40 | (uint64_t)slot << 32 | ((uint64_t)window + 1);
 
@@ -335,7 +341,7 @@ static void rule_fill_window(const rule_library *lib, const rule_call *c, int wi
             c->send[c->slot[k] + i] = rule_window_value(lib->rank, k, window, i);
 }
 
-// Counts the elements of one slot that are not those of the partner's message in `slot`.
+// Counts the elements of one slot that differ from the partner's message in `slot`.
 static void rule_check_slot(const rule_library *lib, const rule_call *c, int window, int slot,
                             const float *got, size_t count, double *wrong) {
     for (size_t i = 0; i < count; i++) {
@@ -350,7 +356,7 @@ static void rule_check_slot(const rule_library *lib, const rule_call *c, int win
     }
 }
 
-// Adds what is wrong in the receive buffer after `window` to *wrong.
+// Adds the number of wrong elements in the receive buffer after `window` to *wrong.
 static void rule_check_window(const rule_library *lib, const rule_call *c, int window,
                               double *wrong) {
     if (!c->receives) rule_check_slot(lib, c, window, RULE_WINDOW, c->recv, 1, wrong);
@@ -358,15 +364,15 @@ static void rule_check_window(const rule_library *lib, const rule_call *c, int w
         rule_check_slot(lib, c, window, k, c->recv + c->slot[k], c->count, wrong);
 }
 
-// One call of any operation.
+// Makes one call of any operation.
 static int rule_call_once(const rule_library *lib, const rule_call *c) {
     return rule_is_window(c->op) ? lib->window(lib, c) : lib->call(lib, c);
 }
 
 static void rule_spoil(const rule_call *c) { memset(c->recv, 0x55, c->recv_count * sizeof(float)); }
 
-// After it the send buffers hold the values of the last window, which are those that the timed
-// loops send.
+// Checks RULE_WINDOW_CHECKS windows. Leaves the values of the last window in the send buffers; the
+// timed loops send these values.
 static int rule_check_windows(const rule_library *lib, const rule_call *c) {
     double wrong = 0;
     int rc = 0;
@@ -381,7 +387,7 @@ static int rule_check_windows(const rule_library *lib, const rule_call *c) {
     return rc ? rc : wrong > 0;
 }
 
-// What the last window of a timed loop left.
+// Checks the data that the last window of a timed loop left.
 static int rule_check_last(const rule_library *lib, const rule_call *c) {
     double wrong = 0;
 
@@ -394,14 +400,14 @@ static int rule_check_last(const rule_library *lib, const rule_call *c) {
 // values
 //------------------------------------------------------------------------------
 
-// Element i of rank's send buffer, 0 to 63: sums are exact.
+// Returns element i of a rank's send buffer. Values are 0 to 63, so that sums are exact.
 static float rule_value(int rank, size_t i) {
     uint64_t x =
         (uint64_t)rank * 0x9e3779b97f4a7c15u + (uint64_t)(i % RULE_PERIOD) * 0xbf58476d1ce4e5b9u;
     return (float)((x ^ (x >> 29)) * 0x94d049bb133111ebu >> 40 & 63);
 }
 
-// The buffers, or NULL in them where there is no memory.
+// Allocates the buffers. A pointer is NULL if there is no memory.
 static void rule_make_buffers(const rule_library *lib, rule_call *c) {
     size_t n = (size_t)lib->n;
     c->send_count =
@@ -418,7 +424,8 @@ static void rule_free_buffers(const rule_library *lib, const rule_call *c) {
     rule_free(lib, c->send, c->send_count);
 }
 
-// What the receive buffer must hold. sums: over the ranks, of each value in a period.
+// Returns the element that the receive buffer must hold at i. `sums` holds the sum over the ranks
+// of each value in a period.
 static float rule_expected(const rule_library *lib, const rule_call *c, const float *sums,
                            size_t i) {
     size_t own = (size_t)lib->rank * c->count;
@@ -459,8 +466,8 @@ static int rule_check(const rule_library *lib, const rule_call *c) {
 // time
 //------------------------------------------------------------------------------
 
-// `calls` calls; in mode barrier, each behind a barrier, and times[i] is that of call i alone.
-// times may be NULL.
+// Makes a number of calls. In mode barrier a barrier precedes each call, and times[i] is the time
+// of call i alone. `times` may be NULL.
 static int rule_repeat(const rule_library *lib, const rule_call *c, int mode, int calls,
                        double *times) {
     int rc = 0;
@@ -477,8 +484,8 @@ static int rule_repeat(const rule_library *lib, const rule_call *c, int mode, in
     return rc;
 }
 
-// Warms up; *each_us is what a call then takes, with its barrier if it has one, on the slowest
-// rank.
+// Warms up. Sets *each_us to the time that a call then takes on the slowest rank, with its barrier
+// if the mode has one.
 static int rule_warm_up(const rule_library *lib, const rule_call *c, int mode, double *each_us) {
     double spent_us = 0;
     int rc = 0;
@@ -554,7 +561,7 @@ static int rule_run_size(const rule_library *lib, const rule_options *o, rule_ca
                          size_t nbytes) {
     rule_make_buffers(lib, c);
     double missing = !c->send || !c->recv;
-    int rc = lib->max(lib, &missing, 1); // all learn of it
+    int rc = lib->max(lib, &missing, 1); // tells all ranks
     if (!rc && missing > 0) {
         if (lib->rank == 0)
             fprintf(stderr, "%s: no memory for buffers of %zu bytes\n", lib->name, nbytes);
@@ -581,8 +588,8 @@ static int rule_run_blocked(const rule_library *lib) {
     return rc;
 }
 
-// The whole measurement, on every rank. 0 when all went well and all values were right;
-// RULE_REFUSED when nothing could be measured.
+// Runs the whole measurement, on every rank. Returns 0 if everything succeeded and all values were
+// right, and RULE_REFUSED if nothing could be measured.
 static int rule_run(const rule_library *lib, const rule_options *options) {
     rule_options o = *options;
     rule_call c;

@@ -1,8 +1,10 @@
-// backend.c - a backend of somebody else: written against the contract above struct
-// idist_backend_api alone, outside the library. Its ranks are threads of one process that meet at a
-// table. It has barriers and reductions, one call after the other, and nothing else: what it does
-// not have has to come back as IDIST_ERR_UNSUPPORTED, and the world goes on. No other backend is
-// there except self, so that names which other headers provide are unknown.
+// backend.c - a third-party backend, outside the library, written only against the contract above
+// struct idist_backend_api.
+//
+// Its ranks are threads of one process that meet at a table. It supports barriers and reductions,
+// one call after the other. Every other call must return IDIST_ERR_UNSUPPORTED, and the world must
+// go on. Apart from this backend the program has only `self`, so the names of backends from other
+// headers are unknown.
 #define IDIST_NO_RING
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -11,21 +13,24 @@
 
 enum { MAX_RANKS = 8, MAX_NBYTES = 4096, N_RANKS = 3 };
 
-// In call k each rank lays down what it gives in half k % 2, and takes the result when all have. It
-// may be one call ahead of the slowest, never two, so that nobody overwrites what is still read.
+// In call k each rank puts its contribution into half k % 2, and takes the result when all ranks
+// have contributed. A rank may be one call ahead of the slowest rank, but never two. So no rank
+// overwrites data that another rank still reads.
 static struct {
     pthread_mutex_t lock;
     int n_joined;
-    idist_status status;         // not IDIST_OK: a rank told the others that the group failed, ...
-    char cause[400];             // ... and why
-    uint32_t n_given[MAX_RANKS]; // calls for which the rank has laid down its part
+    // IDIST_OK, or the failure that a rank has told the other ranks.
+    idist_status status;
+    char cause[400];             // why the group failed
+    uint32_t n_given[MAX_RANKS]; // number of calls to which the rank has contributed
     idist__fingerprint prints[2][MAX_RANKS];
     char given[2][MAX_RANKS][MAX_NBYTES];
 } table = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-typedef struct seat { // of one world, which is one rank
-    uint32_t call;    // that it is in, or was in last
-    bool given;       // its part of that call lies on the table
+// The state of one world, which is one rank.
+typedef struct seat {
+    uint32_t call; // the current call, or the last one
+    bool given;    // true if the rank has contributed to that call
 } seat;
 
 static idist_status table_claim(idist__config *config, const char **why) {
@@ -37,7 +42,7 @@ static idist_status table_claim(idist__config *config, const char **why) {
 static int joined(int more) {
     pthread_mutex_lock(&table.lock);
     int n = table.n_joined += more;
-    if (n == 0) { // for the next world
+    if (n == 0) { // resets the table for the next world
         table.status = IDIST_OK;
         memset(table.n_given, 0, sizeof table.n_given);
     }
@@ -78,7 +83,8 @@ static idist_status table_group_open(idist_group *g) {
 
 static void table_group_close(idist_group *g) { (void)g; }
 
-// Lays down what this rank gives, and shows which call it is for. With the table's lock.
+// Contributes the data of this rank, and records the call that the data belongs to. Called with the
+// table's lock held.
 static void give(const idist__task *t, seat *mine) {
     const idist__call *c = &t->call;
     int rank = t->group->rank;
@@ -91,7 +97,8 @@ static void give(const idist__task *t, seat *mine) {
     table.n_given[rank] = mine->call;
 }
 
-// Whether all have called the same; otherwise every rank gets the same text.
+// Returns true if all ranks made the same call. Otherwise writes the error text to `text`. The
+// error text is the same on all ranks.
 static bool same_call(const idist_group *g, const idist__fingerprint *prints, char *text,
                       size_t cap) {
     for (int r = 1; r < g->size; r++) {
@@ -112,7 +119,8 @@ static void take(const idist__call *c, int size, char (*given)[MAX_NBYTES]) {
                            c->op == IDIST_AVG ? size : 0);
 }
 
-// The oldest task gives when its turn comes, and ends when all others have given too.
+// Makes progress on the oldest task. The task contributes when its turn comes, and completes when
+// all other ranks have contributed too.
 static void table_progress(idist__world *w) {
     seat *mine = (seat *)w->impl;
     idist__task *oldest = w->tasks.running;
@@ -152,7 +160,8 @@ static void table_start(idist__task *t) {
                              "the table has small reductions and barriers only");
 }
 
-// A nap instead: who waits looks again, so that it may end early, and nobody needs to be woken.
+// Sleeps for a short time, whatever until_ns is. A waiting rank calls this function again, so no
+// rank has to be woken.
 static void table_sleep(idist__world *w, int64_t until_ns) {
     struct timespec nap = {0, 200000};
 
@@ -200,7 +209,7 @@ static int table_missing(idist__task *t, char *text, size_t cap) {
 }
 
 static const idist_backend_api *table_backend(void) {
-    static idist_backend_api api; // what stays NULL is optional
+    static idist_backend_api api; // members that stay NULL are optional
 
     api.abi = IDIST__BACKEND_ABI;
     api.size = sizeof api;
@@ -223,7 +232,7 @@ static const idist_backend_api *table_backend(void) {
 }
 
 //------------------------------------------------------------------------------
-// a world over it
+// worlds over the table
 //------------------------------------------------------------------------------
 
 static int n_wrong, n_failed;
@@ -243,7 +252,7 @@ static idist_group *join(int rank) {
     memset(&desc, 0, sizeof desc);
     desc.rank = rank;
     desc.world_size = N_RANKS;
-    desc.init_method = "tcp://127.0.0.1:1"; // nobody looks there
+    desc.init_method = "tcp://127.0.0.1:1"; // nothing listens there
     desc.timeout_ms = 20000;
     desc.backend = "table";
     EXPECT(!idist_open(&desc, &world));
@@ -287,7 +296,8 @@ static void *rank_main(void *arg) {
     EXPECT(idist_split(world, rank % 2, 0, &half) != IDIST_OK);
     EXPECT(!idist_barrier(&opts));
 
-    // Rank 1 does not come. Who gives up first names it, and the others hear of that.
+    // Rank 1 does not take part. The rank that times out first names it, and the other ranks report
+    // the same cause.
     opts.timeout_ms = 300;
     while (rank == 1 && __atomic_load_n(&n_failed, __ATOMIC_ACQUIRE) < N_RANKS - 1) tap_sleep_ms(1);
     idist_status status = rank == 1
@@ -300,7 +310,7 @@ static void *rank_main(void *arg) {
     return NULL;
 }
 
-// Rank 2 makes another call, and all ranks learn so.
+// Rank 2 makes a different call. All ranks must report the mismatch.
 static void *mismatched_main(void *arg) {
     int rank = *(int *)arg;
     idist_group *world = join(rank);
@@ -321,14 +331,15 @@ static void *mismatched_main(void *arg) {
     return NULL;
 }
 
-// Of a backend that serves no world.
+// The claim function of a backend that serves no world.
 static idist_status spare_claim(idist__config *config, const char **why) {
     (void)config;
     *why = "it is a spare one";
     return IDIST_ERR_NO_BACKEND;
 }
 
-// What is registered, what is not, and more backends than any program has.
+// Checks backend names that are registered, names that are not, and more backends than any program
+// has.
 static void names(void) {
     static const char *const hints[][2] = {{"gloo", "idist_ring.h"},
                                            {"ring", "idist_ring.h"},

@@ -1,6 +1,8 @@
-// fast_math.c - what the loops over floats give, as digests: tests/compile/fast_math.sh builds this
-// file once without and once with -Ofast, and compares what the two print. Values are bits here,
-// because a compiler that was told that there is no NaN may drop a test for one.
+// fast_math.c - prints digests of the results of the loops over floats.
+//
+// tests/compile/fast_math.sh builds this file with and without -Ofast and compares the output.
+// Values are stored as bits, because a compiler that was told that there are no NaNs may remove a
+// test for a NaN.
 #define IDIST_IMPLEMENTATION
 #include "idist_train.h"
 
@@ -20,8 +22,8 @@ static void tell(const char *what, const char *which, idist__isa isa) {
     digest = UINT64_C(0xcbf29ce484222325);
 }
 
-// Both ways, for every code and for floats around every border between two codes. Each count leaves
-// a rest behind vectors.
+// Converts both ways: every code, and floats around every border between two codes. Each count
+// leaves a remainder after the last vector.
 static void conversions(idist_dtype dtype, idist__isa isa) {
     enum { N = 65536 + 13 };
     static uint16_t codes[N];
@@ -49,9 +51,9 @@ static void conversions(idist_dtype dtype, idist__isa isa) {
     tell("narrow", idist_dtype_name(dtype), isa);
 }
 
-// Every pair of these. No subnormal of F32 or F64, and nothing whose product is one: the start code
-// that -Ofast links makes the processor take those as zero, which is what its user asked for. Those
-// of F16 are normal in F32 and must survive.
+// Reduces every pair of these values. No value is a subnormal of F32 or F64, and no product of two
+// values is subnormal. The start code that -Ofast links makes the processor treat subnormals as
+// zero, as its user asked. Subnormals of F16 are normal in F32 and must survive.
 static void reductions(idist_dtype dtype, idist_op op, idist__isa isa) {
     static const uint64_t f64[] = {0,
                                    UINT64_C(1) << 63,
@@ -100,7 +102,7 @@ static void reductions(idist_dtype dtype, idist_op op, idist__isa isa) {
     tell("premul", idist_dtype_name(dtype), isa);
 }
 
-// Gradients with a NaN or an infinity: a norm is refused.
+// Clips gradients that contain `bad`. idist_clip_grad_norm must refuse a NaN or an infinity.
 static void training(uint32_t bad) {
     static float x[1024];
     uint32_t i;

@@ -1,5 +1,7 @@
-// hpp.cpp - every function of idist.hpp, called once: compiled by hpp.sh for each C++, by itself,
-// or with -DUSER in a program of several files. Runs in a world of 1, and spawns two ranks.
+// hpp.cpp - calls every function of idist.hpp once.
+//
+// hpp.sh compiles this file for each C++ standard, by itself or with -DUSER in a program of several
+// files. The program runs in a world of 1 and spawns two ranks.
 #include "idist.hpp"
 
 #include <array>
@@ -8,7 +10,7 @@
 #include <span>
 #endif
 
-int other_file(); // where the other file is
+int other_file(); // tells where the other file is
 
 #ifdef USER
 int other_file() { return idist::all_reduce(idist::rank() + 1, idist::sum); }

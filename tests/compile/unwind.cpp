@@ -1,6 +1,6 @@
 // unwind: functions of a C++ program that throw, longjmp or exit their thread inside idist
 //
-// unwind CASE HOW: runs the case and prints what unwind.sh compares. HOW says in which way the
+// unwind CASE HOW runs the case and prints the lines that unwind.sh compares. HOW says how the
 // function of a worker is left.
 #ifdef WITH_TRAIN
 #include "idist.hpp"
@@ -21,7 +21,7 @@
 
 namespace {
 
-std::string how; // the worker's function is left in this way
+std::string how; // how the worker's function is left
 std::jmp_buf before;
 pid_t parent;
 
@@ -33,12 +33,13 @@ int worker(int local_rank, void *) {
     if (local_rank == 1 && how == "pthread_exit") pthread_exit(nullptr);
     if (local_rank == 1 && how == "own-longjmp") {
         static std::jmp_buf own;
-        if (setjmp(own) == 0) std::longjmp(own, 1); // stays in the function: nothing to report
+        // stays inside the function, so there is nothing to report
+        if (setjmp(own) == 0) std::longjmp(own, 1);
     }
     return idist_all_reduce(&x, &x, 1, IDIST_F32, IDIST_SUM, nullptr) != IDIST_OK;
 }
 
-// Prints "second parent" if a worker comes out of the call.
+// Spawns two workers. Prints "second parent" if a worker returns from this call.
 int spawn(bool parallel, const char *start_method) {
     idist_desc d;
     idist_status status = IDIST_OK;
@@ -77,9 +78,9 @@ void *allocate(size_t nbytes, void *) {
 void give_back(void *p, void *) { std::free(p); }
 void log_line(idist_log_level, const char *, void *) { throw std::runtime_error("disk full"); }
 
-// Every rank prints what it got, and whether it can go on.
+// Prints the status that this rank got and its error text.
 void report(const char *what, idist_status status) {
-    static int rank = -1; // also when the world is gone
+    static int rank = -1; // kept for the time after the world is closed
     if (idist_is_initialized()) rank = idist_get_rank();
     std::printf("rank %d %s: %s %s\n", rank, what, idist_status_name(status),
                 status ? idist_last_error() : "");
@@ -107,7 +108,7 @@ int metric(const void *, size_t, void *, double *) { throw std::runtime_error("n
 idist_status start(idist_bucket *, void *) { throw std::runtime_error("no codec"); }
 idist_status finish(idist_bucket *, void *) { return IDIST_OK; }
 
-// Functions that training gets from the program.
+// Tests functions that training gets from the program.
 void train_case(const std::string &name) {
     if (name == "order") {
         idist_sampler_desc d;
@@ -221,7 +222,8 @@ int main(int argc, char **argv) {
     if (name == "fork") return spawn(false, "fork");
     if (name == "exec") return spawn(false, "exec");
     if (name == "parallel") return spawn(true, "fork");
-    if (name == "join") { // parallel_run in a world that a launcher has made
+    // Calls parallel_run in a world that a launcher has made.
+    if (name == "join") {
         idist_desc d;
         std::memset(&d, 0, sizeof d);
         d.timeout_ms = d.init_timeout_ms = 20000;

@@ -1,8 +1,10 @@
-// vendor.c - what tests/compile/vendor.sh puts around a copy of idist: a program, or one of two
-// shared libraries that each bring their own copy, or the program that uses both libraries.
+// vendor.c - programs and libraries around a copy of idist, for tests/compile/vendor.sh.
+//
+// This file is compiled as a program, as one of two shared libraries, or as the program that uses
+// both libraries. Each library contains its own copy of idist.
 //
 //     -DPROGRAM            two ranks by idist_spawn, with idist.o beside it
-//     -DLIBRARY=a, =b      a_start, a_step, a_stop, ... and nothing else to be seen from outside
+//     -DLIBRARY=a, =b      a_start, a_step, a_stop, ... and no other visible symbol
 //     -DBOTH               main: `both plain`, `addresses`, `threads`, `lost` or `spawn`
 //     -DPLUGIN             main: loads and unloads the library `a` at this path many times
 //     -DFORKED             main: forks while a thread keeps a handle, and the child exits
@@ -61,7 +63,7 @@ int SEEN(_step)(int round, int salt);
 int SEEN(_stop)(void);
 int SEEN(_spawn)(int (*fn)(int, void *), void *arg);
 
-// A value of a round that depends on a rank. `salt` tells the libraries apart.
+// Returns a value that depends on the rank and the round. `salt` is different in each library.
 static double value_of(int rank, int round, int salt) {
     return (double)(salt * 100000 + round * 10 + rank);
 }
@@ -74,7 +76,8 @@ static int say(int status) {
     return status;
 }
 
-// By the variables of a launcher, or (address) as it is told.
+// Joins a world, described by the variables of a launcher or, if `address` is given, by the
+// arguments.
 int SEEN(_start)(int rank, int size, const char *address) {
     idist_desc desc;
 
@@ -86,7 +89,7 @@ int SEEN(_start)(int rank, int size, const char *address) {
     return say(idist_initialize(&desc));
 }
 
-// Every rank gives its value to the others. Returns a status, or 1 when a value is wrong.
+// Exchanges a value between all ranks. Returns a status, or 1 if a value is wrong.
 int SEEN(_step)(int round, int salt) {
     int rank = idist_get_rank(), n = idist_get_world_size(), r;
     double mine = value_of(rank, round, salt), all[8], want = 0, sum = 0;
@@ -115,7 +118,7 @@ int a_spawn(int (*fn)(int, void *), void *arg);
 
 enum { ROUNDS = 200 };
 
-static int rank_of_b, size_of_b; // b's ranks are numbered the other way round
+static int rank_of_b, size_of_b; // b's ranks are in reverse order
 static const char *address_of_b;
 
 static int run_both(void) {
@@ -143,7 +146,7 @@ static void *run_b(void *wrong) {
     return NULL;
 }
 
-// Each library in a thread of its own, from the start on.
+// Runs each library in a thread of its own from the start on.
 static int threads(void) {
     pthread_t thread;
     int a, b = 1;
@@ -154,7 +157,7 @@ static int threads(void) {
     return pthread_join(thread, NULL) || a || b;
 }
 
-// Rank 1 is killed. Rank 0 gets an error from each library, which stays the same.
+// Kills rank 1. Rank 0 must get an error from each library, and the same error on the next call.
 static int lost(void) {
     if (run_both()) return 1;
     if (rank_of_b == 0) kill(getpid(), SIGKILL);
@@ -162,7 +165,8 @@ static int lost(void) {
     return !(a_step(0, 1) < 0 && b_step(0, 2) < 0 && a_step(0, 1) < 0 && b_step(0, 2) < 0);
 }
 
-// A worker that library a has forked. Library b knows nothing of that, until it is told.
+// A worker that library a has forked. Library b learns of its rank only through the call of
+// b_start.
 static int worker(int local_rank, void *arg) {
     int wrong = b_start(1 - local_rank, 2, (const char *)arg) || run_both();
 
@@ -180,11 +184,12 @@ int main(int argc, char **argv) {
     rank_of_b = address_of_b ? size_of_b - 1 - atoi(getenv("RANK")) : 0;
     if (strcmp(mode, "threads") == 0) return threads() ? 1 : puts("right") < 0;
 
-    // The first collective of a: whoever has passed it has left the place where a's ranks met.
+    // The first collective of a. A rank that has completed it no longer needs the address at which
+    // a's ranks met.
     wrong = a_start(0, 0, NULL) || a_step(0, 1) || b_start(rank_of_b, size_of_b, address_of_b);
     if (!wrong && strcmp(mode, "lost") == 0) return lost() ? 1 : puts("right") < 0;
     if (!wrong) wrong = run_both();
-    if (!wrong) wrong = a_stop() || b_step(0, 2) || b_stop(); // b lives on without a
+    if (!wrong) wrong = a_stop() || b_step(0, 2) || b_stop(); // b continues without a
 
     return wrong ? 1 : puts("right") < 0;
 }
@@ -207,7 +212,7 @@ static int count_threads(void) {
     return n;
 }
 
-// One life of the library: a world, a collective, and its end.
+// Runs the library once: opens a world, makes a collective, and closes the world.
 static int live(void *library) {
     int (*start)(int, int, const char *) = NULL, (*step)(int, int) = NULL, (*stop)(void) = NULL;
 
@@ -244,7 +249,8 @@ int main(int argc, char **argv) {
 #include <sys/wait.h>
 #include <unistd.h>
 
-// No thread of the child will ever unlock what another thread of the parent had locked at the fork.
+// Forks while a lock is held. In the child no thread will ever release a lock that another thread
+// of the parent held at the fork.
 int main(void) {
     int status = 0;
     pid_t child;

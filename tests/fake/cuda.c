@@ -1,76 +1,87 @@
-// cuda.c - a stand-in for libcudart, for tests on machines without a GPU. It is no CUDA: it knows
-// five kernels by name, and is linked into tests only, instead of the real library and compiled
-// against its headers (CUDA 12.8 or newer).
+// cuda.c - a stand-in for libcudart, for tests on machines without a GPU.
+//
+// It is not CUDA: it knows five kernels by name. It is linked into tests only, instead of the real
+// library, and compiled against the real headers (CUDA 12.8 or newer).
 //
 // Like the real one
-//   - A stream is a thread with a queue. Calls return before their work is done; who does not
-//     synchronise sees old data.
-//   - A device pointer cannot be dereferenced by the host: it is a PROT_NONE mapping of a memfd,
-//     and operations use a second mapping of the same memory. Fresh memory is not zero, and a
-//     copy beyond the end of it is an error.
-//   - cudaMemcpyAsync of pageable memory: to the device it is captured at the call, more than 64
-//     KiB when the stream gets there; from the device it blocks. Pinned memory (cudaMallocHost,
-//     cudaHostRegister) is read and written later, by the stream.
-//   - cudaMemcpy returns before the data is on the device when the source is pageable or on the
+//   - A stream is a thread with a queue. Calls return before their work is done; a caller that does
+//     not synchronize sees old data.
+//   - The host cannot dereference a device pointer: it points into a PROT_NONE mapping of a memfd,
+//     and operations use a second mapping of the memory. Fresh memory is not zero, and a copy
+//     beyond the end of an allocation is an error.
+//   - cudaMemcpyAsync of pageable memory: a copy of up to 64 KiB to the device reads the source at
+//     the call, a larger copy when the stream gets there. A copy from the device blocks. Pinned
+//     memory (cudaMallocHost, cudaHostRegister) is read and written later, by the stream.
+//   - cudaMemcpy returns before the data is on the device if the source is pageable or on the
 //     device (as documented).
-//   - The NULL stream waits for the streams made without cudaStreamNonBlocking, and they for it.
+//   - The NULL stream waits for the streams made without cudaStreamNonBlocking, and they wait for
+//     the NULL stream.
 //   - cudaFree and cudaFreeHost wait for the device; a stream that never ends makes them wait for
 //     ever.
-//   - Capture: what is called is recorded in call order, also over streams that an event forked
-//     and joined, and replayed. Calls that are not allowed meanwhile fail with 900 and spoil the
-//     capture; modes global, thread-local, relaxed.
-//   - IPC: another process maps the same memory. Not the process that exported it. A handle is that
-//     of a whole allocation, whichever pointer into it was given.
-//   - Memory of a pool (cudaMallocAsync, cudaMallocFromPoolAsync) is reached from other devices
-//     only where cudaMemPoolSetAccess says so. Only calls of NCCL are held to it.
-//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with
-//     its error. So they do when memory of another process is closed that something yet to end
-//     reads.
-//   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does,
-//     or cudaFuncGetAttributes; either waits for all that the device has to do, and is where a
-//     PTX that the driver cannot compile shows.
-//   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one
-//     on the thread's current device, which is 0 where none was chosen.
-//     cuDevicePrimaryCtxGetState says where there is one.
-//   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets
+//   - Capture: calls are recorded in call order and replayed, also across streams that an event
+//     forked and joined. Calls that are not allowed during a capture fail with 900 and invalidate
+//     the capture; the modes are global, thread-local and relaxed.
+//   - IPC: another process maps the same memory, but not the process that exported it. A handle
+//     stands for a whole allocation, whichever pointer into the allocation was passed.
+//   - Other devices can access memory of a pool (cudaMallocAsync, cudaMallocFromPoolAsync) only
+//     where cudaMemPoolSetAccess allows it. Only calls of NCCL are checked for this.
+//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its
+//     error. Calls also fail in this way if memory of another process is closed while unfinished
+//     work reads it.
+//   - Loading is lazy: cudaLibraryLoadData compiles nothing. A kernel is compiled by its first
+//     launch or by cudaFuncGetAttributes. Either call waits for all work of the device, and fails
+//     if the driver cannot compile the PTX.
+//   - cudaSetDevice makes a context on the device, as CUDA 12 does. Most other calls make a context
+//     on the thread's current device, which is 0 by default. cuDevicePrimaryCtxGetState reports
+//     where a context exists.
+//   - Errors set the last error, including cudaErrorNotReady. After fork() the child gets
 //     cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
 // Unlike the real one
-//   - No kernels but those of tests/gpu/pack.cu, of which the library that is loaded has to name
-//     them: here they are that file, compiled for the host. A kernel is found on every device and
-//     has a grid of one dimension.
-//   - No managed memory, 2D copies, peer copies, per-thread default stream, child graphs, graph
-//     nodes made by hand; of memory pools only what makes one and says who reaches its memory. What
-//     is not here does not link.
-//   - A graph runs its operations one after the other. Unjoined streams are found only where no
+//   - The only kernels are those of tests/gpu/pack.cu, compiled for the host. A library that is
+//     loaded must name them. A kernel is found on every device and has a grid of one dimension.
+//   - There are no managed memory, 2D copies, peer copies, per-thread default stream, child graphs
+//     or hand-made graph nodes. Of memory pools there are only the functions that make a pool and
+//     set the access to its memory. A program that uses anything else does not link.
+//   - A graph runs its operations one after the other. Unjoined streams are detected only if no
 //     other stream waited.
-//   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory
-//     is one machine's.
+//   - Errors are never sticky, except errors of kernels. Priorities are kept and ignored. All
+//     devices share the memory of one machine.
 //
 // Environment, read once at the first call
-//   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without
-//                         a driver (35); -2: with one that is too old, which is the same error and
-//                         another cudaDriverGetVersion
-//   FAKE_CUDA_CAPABILITY=list  the major number of each device's compute capability (default 9);
-//                         the last is for the rest
-//   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before
-//                         it starts
-//   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call; -n: the
-//                         nth and all later ones) fails with that code
-//   FAKE_CUDA_JIT=code    kernels cannot be compiled for the device: whatever has to load one fails
-//                         with that code
-//   FAKE_CUDA_JIT_MS=n    each kernel takes that long to be compiled
-//   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones,
-//                         without an error: the IOMMU or PCIe ACS of some machines. Copies to the
-//                         host are made by the device that has the memory.
-//   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
-//   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as
-//                         the real ones may
-//   FAKE_CUDA_ALLOC_US=n  cudaMalloc takes that long
-//   FAKE_CUDA_QUEUE=n     a stream holds n operations: whoever adds one to a full stream waits, as
-//                         with the real ones after about a thousand
-//   FAKE_CUDA_DESTROYED_ENDS=1  to use a stream that was destroyed ends the program, as it may with
-//                         the real ones
+//   FAKE_CUDA_DEVICES=n
+//       number of devices of the machine (default 1). 0 gives cudaErrorNoDevice. -1 acts as if
+//       there were no driver (35). -2 acts as if the driver were too old, with the same error and
+//       another cudaDriverGetVersion.
+//   FAKE_CUDA_CAPABILITY=list
+//       the major number of each device's compute capability (default 9); the last number counts
+//       for the remaining devices
+//   FAKE_CUDA_DELAY_US=n
+//       every copy, memset, host function and collective waits that long before it starts
+//   FAKE_CUDA_FAIL=function:nth:code
+//       the nth call of that function fails with that code (nth counts from 1; 0 is every call; -n
+//       is the nth and all later calls)
+//   FAKE_CUDA_JIT=code
+//       kernels cannot be compiled for the device: every call that has to load a kernel fails with
+//       that code
+//   FAKE_CUDA_JIT_MS=n
+//       each kernel takes that long to be compiled
+//   FAKE_CUDA_CORRUPT_PEERS=1
+//       data that a copy or a kernel reads from another device arrives as ones, without an error,
+//       as with the IOMMU or PCIe ACS of some machines. Copies to the host are made by the device
+//       that has the memory.
+//   FAKE_CUDA_STUCK_PEERS=1
+//       such a copy never ends
+//   FAKE_CUDA_ALLOC_WAITS=1
+//       cudaMalloc and cudaHostRegister wait for the pending work of the device, as the real
+//       functions may
+//   FAKE_CUDA_ALLOC_US=n
+//       cudaMalloc takes that long
+//   FAKE_CUDA_QUEUE=n
+//       a stream holds n operations: a call that adds one to a full stream waits, as with the real
+//       library after about a thousand operations
+//   FAKE_CUDA_DESTROYED_ENDS=1
+//       using a destroyed stream ends the program, as it may with the real library
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -92,7 +103,7 @@
 #include <unistd.h>
 
 #define MAX_DEVICES 64
-#define MARKS 64                      // records of one event that may be under way at once
+#define MARKS 64                      // number of records of one event that may be pending at once
 #define FILL_LIMIT ((size_t)16 << 20) // larger fresh memory is filled at both ends only
 #define FILL_END ((size_t)1 << 20)
 #define CAPTURED_AT_ONCE ((size_t)64 << 10) // pageable memory on its way to the device
@@ -102,7 +113,8 @@ typedef struct work {
     int refs;
 } work;
 
-typedef struct node { // a place in a stream's queue; it stays at the head while it runs
+// An entry in a stream's queue. It stays at the head while it runs.
+typedef struct node {
     struct node *next;
     work *work;
     uint64_t seq, ticket;
@@ -130,13 +142,14 @@ struct CUstream_st {
     bool is_null, started, destroyed;
     node *head, **tail;
     capture *capture;
-    uint64_t last_step,
-        joined_step; // in the capture: its last, and until where another stream has waited for it
+    // In the capture: the last step of this stream, and the last step that another stream has
+    // waited for.
+    uint64_t last_step, joined_step;
 };
 
 struct CUevent_st {
     int refs, device;
-    uint64_t capture_id, capture_step; // last recorded in this capture
+    uint64_t capture_id, capture_step; // position of the last record in a capture
     cudaStream_t capture_stream;
     uint64_t recorded, done[MARKS]; // done[n % MARKS] == n: the nth record has happened
 };
@@ -150,21 +163,22 @@ struct CUgraphExec_st {
 
 typedef enum block_kind { BLOCK_DEVICE, BLOCK_IMPORTED, BLOCK_PINNED, BLOCK_REGISTERED } block_kind;
 
-typedef struct block { // memory that CUDA knows
+// Memory that CUDA knows.
+typedef struct block {
     struct block *next;
     block_kind kind;
-    char *base, *view; // what the caller has, what operations use
+    char *base, *view; // the caller's mapping, and the mapping that operations use
     size_t size;
     int device, fd, n_opened;
     uint64_t inode;
-    int bus;            // of the device that has it
-    cudaMemPool_t pool; // that it is of; NULL: none
+    int bus;            // bus number of the device that has the memory
+    cudaMemPool_t pool; // pool of the memory, or NULL
 } block;
 
 struct CUmemPoolHandle_st {
-    int refs; // its handle, and its memory
+    int refs; // references: its handle, and its memory
     int device;
-    bool reached[MAX_DEVICES]; // by other devices
+    bool reached[MAX_DEVICES]; // true if another device may access the memory
 };
 
 typedef struct ipc_handle {
@@ -173,7 +187,7 @@ typedef struct ipc_handle {
 } ipc_handle;
 #define IPC_MAGIC 0x66616b6563756461u
 
-// One lock and one condition for everything: whatever changes, all look again.
+// One lock and one condition for everything. After every change all waiting threads check again.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct CUstream_st null_streams[MAX_DEVICES];
@@ -181,7 +195,7 @@ static struct CUmemPoolHandle_st default_pools[MAX_DEVICES];
 static cudaStream_t streams;
 static block *blocks;
 static uint64_t sequence, n_captures;
-static atomic_int broken;                  // what a kernel failed with
+static atomic_int broken;                  // error of a kernel
 static _Atomic uint64_t n_read, n_written; // bytes of device memory
 
 static struct {
@@ -192,8 +206,8 @@ static struct {
     bool corrupt_peers, stuck_peers, alloc_waits, destroyed_ends;
     unsigned alloc_us;
     unsigned jit_ms;
-    int queue_limit; // 0: none
-    bool forked;     // since then
+    int queue_limit; // 0 for no limit
+    bool forked;     // true after a fork
 } config;
 
 static _Thread_local cudaError_t last_error;
@@ -277,8 +291,8 @@ static cudaError_t result(cudaError_t error) {
 }
 
 static cudaError_t unlock(cudaError_t error) {
-    // A kernel may have failed meanwhile; not one that this call has queued, as that needs the lock
-    // to begin.
+    // A kernel may have failed meanwhile. A kernel that this call has queued cannot have failed
+    // yet, because it needs the lock to begin.
     if (!error) error = (cudaError_t)atomic_load(&broken);
     pthread_mutex_unlock(&lock);
     return result(error);
@@ -286,7 +300,7 @@ static cudaError_t unlock(cudaError_t error) {
 
 static atomic_bool contexts[MAX_DEVICES];
 
-// Calls that need none.
+// Makes a context, except for the functions that need none.
 static void make_context(const char *function) {
     static const char *const without[] = {
         "cudaGetDeviceCount",    "cudaSetDevice",           "cudaGetDevice",
@@ -387,7 +401,7 @@ const char *cudaGetErrorString(cudaError_t error) {
 }
 
 //------------------------------------------------------------------------------
-// streams (all that follows until the API is called with the lock held)
+// streams (called with the lock held, up to the API sections)
 //------------------------------------------------------------------------------
 
 static void wait_changed(void) { pthread_cond_wait(&changed, &lock); }
@@ -420,8 +434,8 @@ static void drop_works(works *list) {
     free(list->item);
 }
 
-// The NULL stream and the blocking streams of a device wait for what was queued earlier on the
-// other side.
+// Returns true if an entry must wait. The NULL stream and the blocking streams of a device wait for
+// entries that were queued earlier on the other side.
 static bool must_wait(cudaStream_t s, const node *n) {
     if (s->flags & cudaStreamNonBlocking) return false;
     for (cudaStream_t other = streams; other; other = other->next)
@@ -524,7 +538,7 @@ static void wait_device(int device) {
     for (cudaStream_t s = streams; s;) {
         if (s->device == device && s->head && s->head->seq <= seq) {
             wait_changed();
-            s = streams; // it may have gone
+            s = streams; // the stream may be gone
         } else s = s->next;
     }
 }
@@ -534,7 +548,7 @@ static cudaError_t spoil(capture *c, cudaError_t error) {
     return error;
 }
 
-// Calls such as cudaMalloc are not allowed while something is captured: the rules of
+// Checks a call such as cudaMalloc, which is not allowed during a capture, by the rules of
 // cudaStreamCaptureMode.
 static cudaError_t check_unsafe(void) {
     for (cudaStream_t s = streams; s; s = s->next) {
@@ -550,7 +564,7 @@ static cudaError_t check_unsafe(void) {
     return cudaSuccess;
 }
 
-// The blocking stream that captures, for which the NULL stream would wait.
+// Returns the blocking stream that captures and that the NULL stream would have to wait for.
 static cudaStream_t in_the_way(cudaStream_t s) {
     for (cudaStream_t other = streams; s->is_null && other; other = other->next)
         if (other->capture && other->device == s->device && !(other->flags & cudaStreamNonBlocking))
@@ -666,8 +680,9 @@ static void free_block(block *b) {
     free(b);
 }
 
-// Fresh memory holds no zeros by chance. The arenas of a world of six take 384 MiB: to fill them
-// whole took longer than everything else that a test did.
+// Fills fresh memory, so that it does not hold zeros by chance. Large memory is filled at both ends
+// only. The arenas of a world of six take 384 MiB, and filling them took longer than the rest of a
+// test.
 static void fill_fresh(char *memory, size_t size) {
     if (size <= FILL_LIMIT) {
         memset(memory, 0xA5, size);
@@ -677,7 +692,7 @@ static void fill_fresh(char *memory, size_t size) {
     memset(memory + size - FILL_END, 0xA5, FILL_END);
 }
 
-// fd: of the exporter's memory, or -1.
+// Makes a block. `fd` is the descriptor of the exporter's memory, or -1.
 static block *new_block(block_kind kind, size_t size, int fd) {
     struct stat st;
     block *b = calloc(1, sizeof *b);
@@ -727,7 +742,7 @@ static cudaError_t release(void *pointer, block_kind kind, cudaError_t unknown) 
     block *b = find_block(pointer);
     if (!b || b->kind != kind || b->base != pointer) return unlock(unknown);
     wait_device(b->device);
-    b = find_block(pointer); // the lock was given up
+    b = find_block(pointer); // the lock was released meanwhile
     if (b && --b->n_opened == 0) free_block(b);
     return unlock(cudaSuccess);
 }
@@ -737,10 +752,12 @@ fake_traffic fake_traffic_now(void) {
     return t;
 }
 
-typedef struct copy { // src NULL: memset
+// A copy, or a memset if src is NULL.
+typedef struct copy {
     char *dst;
     const char *src;
-    size_t nbytes, n_read, n_written; // the last two: of device memory
+    // n_read and n_written count bytes of device memory.
+    size_t nbytes, n_read, n_written;
     int value;
     bool between_devices;
     char captured[];
@@ -989,8 +1006,8 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceEnablePeerAccess(int peer,
-                                       unsigned flags) { // everybody reaches everything here
+// Every device can access all memory here.
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     ENTER();
     REQUIRE(peer >= 0 && peer < config.n_devices && peer != current_device && flags == 0,
             cudaErrorInvalidDevice);
@@ -1053,7 +1070,7 @@ int fake_count_queued(cudaStream_t stream) {
     return count;
 }
 
-// Returns at once; the thread ends when the queue is empty.
+// Returns at once. The stream's thread ends when the queue is empty.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     ENTER();
     pthread_mutex_lock(&lock);
@@ -1066,7 +1083,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return unlock(cudaSuccess);
 }
 
-// What waits for a stream, or asks for its state, may do so: not while something is captured.
+// Checks a call that waits for a stream or queries it. Such calls are not allowed during a capture.
 static cudaError_t check_waitable(cudaStream_t s) {
     if (!s) return cudaErrorInvalidResourceHandle;
     if (s->capture) return spoil(s->capture, cudaErrorStreamCaptureUnsupported);
@@ -1111,8 +1128,9 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     return fake_enqueue(stream, (fake_work){run_host_call, NULL, free, call, false});
 }
 
-// Memory in the order of a stream: here it is there at once, and goes when the stream gets to it.
-// That of a graph stays. pool NULL: the default one.
+// Allocates memory in stream order. Here the memory exists at once, and is freed when the stream
+// gets to the call that frees it. Memory that a graph allocated stays. A NULL pool means the
+// default pool.
 static cudaError_t allocate_in_order(void **pointer, size_t size, cudaMemPool_t pool,
                                      cudaStream_t stream) {
     pthread_mutex_lock(&lock);
@@ -1162,7 +1180,7 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps
     return cudaSuccess;
 }
 
-// What is allocated from it stays until it is freed.
+// Memory allocated from the pool stays until it is freed.
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
     ENTER();
     REQUIRE(pool, cudaErrorInvalidValue);
@@ -1208,7 +1226,8 @@ cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) {
 // API: events
 //------------------------------------------------------------------------------
 
-typedef struct moment { // one record of an event
+// One record of an event.
+typedef struct moment {
     cudaEvent_t event;
     uint64_t n;
 } moment;
@@ -1299,7 +1318,8 @@ static capture *find_capture(uint64_t id) {
     return NULL;
 }
 
-// The event was recorded in a capture: the stream becomes part of it, or joins what it forked from.
+// Handles a wait for an event that was recorded in a capture. The stream becomes part of the
+// capture, or joins the stream that it forked from.
 static cudaError_t join_capture(cudaStream_t s, cudaEvent_t event) {
     capture *c = find_capture(event->capture_id);
     if (!c) return cudaErrorCapturedEvent;
@@ -1353,8 +1373,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 enum {
     N_REDUCE = 4,
     N_KERNELS = 5,
+    // Number of threads of a block, which is the launch bound of the kernels.
     KERNEL_THREADS = 512
-}; // the last: of a block, the kernels' launch bounds
+};
 
 struct CUkern_st {
     bool found, loaded;
@@ -1367,7 +1388,7 @@ static cudaLibrary_t libraries;
 
 static const struct {
     const char *name;
-    size_t size; // of an element that is reduced
+    size_t size; // size of an element that is reduced
     void (*reduce)(idist_reduce_args args, idist_reduce_size first, idist_reduce_size step);
     void (*pack)(idist_pack_args args, idist_reduce_size first, idist_reduce_size step);
 } kernels[N_KERNELS] = {{"idist_reduce_f32", 4, idist_reduce_f32, NULL},
@@ -1385,7 +1406,7 @@ typedef struct launch {
     } args;
 } launch;
 
-// Where a stream's thread finds what a kernel gets.
+// Replaces a kernel operand by the address that a stream's thread can access.
 static cudaError_t reach_operand(const void **pointer, uint64_t count, size_t size,
                                  size_t alignment) {
     if ((uintptr_t)*pointer % alignment) return cudaErrorMisalignedAddress;
@@ -1405,7 +1426,7 @@ static cudaError_t run_reduce(const launch *l) {
     idist_reduce_args a = l->args.reduce;
     const void *out = a.out, *also = a.also;
     size_t size = kernels[l->which].size;
-    void *ones = NULL; // what arrives from another device where that is corrupted
+    void *ones = NULL; // what arrives from another device if its data is corrupted
     if (a.count == 0) return cudaSuccess;
     cudaError_t error =
         a.n >= 1 && a.n <= 16 ? reach_operand(&out, a.count, size, size) : cudaErrorIllegalAddress;
@@ -1431,7 +1452,7 @@ static cudaError_t run_reduce(const launch *l) {
 static cudaError_t run_pack(const launch *l) {
     idist_pack_args a = l->args.pack;
     bool widens = a.op >= IDIST_UNPACK_F16;
-    size_t from = widens ? 2 : 4, to = widens ? 4 : 2; // bytes of an element
+    size_t from = widens ? 2 : 4, to = widens ? 4 : 2; // bytes per element
     const void *out = a.out;
     if (a.count == 0) return cudaSuccess;
     cudaError_t error = reach_operand(&a.in, a.count, from, from);
@@ -1600,7 +1621,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     pthread_mutex_lock(&lock);
     cudaStream_t s = find_stream(stream);
     if (!s) return unlock(cudaErrorInvalidResourceHandle);
-    if (in_the_way(s)) return unlock(cudaErrorStreamCaptureImplicit); // to ask spoils nothing
+    if (in_the_way(s)) return unlock(cudaErrorStreamCaptureImplicit); // asking invalidates nothing
     *status = !s->capture           ? cudaStreamCaptureStatusNone
               : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
                                     : cudaStreamCaptureStatusActive;
@@ -1692,7 +1713,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 
 _Static_assert(sizeof(ipc_handle) <= sizeof(cudaIpcMemHandle_t), "a handle holds what we need");
 
-// A descriptor of the exporter's memfd, or -1.
+// Opens the exporter's memfd. Returns a descriptor, or -1.
 static int open_exported(const ipc_handle *h) {
     char path[64];
     struct stat st;
@@ -1739,7 +1760,7 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
     return unlock(b ? cudaSuccess : cudaErrorInvalidResourceHandle);
 }
 
-// Whether something that a stream has yet to end reads this memory of another process.
+// Returns true if unfinished work of a stream reads this memory of another process.
 static bool is_read_by(const work *w, const block *b) {
     if (w->w.run == run_copy) {
         const char *from = ((const copy *)w->w.arg)->src;

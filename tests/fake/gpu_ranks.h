@@ -1,4 +1,5 @@
-// gpu_ranks.h - what the tests of idist_nccl.h on the stand-ins for libcudart and libnccl share
+// gpu_ranks.h - shared parts of the tests of idist_nccl.h on the stand-ins for libcudart and
+// libnccl
 #ifndef GPU_RANKS_H
 #define GPU_RANKS_H
 
@@ -40,7 +41,7 @@ static inline idist_opts on_stream(idist_group *g, cudaStream_t stream) {
     return o;
 }
 
-// What idist_desc.logger has been told: warnings and errors.
+// Warnings and errors that idist_desc.logger has received.
 static char said[4000];
 static inline void keep_said(idist_log_level level, const char *line, void *user) {
     size_t used = strlen(said);

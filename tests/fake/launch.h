@@ -1,7 +1,9 @@
-// launch.h - kernels on the stand-in for the CUDA runtime. It launches none, but the examples'
-// kernels are made of elements that do not depend on one another, each a function for host and
-// device: here a launch is a loop over the elements, in the stream's thread, after what the stream
-// holds. tests/device/examples.sh puts fake_launch where a program has <<<...>>>.
+// launch.h - launches kernels on the stand-in for the CUDA runtime
+//
+// The stand-in launches no kernels. But the elements of the examples' kernels do not depend on one
+// another, and each element is a function for host and device. So a launch is a loop over the
+// elements. The loop runs in the stream's thread, after the earlier work of the stream.
+// tests/device/examples.sh replaces <<<...>>> in a program by fake_launch.
 #ifndef FAKE_LAUNCH_H
 #define FAKE_LAUNCH_H
 
@@ -11,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What a kernel gets by value: device pointers in it become those that this process can follow.
+// Returns the arguments of a kernel with device pointers replaced by pointers that this process can
+// follow.
 template <typename A> static A fake_follow(A a) {
     void *word[sizeof a / sizeof(void *) + 1];
     memset(word, 0, sizeof word);

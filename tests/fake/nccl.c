@@ -1,78 +1,81 @@
-// nccl.c - a stand-in for libnccl 2.28, for tests on machines without a GPU. It needs cuda.c beside
-// it, is linked into tests only, and is compiled against the real nccl.h.
+// nccl.c - a stand-in for libnccl 2.28, for tests on machines without a GPU.
+//
+// It needs cuda.c beside it, is linked into tests only, and is compiled against the real nccl.h.
 //
 // Like the real one
-//   - Ranks are processes or threads that meet by the unique id; the process that made it must live
-//     until all have met.
-//   - Operations run in the stream that they were given, after what is queued there, and wait for
-//     their peers there. Operations of one communicator run in the order of the calls, whatever
-//     their streams.
-//   - A peer that died, or that called something else, is waited for: for ever, with
-//     cudaStreamQuery saying "not ready" and ncclCommGetAsyncError 0, until ncclCommAbort. Then the
-//     stream goes on; the result is garbage.
-//   - Small messages are sent without waiting for the receiver, so a broadcast's root may end
+//   - Ranks are processes or threads that meet by the unique id. The process that made the id must
+//     live until all ranks have met.
+//   - An operation runs in its stream, after the work that is queued there, and waits for its peers
+//     in the stream. Operations of one communicator run in the order of the calls, whatever their
+//     streams.
+//   - An operation waits for ever for a peer that died or that called something else.
+//     cudaStreamQuery says "not ready" and ncclCommGetAsyncError returns 0 until ncclCommAbort.
+//     Then the stream continues, and the result is garbage.
+//   - Small messages are sent without waiting for the receiver, so the root of a broadcast may end
 //     first.
-//   - The first collective of an algorithm on a communicator, and the first send and receive of a
-//     pair, block the calling thread until the peers make theirs: that connects them. Which
-//     algorithm it is depends on the kind of call, its size, and type and operator.
-//     NCCL_RUNTIME_CONNECT=0, or a version before 22200: collectives are connected by init.
+//   - The first collective of an algorithm on a communicator blocks the calling thread until the
+//     peers make theirs, because it connects them. The first send and receive of a pair block in
+//     the same way. The algorithm depends on the kind of call, its size, type and operator. With
+//     NCCL_RUNTIME_CONNECT=0, or a version before 22200, init connects the collectives.
 //   - ncclCommAbort and ncclCommDestroy must not run while a thread is inside a call with that
-//     communicator, also ncclCommGetAsyncError, nor ncclCommFinalize while one is in a call that
-//     enqueues: here it ends the program. ncclCommRevoke (from 22807 on) may: it ends what runs and
-//     what connects, and frees nothing.
+//     communicator, including ncclCommGetAsyncError. ncclCommFinalize must not run while a thread
+//     is in a call that enqueues. Here such a call ends the program. ncclCommRevoke (from 22807 on)
+//     is allowed: it ends operations and connection attempts, and frees nothing.
 //   - Finalize, destroy and abort wait until the graphs that hold calls of the communicator are
-//     destroyed; an abort after ncclCommRevoke does not, and whoever destroys such a graph later
-//     touches what was freed: here it ends the program.
+//     destroyed. An abort after ncclCommRevoke does not wait, and destroying such a graph later
+//     accesses freed memory. Here that ends the program.
 //   - Calls between ncclGroupStart and ncclGroupEnd start at the end; their sends and receives
 //     progress together. Init may be in a group.
-//   - ncclAvg and PreMulSum multiply floats in their own type before they are summed; integers are
-//     divided afterwards.
-//   - 8-bit floats from version 22400 on, and reduced only where all devices are of compute
+//   - ncclAvg and PreMulSum multiply floats in their own type before the sum; integers are divided
+//     after the sum.
+//   - 8-bit floats exist from version 22400 on. They are reduced only if all devices have compute
 //     capability 9.0 or more.
-//   - Two ranks on one GPU: "Duplicate GPU detected", unless NCCL_HOSTID differs or, for version >=
-//     23003, NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks of different versions are refused.
-//   - Ranks of one process read and write each other's buffers, unless NCCL_P2P_DIRECT_DISABLE=1:
-//     memory of a pool that the other devices do not reach is an illegal address. The real one does
-//     it where the devices are peers, in calls that are large enough; here all calls do.
-//   - Config blocking=0: ncclInProgress from init and revoke, and once after each group; who does
-//     not ask again gets an error.
-//   - Finalize and destroy wait for the other ranks of the host. After count 0 nothing happens at
-//     all.
-//   - Without a driver: ncclGetUniqueId 0, ncclCommInitRank 1.
+//   - Two ranks on one GPU give "Duplicate GPU detected", unless NCCL_HOSTID differs or, for
+//     version >= 23003, NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks of different versions are refused.
+//   - Ranks of one process read and write each other's buffers, unless NCCL_P2P_DIRECT_DISABLE=1.
+//     Memory of a pool that the other devices cannot access is then an illegal address. The real
+//     library accesses buffers directly only between devices that are peers, in calls that are
+//     large enough; here all calls do so.
+//   - Config blocking=0: init and revoke return ncclInProgress, and so does the first query after
+//     each group. A caller that does not query again gets an error.
+//   - Finalize and destroy wait for the other ranks of the host. A call with count 0 does nothing
+//     at all.
+//   - Without a driver ncclGetUniqueId returns 0 and ncclCommInitRank returns 1.
 // Unlike the real one
-//   - Sums are in ascending rank order, always. Everything goes through shared memory, 64 ranks at
-//     most.
-//   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real one would
+//   - Sums are always in ascending rank order. All data goes through shared memory, with 64 ranks
+//     at most.
+//   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real library would
 //     fault on the device.
-//   - Only what idist calls: no CommInitAll, Split, Shrink, Register, MemAlloc, Gather, Scatter,
-//     AlltoAll, scalars on the device, windows, SimulateEnd, device API. They do not link.
+//   - There are only the functions that idist calls: no CommInitAll, Split, Shrink, Register,
+//     MemAlloc, Gather, Scatter, AlltoAll, scalars on the device, windows, SimulateEnd or device
+//     API. A program that uses them does not link.
 //
 // Environment
 //   FAKE_NCCL_VERSION=n
-//       what ncclGetVersion says (default NCCL_VERSION_CODE)
+//       result of ncclGetVersion (default NCCL_VERSION_CODE)
 //   FAKE_NCCL_FAIL=code
-//       initialisation fails with this code, in each process that has it
+//       initialization fails with this code, in each process that has the variable
 //   FAKE_NCCL_REMOTE=1
-//       a peer whose process ended is noticed, as over a network: ncclRemoteError, of
-//       ncclCommGetAsyncError and of each call from then on; the operations still never end
+//       a peer whose process ended is noticed, as over a network: ncclCommGetAsyncError and each
+//       call from then on return ncclRemoteError; the operations still never end
 //   FAKE_NCCL_TIMEOUT_MS=n
-//       operations that wait longer make that ncclTimeout (8); with FAKE_NCCL_REMOTE=2
+//       operations that wait longer set ncclTimeout (8); with FAKE_NCCL_REMOTE=2 they set
 //       ncclRemoteError, as if a connection broke that only NCCL uses
 //   FAKE_NCCL_INIT_HANGS=1
-//       initialisation never ends (ncclCommAbort ends it when blocking=0)
+//       initialization never ends (ncclCommAbort ends it if blocking=0)
 //   FAKE_NCCL_RUN_HANGS=1
-//       operations that run never end, until an abort or a revoke
+//       running operations never end, until an abort or a revoke
 //   FAKE_NCCL_LATER_HANGS=1
-//       what is begun on communicators that do not block stays in progress, until an abort or a
-//       revoke
+//       operations begun on nonblocking communicators stay in progress, until an abort or a revoke
 //   FAKE_NCCL_QUERY_US=n
-//       ncclCommGetAsyncError takes that long where nothing was enqueued for 100 ms
+//       ncclCommGetAsyncError takes that long if nothing was enqueued for 100 ms
 //   FAKE_NCCL_STAYS_MS=n
-//       who waits for a peer in a call comes out that long after the abort or the revoke
+//       a thread that waits for a peer in a call returns that long after the abort or the revoke
 //   FAKE_NCCL_REVOKE_HANGS=1
-//       a revoke of a communicator that does not block stays in progress
+//       a revoke of a nonblocking communicator stays in progress
 //   FAKE_NCCL_IN_PROGRESS=1
-//       calls between ncclGroupStart and ncclGroupEnd on such a communicator return ncclInProgress
+//       calls between ncclGroupStart and ncclGroupEnd on a nonblocking communicator return
+//       ncclInProgress
 //   FAKE_NCCL_GROUP_FAIL=code
 //       the end of a group of several calls fails with this code, and nothing is begun
 #ifndef _GNU_SOURCE
@@ -99,14 +102,15 @@
 #define MAX_RANKS 64
 #define MAX_OPS 64
 #define RING_BYTES (256 * 1024)
-#define BLOCK_BYTES (128 * 1024) // of a reduction
+#define BLOCK_BYTES (128 * 1024) // block of a reduction
 #define TIMED_OUT 8              // ncclTimeout, from 2.30.3 on
 
 //------------------------------------------------------------------------------
 // shared memory of a communicator
 //------------------------------------------------------------------------------
 
-typedef struct unique_id { // what a ncclUniqueId holds: a memfd of the process that made it
+// Contents of an ncclUniqueId: a memfd of the process that made it.
+typedef struct unique_id {
     uint64_t magic, inode;
     int pid, fd;
 } unique_id;
@@ -115,15 +119,16 @@ _Static_assert(sizeof(unique_id) <= sizeof(ncclUniqueId), "an id holds what we n
 
 typedef struct peer {
     atomic_int arrived, finalized;
-    int version, major; // of the compute capability
+    int version, major; // major number of the compute capability
     long bus;
     uint64_t host;
     int pid, device;                                        // the device's number in that process
-    atomic_uint connected;                                  // algorithms
+    atomic_uint connected;                                  // bits of algorithms
     atomic_bool sends_to[MAX_RANKS], recvs_from[MAX_RANKS]; // pairs
 } peer;
 
-typedef struct ring { // bytes from one rank to another
+// Bytes from one rank to another.
+typedef struct ring {
     atomic_ulong head, tail;
     char data[RING_BYTES];
 } ring;
@@ -131,11 +136,12 @@ typedef struct ring { // bytes from one rank to another
 typedef struct segment {
     atomic_int fd_closed;
     peer peers[MAX_RANKS];
-    ring rings[]; // from * n_ranks + to
+    ring rings[]; // index: from * n_ranks + to
 } segment;
 
 typedef struct reduction {
-    ncclRedOp_t op; // ncclSum, ncclProd, ncclMax, ncclMin; what Avg and PreMulSum come down to
+    // ncclSum, ncclProd, ncclMax or ncclMin; Avg and PreMulSum are mapped to one of them
+    ncclRedOp_t op;
     bool used, scaled, divided;
     ncclDataType_t type;
     char scalar[8];
@@ -149,15 +155,15 @@ struct ncclComm {
     ncclUniqueId id;
     atomic_int refs, async, polls, n_running;
     atomic_int inside; // threads in a call that enqueues
-    atomic_int asking; // and in ncclCommGetAsyncError
+    atomic_int asking; // threads in ncclCommGetAsyncError
     _Atomic int64_t enqueued_ms;
-    atomic_int persistent; // operations that graphs hold
+    atomic_int persistent; // number of operations that graphs hold
     atomic_bool aborted, revoked, freed;
-    unsigned connected; // as those of peer, of this rank
+    unsigned connected; // this rank's own copy of the members of peer with these names
     bool sends_to[MAX_RANKS], recvs_from[MAX_RANKS];
     atomic_ulong tickets, done;
     reduction ops[MAX_OPS];
-    // of a job under way: what it does, where its result goes
+    // The pending job: its function, and where its result goes.
     ncclResult_t (*job)(ncclComm_t);
     ncclComm_t *where, next;
     pthread_t thread;
@@ -173,11 +179,11 @@ typedef struct call {
     char *recv;
     size_t count;
     ncclDataType_t type;
-    int op, root; // root: or the peer
+    int op, root; // root, or the peer
     ncclComm_t comm;
     cudaStream_t stream;
     reduction reduction;
-    bool out_of_reach; // a buffer, for another rank of this process
+    bool out_of_reach; // true if another rank of this process cannot access a buffer
 } call;
 
 static _Thread_local struct {
@@ -207,7 +213,8 @@ static ncclResult_t cuda_failed(cudaError_t error) {
     return fail(ncclUnhandledCudaError, "Cuda failure '%s'", cudaGetErrorString(error));
 }
 
-// Who waits for long wakes less often: most of the tests on hanging calls would go into this.
+// Waits a little. A thread that has waited for long wakes less often, because tests on hanging
+// calls would spend most of their time here.
 enum { SHORT_TURNS = 200 };
 static void nap(int *turns) {
     if (++*turns <= 20) sched_yield();
@@ -264,7 +271,8 @@ static void drop_comm(ncclComm_t comm) {
 // the environment
 //------------------------------------------------------------------------------
 
-// Calls read it in threads of idist's, so a test that changes it meanwhile takes the same lock.
+// Taken to read or change the environment. Threads of idist read it in calls while a test may
+// change it.
 static pthread_mutex_t env_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void fake_set_env(const char *name, const char *value) {
@@ -287,7 +295,7 @@ static int number_of(const char *name) {
 }
 
 //------------------------------------------------------------------------------
-// initialisation and the end
+// initialization and the end
 //------------------------------------------------------------------------------
 
 static int version(void) {
@@ -317,7 +325,7 @@ static void introduce(ncclComm_t comm, peer *me) {
     cudaDeviceGetAttribute(&me->major, cudaDevAttrComputeCapabilityMajor, device);
 }
 
-// All ranks come to the same result.
+// Checks whether the ranks fit together. All ranks get the same result.
 static ncclResult_t check_peers(ncclComm_t comm) {
     const peer *peers = comm->shared->peers, *me = &peers[comm->rank];
     const char *several = read_env("NCCL_MULTI_RANK_GPU_ENABLE");
@@ -386,8 +394,8 @@ static void *job_thread(void *arg) {
     return NULL;
 }
 
-// Runs here when blocking, in a thread when not, and in a thread that GroupEnd joins when in a
-// group.
+// Runs a job. A communicator that blocks runs it in this thread, and one that does not block in a
+// thread of its own. Within a group the job runs in a thread that GroupEnd joins.
 static ncclResult_t start_job(ncclComm_t comm, ncclResult_t (*job)(ncclComm_t)) {
     if (comm->blocking && group.depth == 0) return job(comm);
     comm->job = job;
@@ -456,7 +464,7 @@ static ncclResult_t init(const char *name, ncclComm_t *out, int n_ranks, ncclUni
     return start_comm(comm, config, out);
 }
 
-// A communicator can be used when what was asked of it before has ended.
+// Checks that a communicator can be used, which means that its previous call has ended.
 static ncclResult_t check_ready(ncclComm_t comm, const char *name) {
     if (!comm) return fail(ncclInvalidArgument, "%s : comm argument is NULL", name);
     if (comm->revoked) return fail(ncclInvalidUsage, "%s : the communicator was revoked", name);
@@ -486,7 +494,7 @@ static float half_to_float(uint16_t h) {
     return f;
 }
 
-// bits >> shift, rounded to nearest, ties to even.
+// Returns bits >> shift, rounded to nearest, ties to even.
 static uint32_t shift_round(uint32_t bits, unsigned shift) {
     uint32_t low = bits & ((1u << shift) - 1u), half = 1u << (shift - 1), high = bits >> shift;
     return high + (low > half || (low == half && (high & 1u)));
@@ -552,7 +560,7 @@ static bool is_signed(ncclDataType_t type) {
 static uint64_t load_int(ncclDataType_t type, const char *at) {
     uint64_t bits = 0;
     size_t nbytes = size_of(type);
-    memcpy(&bits, at, nbytes); // little endian, as all that CUDA runs on
+    memcpy(&bits, at, nbytes); // little endian, as on every system with CUDA
     unsigned unused = 64u - 8u * (unsigned)nbytes;
     return is_signed(type) && unused ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits;
 }
@@ -561,7 +569,7 @@ static bool less(uint64_t a, uint64_t b, bool with_sign) {
     return with_sign ? (int64_t)a < (int64_t)b : a < b;
 }
 
-// at = at op from
+// Combines one element: at = at op from.
 static void combine(ncclRedOp_t op, ncclDataType_t type, char *at, const char *from) {
     if (is_float(type)) {
         double a = load_float(type, at), b = load_float(type, from);
@@ -581,7 +589,7 @@ static void combine(ncclRedOp_t op, ncclDataType_t type, char *at, const char *f
     memcpy(at, &c, size_of(type));
 }
 
-// The same of many; what is called on large buffers is fast.
+// Combines many elements. Fast for the operations that tests call on large buffers.
 static void combine_all(ncclRedOp_t op, ncclDataType_t type, char *at, const char *from,
                         size_t nbytes) {
     size_t width = size_of(type);
@@ -617,7 +625,7 @@ static void divide(ncclDataType_t type, char *data, size_t count, int by) {
     }
 }
 
-// What Avg and the operators of this communicator come down to.
+// Resolves Avg and the operators of this communicator to a plain reduction with factors.
 static ncclResult_t resolve_op(call *c) {
     const char *name = kind_names[c->kind];
     reduction *r = &c->reduction;
@@ -649,7 +657,8 @@ static ncclResult_t resolve_op(call *c) {
 // moving data, in the thread of a stream
 //------------------------------------------------------------------------------
 
-typedef struct route { // between this rank and another, in units of the count
+// The data that goes between this rank and another rank, in units of the count.
+typedef struct route {
     bool out, in;
     size_t out_at, in_at;
 } route;
@@ -673,7 +682,7 @@ typedef struct transfer {
     bool out, begun;
     char *data;
     size_t nbytes, n_done;
-    uint64_t signature; // a receiver takes no message that another call sent
+    uint64_t signature; // a receiver takes no message that a different call sent
 } transfer;
 typedef struct transfers {
     transfer *item;
@@ -704,7 +713,7 @@ static size_t ring_copy(ring *r, bool out, char *data, size_t wanted) {
     return n;
 }
 
-// Moves what can be moved now. Returns whether anything was.
+// Moves the data that can be moved now. Returns true if anything was moved.
 static bool progress(ncclComm_t comm, transfer *t) {
     int from = t->out ? comm->rank : t->other, to = t->out ? t->other : comm->rank;
     ring *r = &comm->shared->rings[from * comm->n_ranks + to];
@@ -716,7 +725,8 @@ static bool progress(ncclComm_t comm, transfer *t) {
         else {
             ring_copy(r, false, (char *)found, sizeof found);
             if (memcmp(found, header, sizeof header) != 0) {
-                atomic_store(&r->head, head); // not ours: it stays, and we wait
+                // a message of a different call; it stays, and we wait
+                atomic_store(&r->head, head);
                 return false;
             }
         }
@@ -727,7 +737,8 @@ static bool progress(ncclComm_t comm, transfer *t) {
     return n > 0 || t->nbytes == 0;
 }
 
-static bool has_ended(int pid) { // also one that nobody has waited for
+// Returns true if a process has ended, even if nobody has waited for it.
+static bool has_ended(int pid) {
     char path[64], state = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     FILE *f = fopen(path, "r");
@@ -742,8 +753,8 @@ static int64_t now_ms(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-// What an operation that waits finds out by itself: as the network's threads do, and the watchdog
-// of later versions.
+// Checks for failures that a waiting operation detects by itself, as the network threads and the
+// watchdog of later versions do.
 static void look_round(ncclComm_t comm, int64_t since_ms) {
     int limit = number_of("FAKE_NCCL_TIMEOUT_MS"), none = ncclSuccess;
     for (int i = 0; i < comm->n_ranks && number_of("FAKE_NCCL_REMOTE") == 1; i++)
@@ -755,7 +766,8 @@ static void look_round(ncclComm_t comm, int64_t since_ms) {
     }
 }
 
-// False: aborted. Messages between two ranks keep their order, everything else progresses together.
+// Completes a list of transfers. Returns false if the communicator was aborted. Messages between
+// two ranks keep their order; everything else progresses together.
 static bool exchange(ncclComm_t comm, transfers *list) {
     int64_t since_ms = now_ms();
     int turns = 0;
@@ -788,8 +800,8 @@ static void add_moves(const call *c, transfers *list) {
     }
 }
 
-// One block of a reduction: pieces to and from every rank, then the sum in the order of ranks.
-// room: two blocks per rank, one for what goes to it and one for what comes from it.
+// Reduces one block: exchanges pieces with every rank, then sums them in rank order. `room` holds
+// two blocks per rank, one to send and one to receive.
 static bool reduce_block(const call *c, transfers *list, char *room, size_t block_bytes,
                          size_t from, size_t count) {
     ncclComm_t comm = c->comm;
@@ -836,9 +848,10 @@ static bool run_reduction(const call *c, transfers *list) {
 // calls and groups
 //------------------------------------------------------------------------------
 
-typedef struct launch { // what one communicator does in one group
+// The calls of one communicator in one group.
+typedef struct launch {
     ncclComm_t comm;
-    bool persistent; // a graph has it
+    bool persistent; // true if a graph holds it
     int n;
     call calls[];
 } launch;
@@ -900,7 +913,8 @@ static cudaError_t order_streams(cudaStream_t before, cudaStream_t after) {
     return error;
 }
 
-// On the stream of the first call; the streams of the others wait for it, and it for them.
+// Launches on the stream of the first call. The streams of the other calls wait for that stream,
+// and it waits for them.
 static cudaError_t launch_comm(ncclComm_t comm, const call *calls, int n) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     launch *l = calloc(1, sizeof *l + (size_t)n * sizeof(call));
@@ -927,8 +941,8 @@ static cudaError_t launch_comm(ncclComm_t comm, const call *calls, int n) {
     return error;
 }
 
-// Which connections a collective needs. The thresholds are far below the real ones: small and large
-// calls, and those that a switch can add up, differ.
+// The connections that a collective needs. The thresholds are far below the real ones. Small and
+// large calls differ, and so do calls that a switch can add up.
 enum { RING = 1, TREE = 2, PAT = 4, NVLS = 8 };
 static unsigned algorithm(const call *c) {
     size_t parts =
@@ -944,7 +958,8 @@ static unsigned algorithm(const call *c) {
     return c->kind == ALL_REDUCE ? TREE : PAT;
 }
 
-// Says what a call needs that was not there. False: nothing.
+// Publishes the connections that a call needs and that do not exist yet. Returns false if there are
+// none.
 static bool offer(const call *c) {
     ncclComm_t comm = c->comm;
     peer *me = &comm->shared->peers[comm->rank];
@@ -988,7 +1003,7 @@ static bool is_offered(const call *c) {
     return all;
 }
 
-// Blocks until the peers offer what was offered here, then launches.
+// Blocks until the peers have offered the same connections, then launches the calls.
 static ncclResult_t connect_and_launch(const call *calls, int n, bool later) {
     ncclResult_t rc = ncclSuccess;
     int device = 0, turns = 0;
@@ -1032,7 +1047,7 @@ static void *later_thread(void *arg) {
     return NULL;
 }
 
-// The communicators do not block: a thread connects them.
+// Starts a thread that connects communicators that do not block.
 static ncclResult_t launch_later(void) {
     pthread_t thread;
     later *l = malloc(sizeof *l);
@@ -1076,7 +1091,7 @@ ncclResult_t ncclGroupStart(void) {
     return ncclSuccess;
 }
 
-// Sends and receives of a rank with itself have to match within a group.
+// Checks that the sends and receives of a rank with itself match within a group.
 static ncclResult_t check_self(void) {
     int balance = 0;
     for (int i = 0; i < group.n; i++) {
@@ -1194,7 +1209,7 @@ const char *ncclGetErrorString(ncclResult_t code) {
     }
 }
 
-// Of whatever communicator, as in the real one.
+// Returns the last error of any communicator, like the real function.
 const char *ncclGetLastError(ncclComm_t comm) {
     static _Thread_local char text[sizeof last_text];
     (void)comm;

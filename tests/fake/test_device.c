@@ -1,6 +1,6 @@
-// test_device: what idist does with device memory beyond the calls themselves: streams, requests,
-// order, errors, no device. Runs against the CUDA runtime, or its substitute, whose operations take
-// a while (FAKE_CUDA_DELAY_US).
+// test_device: tests idist with device memory beyond the calls themselves: streams, requests,
+// order, errors, and ranks without a device. Runs on the CUDA runtime or its stand-in, whose
+// operations take some time (FAKE_CUDA_DELAY_US).
 #include "idist_nccl.h"
 
 #include <cuda_runtime_api.h>
@@ -13,8 +13,8 @@ static int32_t *device_of(const int32_t *values, size_t count) {
     int32_t *p = NULL;
     CUDA(cudaMalloc((void **)&p, count * sizeof *p));
     if (values) CUDA(cudaMemcpy(p, values, count * sizeof *p, cudaMemcpyHostToDevice));
-    CUDA(cudaStreamSynchronize(
-        cudaStreamLegacy)); // a copy from pageable memory may still be under way
+    // A copy from pageable memory may still be in progress.
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     return p;
 }
 
@@ -30,8 +30,8 @@ static idist_opts on_stream(idist_group *g, cudaStream_t stream) {
     return o;
 }
 
-// What the stream does before is seen, and later work of the stream sees the result, without a word
-// of synchronisation.
+// Makes calls on a stream without any synchronization. A call must see earlier work of the stream,
+// and later work must see its result.
 static void streams(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 1000 };
     cudaStream_t stream = NULL;
@@ -54,7 +54,8 @@ static void streams(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(stream);
 }
 
-// Many at once, on host and device memory in turn: each gets what was meant for it.
+// Starts many requests at once, alternately on host and device memory. Each request must get its
+// own result.
 static void in_flight(idist_group *world, int rank, int n, void *arg) {
     enum { K = 12, COUNT = 5000 };
     int32_t *x[K];
@@ -88,7 +89,8 @@ static void in_flight(idist_group *world, int rank, int n, void *arg) {
     free(host);
 }
 
-// A message each, in the order of the sends, though some come from the device and some do not.
+// Sends messages alternately from host and device memory. They must arrive in the order of the
+// sends.
 static void messages_in_order(idist_group *world, int rank, int n, void *arg) {
     enum { K = 10 };
     idist_opts o = opts_of(world);
@@ -106,7 +108,8 @@ static void messages_in_order(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// One rank's memory is the host's, the others' is the device's: in a message, but in no collective.
+// Passes host memory on one rank and device memory on the other ranks. This must work in a message,
+// and be an error in a collective.
 static void mixed(idist_group *world, int rank, int n, void *arg) {
     int32_t host = 10 + rank, other = -1, *x = rank == n - 1 ? &host : device_of(&host, 1);
     idist_opts o = opts_of(world);
@@ -114,7 +117,8 @@ static void mixed(idist_group *world, int rank, int n, void *arg) {
     if (rank == n - 2) rank_ok(rank, idist_send(x, 1, IDIST_I32, n - 1, 1, &o));
     if (rank == n - 1) rank_ok(rank, idist_recv(&other, 1, IDIST_I32, n - 2, 1, NULL, &o));
     if (rank == n - 1) rank_check(other == 10 + n - 2, "got %d", other);
-    (void)!idist_barrier(&o); // the others may be through, and in what follows, before this rank is
+    // Ranks that complete the barrier early may already fail in the next call.
+    (void)!idist_barrier(&o);
     rank_is(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o), IDIST_ERR_MISMATCH);
     rank_check(strstr(idist_last_error(), "memory differs") != NULL, "got \"%s\"",
                idist_last_error());
@@ -134,7 +138,7 @@ static void mixed_buffers(idist_group *world, int rank, int n, void *arg) {
     cudaFree(y);
 }
 
-// To itself, where the backend matches receives with sends at once.
+// Sends messages to this rank itself, for which the backend matches receives with sends at once.
 static void to_itself(idist_group *world, int rank, int n, void *arg) {
     int32_t value = 31 + rank, none = -1, *x = device_of(&value, 1), *y = device_of(&none, 1);
     idist_request r[2] = {{NULL}, {NULL}};
@@ -152,7 +156,8 @@ static void to_itself(idist_group *world, int rank, int n, void *arg) {
     cudaFree(y);
 }
 
-// With a stream: ranks that have nothing to give, a barrier, and both ways at once.
+// Makes calls on a stream from ranks without data: a scatterv with empty parts, a barrier, and
+// messages in both directions at once.
 static void streams_without_data(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t stream = NULL;
     size_t counts[RANKS_MAX];
@@ -184,7 +189,7 @@ static void largest(const void *in, void *inout, size_t count, idist_dtype dtype
         if (a[i] > b[i]) b[i] = a[i];
 }
 
-// An op of the user's, freed while the call still waits for its copies.
+// Frees a user-defined op while the call still waits for its copies. The call must complete.
 static void freed_op(idist_group *world, int rank, int n, void *arg) {
     int32_t value = rank, *x = device_of(&value, 1);
     idist_request r = {NULL};
@@ -199,7 +204,8 @@ static void freed_op(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// A time-out shorter than what the stream holds: the call names its own rank.
+// Sets a time-out that is shorter than the pending work of the stream. The error must name this
+// rank itself.
 static void late_stream(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t stream = NULL;
     int32_t *x = device_of(NULL, 1);
@@ -222,7 +228,8 @@ static void late_stream(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// What is wrong with one rank's call is said there, and breaks nothing.
+// Makes wrong calls on one rank. The errors must be reported on that rank and must not break the
+// world.
 static void local_errors(idist_group *world, int rank, int n, void *arg) {
     int32_t host = 1, *x = device_of(&host, 1);
     cudaStream_t stream = NULL;
@@ -245,7 +252,8 @@ static void local_errors(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// A receive in vain leaves the buffer alone, and a message that does not fit stays for another one.
+// Lets receives fail. A failed receive must leave the buffer unchanged, and a message that does not
+// fit must stay for another receive.
 static void receives(idist_group *world, int rank, int n, void *arg) {
     int32_t host[3] = {7, 8, 9}, *x = device_of(host, 3);
     idist_recv_info info = {-1, -1, 0, IDIST_I8};
@@ -277,7 +285,8 @@ static void receives(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// A receive into device memory is not cancelled, and says so. One into host memory is.
+// Cancels receives. A receive into device memory must not be cancelled and must report so. A
+// receive into host memory is cancelled.
 static void cancelled(idist_group *world, int rank, int n, void *arg) {
     int32_t host[1] = {7}, *x = device_of(host, 1), y = 5;
     idist_request r[2] = {{NULL}, {NULL}};
@@ -302,7 +311,8 @@ static void cancelled(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// A matched message into device memory: one that does not fit stays with its holder.
+// Receives matched messages into device memory. A message that does not fit must stay with its
+// holder.
 static void matched(idist_group *world, int rank, int n, void *arg) {
     int32_t host[3] = {7, 8, 9}, *x = device_of(host, 3);
     idist_opts o = opts_of(world);
@@ -338,7 +348,7 @@ static void other_counts(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// Aborted while copies are under way; afterwards nobody touches the buffers.
+// Aborts the world while copies are in progress. Afterwards no copy may write to the buffers.
 static void aborted(idist_group *world, int rank, int n, void *arg) {
     enum { K = 8, COUNT = 20000 };
     cudaStream_t stream = NULL;
@@ -349,8 +359,9 @@ static void aborted(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     (void)arg;
     memset(r, 0, sizeof r);
-    (void)!idist_barrier(
-        &all); // nobody is still in idist_open; rank 0 may be the first to be through
+    // No rank is in idist_open any more. Rank 0 may leave the barrier first and abort it for the
+    // other ranks.
+    (void)!idist_barrier(&all);
     for (int k = 0; k < K; k++) {
         idist_opts o = opts_async(world, &r[k]);
         x[k] = device_of(NULL, COUNT);
@@ -362,7 +373,8 @@ static void aborted(idist_group *world, int rank, int n, void *arg) {
         if (r[k].impl && idist_wait(&r[k]) == IDIST_ERR_ABORTED) failed++;
     for (int k = 0; k < K; k++) CUDA(cudaMemsetAsync(x[k], 0x55, COUNT * sizeof *x[k], stream));
     CUDA(cudaStreamSynchronize(stream));
-    tap_sleep_ms(20); // in which a copy that was left behind would come
+    // A copy that was left behind would write within this time.
+    tap_sleep_ms(20);
     for (int k = 0; k < K; k++) {
         rank_check(first_of(x[k]) == 0x55555555, "rank %d: buffer %d was touched after the end: %x",
                    rank, k, first_of(x[k]));
@@ -401,11 +413,11 @@ static void a_rank_dies(void) {
     procs_free(&p);
 }
 
-// Rank 1 has no device.
+// Parameters of a test in which rank 1 has no device, or a copy fails on rank 1.
 typedef struct outcome {
     const char *asked, *devices;
     int port;
-    int nth; // of copy_fails: which copy
+    int nth; // for copy_fails: number of the copy that fails
 } outcome;
 
 static int lacks(int number, void *arg) {
@@ -450,9 +462,9 @@ static void without_devices(void) {
     }
 }
 
-// A copy fails on rank 1: the third of small calls, or the nth of one that goes in six chunks, with
-// six copies out and six in. When the last one fails, rank 0 may have its result already; then the
-// next call tells it.
+// Makes a copy fail on rank 1. This is the third copy of small calls, or the nth copy of a call in
+// six chunks, with six copies out and six copies in. If the last copy fails, rank 0 may have its
+// result already. Then its next call must report the failure.
 enum { COPIES = 12 };
 
 static int copy_fails(int number, void *arg) {
@@ -499,7 +511,7 @@ static void copies_fail(void) {
 int main(void) {
     idist_desc bad = desc_with(NULL, NULL);
     tap_deadline(100);
-    // Those that fork come first: a process that has used CUDA must not fork.
+    // Tests that fork come first, because a process that has used CUDA must not fork.
     without_devices();
     copies_fail();
     a_rank_dies();

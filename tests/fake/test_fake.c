@@ -1,11 +1,11 @@
-// test_fake.c - tests of the stand-ins for libcudart and libnccl themselves
+// test_fake.c - tests the stand-ins for libcudart and libnccl themselves
 //
 //     cc -std=gnu11 -isystem $CUDA_HOME/include -Itests/lib tests/fake/*.c -o test_fake -pthread &&
 //     ./test_fake
 //
-// Each scenario is a process, or several that are ranks, with an environment of its own: the
-// stand-ins read it once. One line of TAP per scenario; what failed in it is a diagnostic with its
-// line number.
+// Each scenario is a process, or several processes that are ranks, with an environment of its own,
+// because the stand-ins read the environment once. Prints one line of TAP per scenario. A failed
+// check is a diagnostic with its line number.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -29,7 +29,8 @@
                 exit(1);                                                                    \
     } while (0)
 
-static struct board { // shared by all processes of a scenario
+// Memory that all processes of a scenario share.
+static struct board {
     ncclUniqueId id;
     cudaIpcMemHandle_t memory;
     atomic_int steps[8];
@@ -62,7 +63,7 @@ static pid_t start(scenario *run, int which) {
     return pid;
 }
 
-// environment: "A=1 B=2", %r becomes the rank.
+// Sets the variables of an environment such as "A=1 B=2". %r becomes the rank.
 static void set_environment(const char *environment, int which) {
     char copy[256], *rest = copy, *word;
     snprintf(copy, sizeof copy, "%s", environment);
@@ -106,12 +107,12 @@ static void run_ranks(const char *name, int n, const char *environment, scenario
         while (r < n && pids[r] != pid) r++;
         TAP_REQUIRE(r < n);
         tap_forget_child(pid);
-        bool killed = signal_expected && r == n - 1; // the last one
+        bool killed = signal_expected && r == n - 1; // the last rank is killed
         bool as_expected =
             killed ? WIFSIGNALED(status) && WTERMSIG(status) == signal_expected : status == 0;
         if (as_expected) continue;
         if (good) tap_diag("rank %d ended with status 0x%x", r, (unsigned)status);
-        if (good) tap_kill_children(); // they would wait for it
+        if (good) tap_kill_children(); // they would wait for the dead rank
         good = false;
     }
     clear_environment();
@@ -122,7 +123,7 @@ static void run_one(const char *name, const char *environment, scenario *run) {
     run_ranks(name, 1, environment, run, 0);
 }
 
-// Races on purpose, which the thread sanitizer shall not see.
+// Read and write with a deliberate race, which the thread sanitizer must not report.
 __attribute__((noinline, no_sanitize("thread"))) static int peek(const void *at) {
     return *(const volatile unsigned char *)at;
 }
@@ -130,7 +131,8 @@ __attribute__((noinline, no_sanitize("thread"))) static void poke(void *at, int 
     *(volatile unsigned char *)at = (unsigned char)value;
 }
 
-static int last(cudaError_t error) { // an error is the last error, once
+// Checks that an error is the last error, once.
+static int last(cudaError_t error) {
     CHECK_IS(cudaGetLastError(), error);
     CHECK_IS(cudaGetLastError(), 0);
     return (int)error;
@@ -171,8 +173,10 @@ static void reused_source(void) {
     OK(cudaMallocHost(&pinned, 8));
     OK(cudaStreamCreate(&s));
     OK(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
-    pageable[0] = 99;                                           // captured: too late
-    OK(cudaMemcpyAsync(back, d, 8, cudaMemcpyDeviceToHost, s)); // pageable: blocks
+    // too late, because the copy has read it
+    pageable[0] = 99;
+    // blocks, because the target is pageable
+    OK(cudaMemcpyAsync(back, d, 8, cudaMemcpyDeviceToHost, s));
     CHECK_IS(back[0], 1);
     poke(pinned, 1);
     OK(cudaMemcpyAsync(d, pinned, 8, cudaMemcpyDefault, s));
@@ -198,7 +202,7 @@ static void synchronous_copies(void) {
     OK(cudaMalloc(&d, 16));
     OK(cudaMalloc(&e, 16));
     OK(cudaMemcpy(d, a, 16, cudaMemcpyHostToDevice));
-    CHECK_IS(peek(fake_host_view(d)), 0xA5); // staged, not yet there
+    CHECK_IS(peek(fake_host_view(d)), 0xA5); // staged, but not there yet
     OK(cudaMemcpy(e, d, 16, cudaMemcpyDeviceToDevice));
     CHECK_IS(peek(fake_host_view(e)), 0xA5);
     OK(cudaMemcpy(b, e, 16, cudaMemcpyDefault));
@@ -249,7 +253,7 @@ static void pointers(void) {
     OK(cudaFreeHost(h));
     OK(cudaPointerGetAttributes(&a, d));
     CHECK(a.type == cudaMemoryTypeUnregistered);
-    CHECK(msync(d, 1, MS_ASYNC) != 0); // not mapped any more
+    CHECK(msync(d, 1, MS_ASYNC) != 0); // no longer mapped
 }
 
 static void events(void) {
@@ -262,11 +266,11 @@ static void events(void) {
     OK(cudaStreamCreateWithPriority(&a, cudaStreamNonBlocking, -1));
     OK(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
     OK(cudaEventCreateWithFlags(&end, cudaEventDefault));
-    OK(cudaEventQuery(end)); // never recorded
+    OK(cudaEventQuery(end)); // an event that was never recorded
     for (int i = 0; i < 4; i++) OK(cudaMemsetAsync(i < 3 ? f : d, i, 8, a));
     OK(cudaEventRecord(end, a));
     CHECK_IS(last(cudaEventQuery(end)), cudaErrorNotReady);
-    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, b)); // no wait: too early
+    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, b)); // does not wait, so it is too early
     OK(cudaStreamSynchronize(b));
     CHECK_IS(peek(fake_host_view(e)), 0xA5);
     OK(cudaStreamWaitEvent(b, end, 0));
@@ -362,7 +366,8 @@ static void outdated_driver(void) {
 }
 static void no_device(void) { no_cuda(cudaErrorNoDevice); }
 
-// Pageable memory is captured at once if it is small; whoever adds to a full stream waits.
+// Checks that small pageable memory is read at the call. Also checks that a call waits if it adds
+// to a full stream.
 static void waits_for_its_turn(void) {
     enum { LARGE = 100000 };
     char *pageable = calloc(1, LARGE), *d;
@@ -379,7 +384,7 @@ static void waits_for_its_turn(void) {
     OK(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
     before = cudaEventQuery(e);
     if (tap_now_ms() - start < 50) CHECK_IS(last(before), cudaErrorNotReady);
-    else cudaGetLastError(); // the machine kept us waiting for longer than the device
+    else cudaGetLastError(); // the machine was slower than the device
     OK(cudaMemcpyAsync(d, pageable, LARGE, cudaMemcpyHostToDevice, s));
     OK(cudaEventQuery(e));
     for (int i = 0; i < 6; i++) {
@@ -433,7 +438,7 @@ static void *asks_for_an_attribute(void *pointer) {
     return NULL;
 }
 
-// A thread that has chosen no device has 0, and makes a context there.
+// Checks that a thread that has chosen no device uses device 0, and makes a context on it.
 static void contexts(void) {
     pthread_t thread;
     int n = 0;
@@ -483,7 +488,7 @@ static void captures(void) {
     OK(cudaStreamIsCapturing(t, &status));
     CHECK_IS(status, cudaStreamCaptureStatusNone);
     OK(cudaDeviceSynchronize());
-    CHECK_IS(peek(fake_host_view(d)), 0xA5); // recorded, not run
+    CHECK_IS(peek(fake_host_view(d)), 0xA5); // recorded, but not run
     OK(cudaGraphInstantiate(&exec, graph, 0));
     OK(cudaGraphDestroy(graph));
     for (int i = 0; i < 3; i++) {
@@ -511,8 +516,8 @@ static void captures_that_fail(void) {
     OK(cudaEventCreateWithFlags(&forks, cudaEventDisableTiming));
     CHECK_IS(last(cudaStreamBeginCapture(NULL, cudaStreamCaptureModeGlobal)),
              cudaErrorStreamCaptureUnsupported);
-    OK(cudaStreamBeginCapture(
-        s, cudaStreamCaptureModeGlobal)); // work of a stream that did not come back
+    // Work of a stream that did not join again.
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
     OK(cudaEventRecord(forks, s));
     OK(cudaStreamWaitEvent(t, forks, 0));
     CHECK_IS(last(cudaStreamEndCapture(t, &graph)), cudaErrorStreamCaptureUnmatched);
@@ -526,12 +531,12 @@ static void captures_that_fail(void) {
              cudaErrorStreamCaptureUnsupported);
     CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
     OK(cudaStreamDestroy(s));
-    OK(cudaStreamCreate(&s)); // the NULL stream may not wait for what captures
+    OK(cudaStreamCreate(&s)); // the NULL stream must not wait for a stream that captures
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
     CHECK_IS(last(cudaStreamIsCapturing(cudaStreamLegacy, &status)),
              cudaErrorStreamCaptureImplicit);
-    OK(cudaStreamIsCapturing(
-        s, &status)); // to ask spoils nothing, memory in the stream's order neither
+    // Queries do not invalidate the capture, and neither does memory in stream order.
+    OK(cudaStreamIsCapturing(s, &status));
     CHECK_IS(status, cudaStreamCaptureStatusActive);
     OK(cudaMallocAsync((void **)&d, 8, s));
     OK(cudaFreeAsync(d, s));
@@ -588,7 +593,8 @@ static void captures_forbid(void) {
     OK(cudaEventDestroy(outside));
 }
 
-typedef struct reduce_args { // as in tests/gpu/reduce.cu
+// Arguments as in tests/gpu/reduce.cu.
+typedef struct reduce_args {
     const void *in[16];
     void *out, *also;
     unsigned long long count;
@@ -638,8 +644,8 @@ static void libraries(void) {
     OK(cudaLibraryGetKernel(&k, l, "idist_reduce_f32"));
     OK(cudaLibraryGetKernel(&same, l, "idist_reduce_f32"));
     CHECK(k == same);
-    CHECK_IS(last(cudaLibraryGetKernel(&same, l, "idist_reduce_f64")),
-             cudaErrorSymbolNotFound); // not in the text
+    // The library's text does not contain this name.
+    CHECK_IS(last(cudaLibraryGetKernel(&same, l, "idist_reduce_f64")), cudaErrorSymbolNotFound);
     CHECK_IS(last(cudaLibraryGetKernel(&same, l, "idist_reduce_f3")), cudaErrorSymbolNotFound);
     CHECK_IS(last(cudaLibraryGetKernel(&same, l, NULL)), cudaErrorInvalidValue);
     OK(launch_on(k, 1, 512, &args, NULL));
@@ -687,15 +693,15 @@ static void launches(void) {
     reduce_args args = sum_of(d, d + 3, d + 6, 2);
     int64_t started = tap_now_ms();
     OK(launch_on(k, 2, 32, &args, s));
-    args.op = 1; // read at the call
+    args.op = 1; // arguments are read at the call
     CHECK_IS(cudaStreamQuery(s), cudaErrorNotReady);
     CHECK(((float *)fake_host_view(d + 6))[0] == 5);
     OK(cudaStreamSynchronize(s));
     CHECK(tap_now_ms() - started >= 50);
     check_floats(d + 6, 11, 22, 5);
-    OK(launch_on(k, 1, 1, &args, NULL)); // one thread does all
+    OK(launch_on(k, 1, 1, &args, NULL)); // one thread does all the work
     check_floats(d + 6, 10, 40, 5);
-    args = sum_of(d, pinned, d, 3); // in place; pinned memory is the device's, too
+    args = sum_of(d, pinned, d, 3); // in place; the device can access pinned memory, too
     pinned[0] = pinned[1] = pinned[2] = 0.5f;
     OK(launch_on(k, 1, 32, &args, NULL));
     check_floats(d, 1.5f, 2.5f, 3.5f);
@@ -713,7 +719,7 @@ static void launches(void) {
     OK(cudaFreeHost(pinned));
 }
 
-// What a kernel does wrong is told later, and for good.
+// Checks that a wrong kernel reports its error later, and that the error stays.
 static void fails_later(reduce_args args, cudaError_t error) {
     cudaKernel_t k = get_kernel("idist_reduce_f32");
     cudaStream_t s;
@@ -758,7 +764,7 @@ static void has_too_many(void) {
     fails_later(args, cudaErrorIllegalAddress);
 }
 
-// A kernel is loaded when it is needed for the first time, which waits for the device.
+// Checks that a kernel is loaded at its first use, which waits for the device.
 static void lazy_loading(void) {
     cudaKernel_t k = get_kernel("idist_reduce_f32"), other = get_kernel("idist_reduce_bf16");
     struct cudaFuncAttributes attributes;
@@ -780,7 +786,7 @@ static void lazy_loading(void) {
     CHECK_IS(last(cudaFuncGetAttributes(&attributes, &k)), cudaErrorInvalidDeviceFunction);
     CHECK_IS(last(cudaFuncGetAttributes(NULL, (const void *)k)), cudaErrorInvalidValue);
     OK(cudaMemsetAsync(d, 1, 8, busy));
-    OK(cudaMalloc(&d, 8)); // FAKE_CUDA_ALLOC_WAITS
+    OK(cudaMalloc(&d, 8)); // waits, because of FAKE_CUDA_ALLOC_WAITS
     OK(cudaStreamQuery(busy));
 }
 
@@ -810,8 +816,8 @@ static void traffic(void) {
     CHECK_IS(after.written - before.written, 12 + 12 + 4 + 12);
 }
 
-// A device reads from another one: ones arrive. What the host gets comes from the device that has
-// it.
+// Reads from another device, which yields ones. Data that the host reads comes from the device that
+// has the memory.
 static void corrupt_peers(void) {
     cudaKernel_t k = get_kernel("idist_reduce_f32");
     float *here, *there, host[3] = {0, 0, 0};
@@ -852,13 +858,14 @@ static void export_memory(void) {
     OK(cudaMallocHost(&pinned, 64));
     OK(cudaStreamCreate(&s));
     OK(cudaIpcGetMemHandle(&board->memory, d));
-    OK(cudaIpcGetMemHandle(&inside, (char *)d + 100)); // of all of it
+    OK(cudaIpcGetMemHandle(&inside, (char *)d + 100)); // a handle stands for all of it
     CHECK(memcmp(&inside, &board->memory, sizeof inside) == 0);
     CHECK_IS(last(cudaIpcGetMemHandle(&inside, pinned)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcGetMemHandle(&inside, &inside)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcOpenMemHandle(&opened, board->memory, cudaIpcMemLazyEnablePeerAccess)),
              cudaErrorDeviceUninitialized);
-    CHECK_IS(last(cudaIpcCloseMemHandle(d)), cudaErrorInvalidValue); // its own
+    // memory of this process itself
+    CHECK_IS(last(cudaIpcCloseMemHandle(d)), cudaErrorInvalidValue);
     OK(cudaMemsetAsync(d, 5, 100, s));
     OK(cudaStreamSynchronize(s));
     reach(0);
@@ -866,7 +873,7 @@ static void export_memory(void) {
     CHECK_IS(peek((char *)fake_host_view(d) + 4102), 6);
     check_floats((float *)d + 100, 3, 6, 9);
     OK(cudaFreeHost(pinned));
-    OK(cudaFree(d)); // the importer still has it open
+    OK(cudaFree(d)); // while the importer has it open
     reach(2);
     await(3, 1);
 }
@@ -885,13 +892,14 @@ static void ipc(void) {
     CHECK(again == d);
     OK(cudaIpcCloseMemHandle(again));
     CHECK_IS(last(cudaIpcOpenMemHandle(&again, board->memory, 0)), cudaErrorInvalidValue);
-    CHECK_IS(last(cudaIpcGetMemHandle(&handle, d)),
-             cudaErrorInvalidValue); // what is imported cannot be passed on
+    // Imported memory cannot be exported again.
+    CHECK_IS(last(cudaIpcGetMemHandle(&handle, d)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaFree(d)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcCloseMemHandle((char *)d + 1)), cudaErrorInvalidValue);
     CHECK_IS(peek(fake_host_view(d)), 5);
     OK(cudaMemset((char *)d + 4102, 6, 1));
-    OK(cudaMalloc(&own, 64)); // copies there and back, and a kernel that reads and writes there
+    // Copies there and back, and a kernel that reads and writes there.
+    OK(cudaMalloc(&own, 64));
     floats(own, 1, 2, 3);
     OK(cudaMemcpyAsync((float *)d + 100, own, 12, cudaMemcpyDeviceToDevice, NULL));
     OK(cudaMemcpyAsync((float *)own + 3, (float *)d + 100, 12, cudaMemcpyDeviceToDevice, NULL));
@@ -956,7 +964,8 @@ static cudaStream_t new_stream(void) {
 
 static uint32_t value(int from, size_t i) { return (uint32_t)tap_mix((uint64_t)from << 40 | i); }
 
-// Small whole numbers, which every type holds exactly, also their sums and products over 4 ranks.
+// Stores a small whole number. Every type holds such numbers exactly, and their sums and products
+// over 4 ranks.
 static void set_number(ncclDataType_t type, void *at, size_t i, double v) {
     float f = (float)v;
     uint32_t bits;
@@ -1016,7 +1025,8 @@ static void all_types(void) {
             OK(ncclAllReduce(d, r, 100, (ncclDataType_t)type, (ncclRedOp_t)op, comm, s));
             OK(cudaStreamSynchronize(s));
             char *got = fake_host_view(r);
-            for (size_t i = 0; i < 100 * width_of((ncclDataType_t)type); i++) // -0.0 is a zero
+            // -0.0 counts as a zero.
+            for (size_t i = 0; i < 100 * width_of((ncclDataType_t)type); i++)
                 if (got[i] != expected[i] &&
                     !((got[i] ^ expected[i]) == (char)0x80 && expected[i] == 0))
                     tap_diag("rank %d: type %d op %d byte %zu: %d, not %d", rank, type, op, i,
@@ -1037,7 +1047,7 @@ static void fill(void *at, size_t count) {
     for (size_t i = 0; i < count; i++) v[i] = value(rank, i);
 }
 
-// Every collective of n elements per rank, element i of rank r being value(r, i).
+// Runs every collective with n elements per rank. Element i of rank r is value(r, i).
 static void collectives_of(ncclComm_t comm, cudaStream_t s, size_t n, int root) {
     size_t total = n * (size_t)n_ranks, mine = n * (size_t)rank;
     uint32_t *d = device_memory(4 * total), *r = device_memory(4 * total), *dv = fake_host_view(d),
@@ -1097,8 +1107,9 @@ static void scaled_sums(void) {
     CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, op, comm, s), ncclInvalidArgument);
     CHECK_LIKE(ncclGetLastError(comm), "unknown to this communicator");
     OK(cudaStreamSynchronize(s));
-    CHECK(v[0] == 1.5f); // of 0 + 1 + 2
-    h[0] = 0x4700; // the average of three sevens is no 7 when 1/3 is rounded to f16 or bf16 first
+    CHECK(v[0] == 1.5f); // half of 0 + 1 + 2
+    // The average of three sevens is not 7 if 1/3 is rounded to f16 or bf16 first.
+    h[0] = 0x4700;
     h[1] = 0x40e0;
     OK(ncclAllReduce(d, d, 1, ncclHalf, ncclAvg, comm, s));
     OK(ncclAllReduce((char *)d + 2, (char *)d + 2, 1, ncclBfloat16, ncclAvg, comm, s));
@@ -1116,16 +1127,17 @@ static void groups(void) {
              *rv = fake_host_view(r);
     fill(fake_host_view(d), n);
     int next = (rank + 1) % n_ranks, before = (rank + n_ranks - 1) % n_ranks;
-    OK(ncclGroupStart()); // each sends more than fits anywhere before it receives
+    OK(ncclGroupStart()); // each rank sends more than fits anywhere before it receives
     OK(ncclSend(d, n, ncclUint32, next, comm, s));
     OK(ncclRecv(r, n, ncclUint32, before, comm, s));
-    CHECK_IS(cudaStreamQuery(s), cudaSuccess); // queued until the end
+    CHECK_IS(cudaStreamQuery(s), cudaSuccess); // queued until ncclGroupEnd
     OK(ncclGroupEnd());
     OK(cudaStreamSynchronize(s));
     check_values(rv, n, before, 0);
     memset(rv, 0, 4 * n * (size_t)n_ranks);
     OK(ncclGroupStart());
-    OK(ncclGroupStart()); // nested; with itself, too; receives before sends; two messages to one
+    // Nested, also with this rank itself, receives before sends, and two messages to one rank.
+    OK(ncclGroupStart());
     for (int k = 0; k < n_ranks; k++) OK(ncclRecv(r + (size_t)k * n, 1000, ncclUint32, k, comm, s));
     for (int k = 0; k < n_ranks; k++)
         OK(ncclRecv(r + (size_t)k * n + 1000, n - 1000, ncclUint32, k, comm, s));
@@ -1138,7 +1150,7 @@ static void groups(void) {
     OK(ncclGroupStart());
     OK(ncclSend(d, 1, ncclUint32, rank, comm, s));
     CHECK_IS(ncclGroupEnd(), ncclInvalidUsage);
-    OK(ncclGroupStart()); // two streams: one barrier over both
+    OK(ncclGroupStart()); // two streams, so one barrier over both
     OK(cudaMemsetAsync(d, 1, 4, t));
     OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
     OK(ncclAllReduce(d, r, 1, ncclUint32, ncclSum, comm, t));
@@ -1151,7 +1163,8 @@ static void groups(void) {
     OK(ncclCommDestroy(comm));
 }
 
-static void one_process(void) { // two devices of one thread
+// Two devices of one thread.
+static void one_process(void) {
     ncclComm_t comms[2];
     uint32_t *d[2];
     cudaStream_t s[2];
@@ -1179,7 +1192,8 @@ static void one_process(void) { // two devices of one thread
     for (int i = 0; i < 2; i++) OK(ncclCommDestroy(comms[i]));
 }
 
-static uint32_t *memory_of_pool(cudaMemPool_t pool, cudaStream_t s) { // NULL: the default one
+// Allocates memory of a pool, or of the default pool if `pool` is NULL.
+static uint32_t *memory_of_pool(cudaMemPool_t pool, cudaStream_t s) {
     uint32_t *d;
     OK(cudaSetDevice(0));
     if (pool) OK(cudaMallocFromPoolAsync((void **)&d, 4, pool, s));
@@ -1203,7 +1217,8 @@ static void sum_of_pool(cudaMemPool_t pool, uint32_t *of_1, const ncclComm_t *co
     OK(cudaStreamSynchronize(s[0]));
 }
 
-static void pools(void) { // ranks of a process read and write each other's buffers
+// Checks that ranks of one process read and write each other's buffers.
+static void pools(void) {
     struct cudaMemPoolProps props = {.allocType = cudaMemAllocationTypePinned,
                                      .location = {.type = cudaMemLocationTypeDevice, .id = 0}};
     struct cudaMemAccessDesc other = {.location = {.type = cudaMemLocationTypeDevice, .id = 1},
@@ -1228,18 +1243,21 @@ static void pools(void) { // ranks of a process read and write each other's buff
     setenv("NCCL_P2P_DIRECT_DISABLE", "1", 1);
     sum_of_pool(NULL, of_1, comms, s);
     unsetenv("NCCL_P2P_DIRECT_DISABLE");
-    begin_sum(memory_of_pool(NULL, s[0]), of_1, comms, s); // its stream may be as far already
+    // The status is not checked here, because the stream may already have failed.
+    begin_sum(memory_of_pool(NULL, s[0]), of_1, comms, s);
     CHECK_IS(cudaStreamSynchronize(s[0]), cudaErrorIllegalAddress);
     for (int i = 0; i < 2; i++) OK(ncclCommAbort(comms[i]));
 }
 
-static void two_streams(void) { // calls of one communicator keep their order over streams
+// Checks that calls of one communicator keep their order across streams.
+static void two_streams(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream(), t = new_stream();
     uint32_t *d = device_memory(8), *v = fake_host_view(d);
     v[0] = 1;
     v[1] = 100;
-    if (rank == 0) OK(cudaMemsetAsync(device_memory(1), 0, 1, s)); // s is late here, t elsewhere
+    // s is late on this rank, t on the others
+    if (rank == 0) OK(cudaMemsetAsync(device_memory(1), 0, 1, s));
     else OK(cudaMemsetAsync(device_memory(1), 0, 1, t));
     OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
     OK(ncclAllReduce(d + 1, d + 1, 1, ncclUint32, ncclSum, comm, t));
@@ -1285,7 +1303,7 @@ static void killed_peer(void) {
     cudaStream_t s = new_stream();
     ncclResult_t state;
     float *d = device_memory(4);
-    OK(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s)); // connects
+    OK(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s)); // connects the ranks
     OK(cudaStreamSynchronize(s));
     if (rank == n_ranks - 1) {
         await(0, n_ranks - 1);
@@ -1300,7 +1318,7 @@ static void killed_peer(void) {
         OK(ncclCommGetAsyncError(comm, &state));
         CHECK_IS(state, ncclSuccess);
     }
-    if (rank == 0) return; // exits with a stream that waits
+    if (rank == 0) return; // exits while a stream waits
     OK(ncclCommAbort(comm));
     OK(cudaStreamSynchronize(s));
     CHECK_IS(peek(fake_host_view(d)), 1);
@@ -1344,8 +1362,8 @@ static void non_blocking(void) {
     OK(state);
     cudaStream_t s = new_stream();
     if (rank == 1) await(1, 1);
-    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s),
-             ncclInProgress); // connects, in a thread of its own
+    // Connects the ranks in a thread of its own.
+    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInProgress);
     if (rank == 0) {
         tap_sleep_ms(20);
         OK(ncclCommGetAsyncError(comm, &state));
@@ -1356,7 +1374,8 @@ static void non_blocking(void) {
     while (state == ncclInProgress);
     OK(state);
     CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInProgress);
-    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInvalidArgument); // not asked
+    // Fails because the result of the call before was not queried.
+    CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInvalidArgument);
     for (state = ncclInProgress; state == ncclInProgress; n_polls++)
         OK(ncclCommGetAsyncError(comm, &state));
     CHECK_IS(n_polls, 2);
@@ -1369,7 +1388,8 @@ static void non_blocking(void) {
     CHECK_IS(ncclCommInitRankConfig(&comm, n_ranks, board->id, rank, &config), ncclInvalidArgument);
 }
 
-// Makes a call that rank 1 makes 50 ms later. How long it takes rank 0 to get out of it.
+// Makes a call that rank 1 makes 50 ms later. Returns the time in ms that rank 0 spends in the
+// call.
 static int64_t takes_ms(ncclResult_t (*make)(ncclComm_t, char *, cudaStream_t), ncclComm_t comm,
                         char *d, cudaStream_t s) {
     static int step;
@@ -1402,7 +1422,8 @@ static ncclResult_t reply(ncclComm_t comm, char *d, cudaStream_t s) {
     return rank ? ncclSend(d, 4, ncclInt8, 0, comm, s) : ncclRecv(d, 4, ncclInt8, 1, comm, s);
 }
 
-// The first call of each algorithm and pair waits on the host for its peers; those after it do not.
+// Checks that the first call of each algorithm and each pair waits on the host for its peers, and
+// that later calls do not.
 static void connects(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
@@ -1412,7 +1433,7 @@ static void connects(void) {
     else takes_ms(small_sum, comm, d, s);
     ncclResult_t (*const all[])(ncclComm_t, char *, cudaStream_t) = {small_sum, large_sum,
                                                                      large_product, broadcast};
-    for (int i = 0; i < 4; i++) { // a broadcast has the ring of the product
+    for (int i = 0; i < 4; i++) { // a broadcast uses the ring of the product
         bool waits = lazy && (i == 1 || i == 2);
         CHECK((takes_ms(all[i], comm, d, s) >= 50) == (rank == 0 && waits));
     }
@@ -1428,7 +1449,7 @@ static void *calls_alone(void *comm) {
     return (void *)(intptr_t)ncclAllReduce(d, d, 1, ncclFloat, ncclSum, (ncclComm_t)comm, s);
 }
 
-// A thread waits in NCCL for a peer that does not come.
+// Aborts a communicator while a thread waits in NCCL for a peer that does not come.
 static void aborted_beside_a_call(void) {
     ncclComm_t comm = join();
     pthread_t thread;
@@ -1465,8 +1486,8 @@ static void *aborts(void *comm) {
     return NULL;
 }
 
-// A graph holds a call: an abort goes on until it is destroyed, one after a revoke frees what the
-// graph needs.
+// Aborts a communicator while a graph holds a call. The abort must wait until the graph is
+// destroyed. An abort after a revoke frees what the graph needs.
 static void aborted_graph(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
@@ -1479,7 +1500,7 @@ static void aborted_graph(void) {
     OK(cudaStreamEndCapture(s, &graph));
     OK(cudaGraphInstantiate(&exec, graph, 0));
     OK(cudaGraphDestroy(graph));
-    if (n_ranks == 1) { // the variant that crashes
+    if (n_ranks == 1) { // the case that must crash
         OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
         OK(ncclCommAbort(comm));
         cudaGraphExecDestroy(exec);
@@ -1492,8 +1513,8 @@ static void aborted_graph(void) {
     CHECK(pthread_join(thread, NULL) == 0);
 }
 
-// Over a network the death of a peer is an error of NCCL's; a wait that takes too long is one
-// from 2.30.3 on.
+// Checks errors that NCCL detects. Over a network the death of a peer is an error, and from 2.30.3
+// on a wait that takes too long is one, too.
 static void remote_error(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
@@ -1563,7 +1584,8 @@ static void captured_sum(void) {
     OK(cudaGraphDestroy(graph));
     for (int i = 0; i < 3; i++) {
         OK(cudaGraphLaunch(exec, s));
-        OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s)); // not captured, in between
+        // not captured, between two launches
+        OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
         expected *= (uint32_t)(n_ranks * n_ranks * n_ranks);
     }
     OK(cudaStreamSynchronize(s));
@@ -1576,26 +1598,27 @@ static void bad_arguments(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
     char local[64], *d = device_memory(64), *pinned;
-    OK(ncclAllReduce(NULL, NULL, 0, ncclFloat, ncclSum, comm, s)); // alone, at once
+    // needs no other rank and does nothing
+    OK(ncclAllReduce(NULL, NULL, 0, ncclFloat, ncclSum, comm, s));
     OK(cudaStreamQuery(s));
     CHECK_IS(ncclAllReduce(local, d, 4, ncclFloat, ncclSum, comm, s), ncclInvalidArgument);
     CHECK_LIKE(ncclGetLastError(comm), "AllReduce : sendbuff");
-    CHECK_IS(ncclAllReduce(d, d + 60, 4, ncclFloat, ncclSum, comm, s),
-             ncclInvalidArgument); // too small
+    // The buffer is too small.
+    CHECK_IS(ncclAllReduce(d, d + 60, 4, ncclFloat, ncclSum, comm, s), ncclInvalidArgument);
     CHECK_IS(ncclBroadcast(d, d, 4, ncclFloat, n_ranks, comm, s), ncclInvalidArgument);
     CHECK_LIKE(ncclGetLastError(comm),
                "Broadcast : invalid root 2 (root should be in the 0..2 range)");
     CHECK_IS(ncclSend(d, 4, ncclFloat, -1, comm, s), ncclInvalidArgument);
     CHECK_IS(ncclAllReduce(d, d, 4, (ncclDataType_t)12, ncclSum, comm, s), ncclInvalidArgument);
     CHECK_IS(ncclAllReduce(d, d, 4, ncclFloat, (ncclRedOp_t)5, comm, s), ncclInvalidArgument);
-    OK(cudaMallocHost((void **)&pinned, 64)); // pinned memory will do
+    OK(cudaMallocHost((void **)&pinned, 64)); // pinned memory is accepted
     OK(ncclAllGather(d, pinned, 4, ncclFloat8e5m2, comm, s));
     OK(cudaStreamSynchronize(s));
     CHECK_IS((unsigned char)pinned[4], 0xEE);
     OK(ncclCommDestroy(comm));
 }
 
-// Reductions of 8-bit floats; nothing else is against them.
+// Checks that old devices refuse reductions of 8-bit floats, and nothing else.
 static void old_devices(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();

@@ -1,8 +1,12 @@
-// test_ipc: ranks that read each other's device memory. Calls that may wait for the device are not
-// made with the world's lock; kernels that cannot be compiled and peers that cannot be read are
-// found when the group is set up; how many bytes a call moves; calls of many chunks. Built with the
-// implementation in it, on the stand-ins for libcudart and libnccl.
-enum { CHUNK_BYTES = 128 << 10 }; // so that small calls have many
+// test_ipc: tests ranks that read each other's device memory.
+//
+// - Calls that may wait for the device are not made with the world's lock held.
+// - Kernels that cannot be compiled and peers that cannot be read are found when a group is set up.
+// - A call moves no more bytes than it must.
+// - Calls of many chunks give the right result.
+//
+// Contains the implementation and runs on the stand-ins for libcudart and libnccl.
+enum { CHUNK_BYTES = 128 << 10 }; // small, so that small calls have many chunks
 #define IDIST__IPC_CHUNK ((size_t)CHUNK_BYTES)
 enum { PATIENCE_MS = 2500 }; // how long closing a world waits
 #define IDIST__GPU_ABORT_MS PATIENCE_MS
@@ -49,7 +53,7 @@ static cudaStream_t new_stream(void) {
 enum { A_KERNEL, MEMORY, A_GROUP, THE_END, FULL_CALL, FULL_STAGED, FULL_WAIT, N_BESIDE };
 enum { QUEUE = 64 };
 
-// A call of ranks that do not lose one, on a stream that takes nothing more.
+// Makes a call of ranks 0 and 2, which lose no rank, on a stream whose queue is full.
 static idist_status calls_on_full_stream(int what, float *x, idist_opts *o) {
     cudaStream_t full = (cudaStream_t)o->stream;
     idist_request r = {NULL};
@@ -64,8 +68,8 @@ static idist_status calls_on_full_stream(int what, float *x, idist_opts *o) {
     return status == IDIST_OK ? idist_wait_stream(&r, full) : status;
 }
 
-// Ranks 0 and 2 share the first GPU, rank 1 has the second one. Rank 1 dies while rank 0 waits for
-// it on a stream.
+// Kills rank 1 while rank 0 waits for it on a stream. Ranks 0 and 2 share the first GPU, rank 1 has
+// the second GPU. The calls of ranks 0 and 2 must succeed meanwhile.
 static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     int what = *(const int *)arg;
     idist_group *nccl = NULL, *ipc = NULL;
@@ -78,11 +82,10 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
     rank_ok(rank, idist_split(world, rank == 2, rank, &nccl));
     rank_ok(rank, idist_split(world, rank == 1, rank, &ipc));
     o.group = nccl;
-    if (rank < 2)
-        rank_ok(rank,
-                idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o)); // makes the communicator
+    // The first call makes the communicator.
+    if (rank < 2) rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
     own.group = ipc;
-    if (what >= FULL_CALL && rank != 1) { // so that neither has anything to set up later
+    if (what >= FULL_CALL && rank != 1) { // so that these ranks have nothing to set up later
         rank_ok(rank, idist_all_reduce(y, y, 8, IDIST_F32, IDIST_SUM, &own));
         rank_ok(rank, idist_scan(y, y, 8, IDIST_F32, IDIST_SUM, &own));
     }
@@ -110,7 +113,7 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
         rank_check(first_of(y) == 6, "rank %d: got %g", rank, (double)first_of(y));
     rank_ok(rank, status);
 
-    // The stream is free again, and the group knows why.
+    // The stream is free again, and the group knows the reason.
     if (what == THE_END) {
         status = idist_close(&world);
         if (rank == 0) proc_result(slot, status);
@@ -121,7 +124,7 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
     if (rank == 0) proc_result(slot, idist_barrier(&o));
     own.stream = NULL;
     own.request = NULL;
-    rank_ok(rank, idist_barrier(&own)); // the others' end would be a loss to whoever is not through
+    rank_ok(rank, idist_barrier(&own)); // a rank that ends early would count as lost
     return 0;
 }
 
@@ -158,10 +161,10 @@ static void beside_dead_ranks(void) {
 //------------------------------------------------------------------------------
 
 typedef struct trouble {
-    const char *name, *value; // of the environment, of rank 1 or of all
+    const char *name, *value; // a variable of the environment, set on rank 1 or on all ranks
     bool all;
-    bool stuck;          // rank 1's device never ends
-    const char *said[4]; // in a warning
+    bool stuck;          // true if work on rank 1's device never ends
+    const char *said[4]; // texts in a warning
     int port;
 } trouble;
 
@@ -172,7 +175,8 @@ static void keep_log(idist_log_level level, const char *line, void *user) {
         snprintf(text + used, 4000 - used, "%s\n", line);
 }
 
-// Memory that an endless copy uses is given to nobody; another group does without it.
+// Checks that memory that an endless copy uses is not used again. Another group must work without
+// this memory.
 static void leaves_memory_alone(idist_group *world, int rank, float *x) {
     idist_group *half = NULL;
     rank_check(!idist__gpu_of(world->w)->arenas, "rank %d: the memory is there to be used", rank);
@@ -192,7 +196,7 @@ static int has_trouble(int number, void *arg) {
     idist_desc d = desc_with(NULL, NULL);
     if (t->all || number == 1) setenv(t->name, t->value, 1);
     if (stuck) setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
-    setenv("IDIST_LOG", "warn", 1); // to the logger
+    setenv("IDIST_LOG", "warn", 1); // goes to the logger
     d.rank = number;
     d.world_size = 4;
     d.master_addr = "127.0.0.1";
@@ -255,7 +259,7 @@ static idist_group *world_of_two(int number, int port) {
     return world;
 }
 
-// A group that cannot be made takes no more memory each time.
+// Sets up a group that fails each time. Repeated attempts must not use more memory.
 static int fails_again(int number, void *arg) {
     uint32_t before;
     setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
@@ -284,9 +288,10 @@ static void failures(void) {
     ranks_report("a group that cannot be made, again and again, takes its memory once");
 }
 
-// The memory of the others is read when all ranks have come, which may be long after the first has.
+// Lets rank 1 come late. Reading the memory of other ranks begins when all ranks have come, so rank
+// 0 must not give up while rank 1 is late.
 static int comes_late(int number, void *arg) {
-    int limit_ms = test_slow_factor() > 1 ? 6000 : 3000; // of which a device that works has a half
+    int limit_ms = test_slow_factor() > 1 ? 6000 : 3000; // a working device gets half of this time
     idist_group *world = NULL, *group = NULL;
     idist_desc d = desc_with(NULL, NULL);
     setenv("FAKE_CUDA_DELAY_US", "2000", 1);
@@ -340,8 +345,8 @@ typedef struct busy_end {
     int port;
 } busy_end;
 
-// Rank 0 closes the world while its device is busy with work of the program. Each pair of processes
-// is a world, with a case of its own.
+// Closes the world on rank 0 while its device is busy with work of the program. Each pair of
+// processes is a world with a case of its own.
 static int closes_beside_work(int process, void *arg) {
     const busy_end *end = (const busy_end *)arg + process / 2;
     int number = process % 2;
@@ -383,7 +388,7 @@ static bool is_under_way(idist_group *group) {
     return under_way;
 }
 
-// Rank 0 closes the world while another of its threads reads the memory of rank 1.
+// Closes the world on rank 0 while another of its threads reads the memory of rank 1.
 static int closes_beside_a_call(int number, void *arg) {
     enum { CHUNKS = 40 };
     late_call c = {NULL, NULL, CHUNKS * (size_t)CHUNK_BYTES / sizeof(float)};
@@ -393,10 +398,10 @@ static int closes_beside_a_call(int number, void *arg) {
     if (!world) return 0;
     c.x = device_of(1, c.count);
     rank_ok(number, idist_split(world, 0, number, &c.group));
-    calls_late(&c); // makes what the ranks have together
+    calls_late(&c); // sets up what the ranks share
     if (number == 1) {
         calls_late(&c);
-        tap_sleep_ms(300); // rank 0 waits for us in idist_close, and its thread has come back
+        tap_sleep_ms(300); // rank 0 waits for us in idist_close, and its thread has returned
     } else {
         rank_check(pthread_create(&thread, NULL, calls_late, &c) == 0, "no thread");
         for (int64_t end = tap_now_ms() + 10000; !is_under_way(c.group) && tap_now_ms() < end;)
@@ -446,7 +451,7 @@ static void *uses_the_device(void *arg) {
     return NULL;
 }
 
-// Rank 1 has not come to the call that rank 0's device works on.
+// Makes rank 0's device wait in a call that rank 1 has not reached.
 static void starts_nccl(idist_group *world, idist_group *ended_first, int rank) {
     idist_opts o = opts_of(ended_first);
     float *x = device_of(1, 8);
@@ -470,8 +475,8 @@ static pthread_t start_use(use *u, int n_users) {
     return thread;
 }
 
-// Rank 0 leaves the world at once, while another of its threads has released the lock in the middle
-// of a call. If that takes too long the process ends with it.
+// Closes the world on rank 0 at once, while another of its threads has released the lock in the
+// middle of a call. If the thread takes too long, the process ends while the thread still runs.
 static int closes_beside_use(int number, void *arg) {
     use u = *(use *)arg, other;
     bool endless = u.what == AN_ENDLESS_LOAD;
@@ -506,7 +511,7 @@ static int closes_beside_use(int number, void *arg) {
     took = tap_now_ms() - start;
     rank_check(took < 10000 * test_slow_factor(), "took %d ms", (int)took);
     if (endless) {
-        pthread_join(waiter, NULL); // it waited for the thread that loads
+        pthread_join(waiter, NULL); // the waiter waited for the thread that loads
         rank_is(0, other.status, IDIST_ERR_DEVICE);
         return 0;
     }
@@ -514,7 +519,8 @@ static int closes_beside_use(int number, void *arg) {
         rank_check(took < PATIENCE_MS, "took %d ms", (int)took); // NCCL was aborted
     else rank_check(took > 200, "did not wait: %d ms", (int)took);
     pthread_join(thread, NULL);
-    if (u.what == A_FULL_STREAM) rank_is(0, u.status, IDIST_ERR_ABORTED); // it outlasts the world
+    // The call does not complete before the world is closed.
+    if (u.what == A_FULL_STREAM) rank_is(0, u.status, IDIST_ERR_ABORTED);
     else if (u.what != A_SETUP) rank_is(0, u.status, IDIST_OK);
     else rank_is(0, u.status, IDIST_ERR_STATE);
     return 0;
@@ -557,14 +563,14 @@ static void ends(void) {
 //------------------------------------------------------------------------------
 
 typedef struct endless {
-    int stream;        // in which a copy never gets its turn
-    const char *fails; // FAKE_CUDA_FAIL
-    bool stuck;        // other work never ends: nothing is pinned any more
+    int stream;        // the stream in which a copy never gets its turn
+    const char *fails; // value of FAKE_CUDA_FAIL
+    bool stuck;        // true if other work never ends, so that no more memory is pinned
     int port;
 } endless;
 
-// A call times out whose copies never get their turn on the device. Each pair of processes is a
-// world, with a case of its own.
+// Makes a call whose copies never get their turn on the device. The call must time out. Each pair
+// of processes is a world with a case of its own.
 static int times_out_beside_copies(int number, void *arg) {
     enum { MANY = 100000 };
     const endless *e = (const endless *)arg + number / 2;
@@ -584,7 +590,8 @@ static int times_out_beside_copies(int number, void *arg) {
     o.timeout_ms = 500;
     idist_status status = idist_all_reduce(x, x, MANY, IDIST_F32, IDIST_SUM, &o);
     o.timeout_ms = 0;
-    if (number % 2 && status == IDIST_OK) status = idist_barrier(&o); // it has all it needs
+    // this rank's part of the call can complete
+    if (number % 2 && status == IDIST_OK) status = idist_barrier(&o);
     rank_is(number, status, IDIST_ERR_TIMEOUT);
     rank_check(tap_now_ms() - start < (PATIENCE_MS + 2000) * test_slow_factor(),
                "process %d: took %d ms", number, (int)(tap_now_ms() - start));
@@ -607,7 +614,7 @@ static void endless_copies(void) {
                  "also where memory cannot be pinned");
 }
 
-// Memory that cannot be pinned serves all the same.
+// Uses memory that cannot be pinned. Staging must work nevertheless.
 static int stages_without_pinning(int number, void *arg) {
     enum { MANY = 6 << 20 }; // several chunks
     setenv("IDIST_DEVICE_BACKEND", "staged", 1);
@@ -627,7 +634,8 @@ static int stages_without_pinning(int number, void *arg) {
     return 0;
 }
 
-// A call that times out waits for its copies, also where other work of the device never ends.
+// Lets a call time out. The call must wait for its copies, even if other work of the device never
+// ends.
 static int leaves_its_buffers(int number, void *arg) {
     setenv("IDIST_DEVICE_BACKEND", "staged", 1);
     idist_group *world = world_of_two(number, *(const int *)arg);
@@ -670,7 +678,8 @@ static int count_users(idist__world *w) {
     return n;
 }
 
-// A thread is inside NCCL, without the lock: the end of the world would wait for it.
+// Calls NCCL in a thread, without the lock. The thread must count as a user of the device, so that
+// closing the world waits for it.
 static int is_inside_nccl(int number, void *arg) {
     setenv("FAKE_CUDA_DEVICES", "2", 1);
     idist_group *world = world_of_two(number, *(const int *)arg);
@@ -698,7 +707,8 @@ static int is_inside_nccl(int number, void *arg) {
     return 0;
 }
 
-// Another thread that prepares the group never comes back.
+// Waits for another thread that prepares the group and never returns. The wait must end at a
+// deadline.
 static int waits_for_a_thread(int number, void *arg) {
     idist_group *world = NULL, *group = NULL;
     idist_desc d = desc_with(NULL, NULL);
@@ -754,7 +764,7 @@ static void waits(void) {
 }
 
 //------------------------------------------------------------------------------
-// calls of many chunks, while each rank's device has a pace of its own
+// calls of many chunks, while each rank's device has its own speed
 //------------------------------------------------------------------------------
 
 enum { COUNT = 150001 };
@@ -781,8 +791,8 @@ static idist_status call(int kind, const void *send, void *recv, size_t count, i
     }
 }
 
-// On the host and on the device, from the same numbers: the same bits. shift: bytes that the
-// buffers are out of line.
+// Makes a call on the host and on the device with the same numbers. The results must have the same
+// bits. `shift` is the misalignment of the buffers in bytes.
 static void compare(idist_group *world, int rank, int n, int kind, idist_dtype dtype, idist_op op,
                     bool in_place, size_t shift) {
     size_t size = idist_dtype_size(dtype),
@@ -828,7 +838,8 @@ static void many_chunks(idist_group *world, int rank, int n, void *arg) {
     }
     compare(world, rank, n, 0, IDIST_F32, IDIST_AVG, false, 0);
     compare(world, rank, n, 0, IDIST_F32, IDIST_MAX, false, 4);
-    compare(world, rank, n, 0, IDIST_F32, IDIST_SUM, true, rank == 1 ? 4 : 0); // ranks differ
+    // alignment differs between ranks
+    compare(world, rank, n, 0, IDIST_F32, IDIST_SUM, true, rank == 1 ? 4 : 0);
     compare(world, rank, n, 0, IDIST_F64, premul, false, 0);
     compare(world, rank, n, 0, IDIST_F64, premul, true, 8);
     rank_ok(rank, idist_op_free(premul, world));
@@ -836,7 +847,7 @@ static void many_chunks(idist_group *world, int rank, int n, void *arg) {
 
 static int at_a_pace(int number, void *arg) {
     static const char *const delays[] = {"0", "400", "100", "900"};
-    const int *setting = (const int *)arg; // ranks, port
+    const int *setting = (const int *)arg; // number of ranks, port
     idist_group *world = NULL;
     idist_desc d = desc_with(NULL, NULL);
     setenv("FAKE_CUDA_DELAY_US", delays[(number + setting[0]) % 4], 1);
@@ -863,10 +874,11 @@ static void paces(void) {
 }
 
 //------------------------------------------------------------------------------
-// how much moves, and when
+// how many bytes move, and when
 //------------------------------------------------------------------------------
 
-// Bytes of device memory that are read and written, over those of the messages.
+// Measures the bytes of device memory that a call reads and writes, relative to the bytes of the
+// messages.
 static void traffic(idist_group *world, int rank, int n, void *arg) {
     enum { MESSAGE = 4 << 20 };
     static fake_traffic before;
@@ -888,8 +900,8 @@ static void traffic(idist_group *world, int rank, int n, void *arg) {
     CUDA(cudaFree(recv));
 }
 
-// Counts the calls of a world's backend, on rank 0 of ranks that are threads: set around the real
-// one.
+// Counts the calls of a world's backend on rank 0. The ranks are threads. The counting functions
+// wrap the functions of the real backend.
 static struct {
     idist_backend_api api;
     const idist_backend_api *real;
@@ -921,8 +933,9 @@ static void watch_backend(idist_group *world) {
     gpu->host_backend = &watch.api;
 }
 
-// While the ranks meet for one chunk, the device has another one. An operation of the device takes
-// so long that the host sees its end while the next one runs, even on a busy machine.
+// Checks that the device works on one chunk while the ranks meet for another chunk. An operation of
+// the device takes so long that the host notices its end while the next operation runs, even on a
+// busy machine.
 static int keeps_the_device_busy(int number, void *arg) {
     enum { CHUNKS = 16 };
     size_t count = CHUNKS * (size_t)CHUNK_BYTES / sizeof(float);
@@ -983,7 +996,7 @@ static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *ar
 }
 
 //------------------------------------------------------------------------------
-// memory of its own
+// memory allocated by idist
 //------------------------------------------------------------------------------
 
 static void *frees(void *arg) {

@@ -1,5 +1,6 @@
-// test_mpi: device memory over idist_mpi.h, two ranks that mpirun started. Built with the
-// implementation in it, on the stand-ins for libcudart and libnccl. Its exit status is the result.
+// test_mpi: tests device memory over idist_mpi.h, with two ranks that mpirun started. Contains the
+// implementation and runs on the stand-ins for libcudart and libnccl. Its exit status is the
+// result.
 #define IDIST_IMPLEMENTATION
 #include "idist_mpi.h"
 
@@ -23,15 +24,15 @@ static idist__world *enter_world(void) {
     return g->w;
 }
 
-// The threads of the stand-in begin later than those of a driver, and the program would seem to
-// have more than one.
+// Raises the count of foreign threads. The threads of the stand-in start later than a driver's
+// threads, so the program would seem to have more than one thread.
 static void count_streams(void) {
     idist__world *w = enter_world();
     w->machine.foreign_thread_count += 50;
     idist__os_mutex_unlock(&w->lock);
 }
 
-// Until rank 0 has said that it waits in a receive.
+// Waits until rank 0 has announced that it waits in a receive.
 static void await_announcement(void) {
     int64_t deadline = idist__os_clock_deadline(10000);
     bool said = false;
@@ -45,8 +46,8 @@ static void await_announcement(void) {
     check(said, "rank 0 does not say that it waits");
 }
 
-// The message is there, and its copy to the device takes longer than rank 1 waits for rank 0 before
-// it says so. That is no deadlock.
+// Receives a message whose copy to the device takes long. Rank 0 has the message, and rank 1 waits
+// so long for rank 0 that it announces this. Both must complete, because this is no deadlock.
 static void copies_for_long(int rank, int32_t *device) {
     int32_t word = 7;
     if (rank == 0) CHECK_OK(idist_recv(device, 1, IDIST_I32, 1, 3, NULL, NULL));

@@ -1,9 +1,10 @@
-// test_nccl: what idist makes of NCCL: which way is chosen, calls that are enqueued and found wrong
-// or late afterwards, calls held back by idist_group_begin, communicators of groups. Runs on the
-// stand-ins for libcudart and libnccl.
+// test_nccl: tests how idist uses NCCL: the choice of backend, errors and time-outs of enqueued
+// calls, calls held back by idist_group_begin, and communicators of groups. Runs on the stand-ins
+// for libcudart and libnccl.
 #include "gpu_ranks.h"
 
-// Rank 0 enqueues while nobody else has begun; what wakes the others comes after that.
+// Rank 0 enqueues many calls before any other rank begins. Only then does it send the messages that
+// the other ranks wait for. No call of rank 0 may block.
 static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
     enum { K = 40 };
     cudaStream_t s = new_stream();
@@ -21,8 +22,8 @@ static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// The same with every collective that NCCL has, in sizes for which it takes different algorithms:
-// the first of each is the one that would wait on the host.
+// Lets rank 0 run ahead with every collective that NCCL has, in sizes for which NCCL takes
+// different algorithms. The first call of each algorithm would wait on the host.
 static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
     enum { MOST = 1 << 13, SIZES = 3 };
     static const size_t sizes[SIZES] = {1, 600, MOST};
@@ -54,8 +55,8 @@ static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// What goes by pairs connects them in its first call, which waits; an all_to_all has all of them,
-// so that messages after it run ahead.
+// Lets messages run ahead. The first message of a pair connects the pair and would wait. An
+// all_to_all connects all pairs, so messages after it must run ahead.
 static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(rank, (size_t)n), *y = device_of(-1, (size_t)n), word = rank;
@@ -75,8 +76,9 @@ static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// In place, idist sends a copy of the buffer, which the GPUs of the other ranks of this process
-// reach as they do the program's own memory. So they do what communicators are connected with.
+// Makes calls in place, for which idist sends a copy of the buffer. The GPUs of the other ranks of
+// this process must be able to access the copy like the program's own memory. They must also be
+// able to access the memory with which idist connects a communicator.
 static void in_place(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(rank, (size_t)n), host[RANKS_MAX];
@@ -99,8 +101,8 @@ static void in_place(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// A rank waits inside NCCL for another one that does not come: the time-out gets it out, by no
-// abort beside the call.
+// A rank waits inside NCCL for a rank that does not come. The time-out must end the wait, and no
+// abort may run while the rank is inside the call.
 static void stuck_inside(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, (size_t)n), *y = device_of(1, (size_t)n), none = 0;
@@ -127,8 +129,8 @@ static void stuck_inside(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// A graph that holds a call is alive when the group fails: nobody waits for it, and it can be
-// destroyed later.
+// Lets the group fail while a graph that holds a call exists. No rank may wait for the graph, and
+// the program can destroy the graph later.
 static cudaGraphExec_t left_graphs[RANKS_MAX];
 static ncclComm_t left_comms[RANKS_MAX];
 static int64_t left_ms[RANKS_MAX];
@@ -148,8 +150,8 @@ static void live_graph(idist_group *world, int rank, int n, void *arg) {
     left_comms[rank] = (ncclComm_t)idist_nccl_comm(world);
     CUDA(cudaGraphLaunch(left_graphs[rank], s));
     CUDA(cudaStreamSynchronize(s));
-    (void)!idist_barrier(
-        &host); // that of rank 0 may end, and its abort come, before another one's has
+    // Rank 0 may leave the barrier first and abort it for another rank.
+    (void)!idist_barrier(&host);
     left_ms[rank] = tap_now_ms();
     if (rank == 0) rank_ok(rank, idist_abort(world));
     while (idist_barrier(&host) == IDIST_OK) continue;
@@ -172,8 +174,8 @@ static void with_live_graph(const char *version) {
     ranks_report("a graph that holds a call outlives its group, NCCL %s", version);
 }
 
-// On one rank the count differs. Nobody waits in the call; the next ones say it, and the stream
-// comes to its end.
+// Makes a call with a different count on one rank. No rank may block in this call. The next calls
+// must report the mismatch, and the stream must complete.
 static void enqueued_mismatch(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, 8);
@@ -196,7 +198,8 @@ static void enqueued_mismatch(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// A rank that does not come, while the others only wait for their streams: the time-out frees them.
+// One rank does not come, and the other ranks wait for their streams only. The time-out must free
+// them.
 static void enqueued_late(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, 8);
@@ -214,7 +217,7 @@ static void enqueued_late(idist_group *world, int rank, int n, void *arg) {
         rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", rank,
                    idist_last_error());
     } else {
-        int32_t none = 0; // it waits for something else
+        int32_t none = 0; // this rank waits for something else
         idist_opts host = opts_of(world);
         rank_is(rank, idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, &host), IDIST_ERR_TIMEOUT);
     }
@@ -222,7 +225,8 @@ static void enqueued_late(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Messages on streams: together between group_begin and group_end, whatever their order.
+// Sends messages on streams. Between group_begin and group_end they must progress together, in any
+// order.
 static void messages(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 100000 };
     cudaStream_t s = new_stream();
@@ -250,7 +254,7 @@ static void messages(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// A receive of another size, or one that is not on a stream.
+// Receives a message with a different size, or without a stream.
 static void other_message(idist_group *world, int rank, int n, void *arg) {
     bool plain = *(const bool *)arg;
     cudaStream_t s = new_stream();
@@ -274,7 +278,8 @@ static void other_message(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Groups have communicators of their own, made when they are first used, and freed one by one.
+// Uses groups. Each group has its own communicator, which is made at its first use and freed with
+// the group.
 static void groups(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, 1), *y = device_of(1, 1);
@@ -285,8 +290,8 @@ static void groups(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_split(world, 0, -rank, &all));
         idist_opts a = on_stream(half, s), b = on_stream(all, s);
         int size = idist_group_size(half);
-        rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX,
-                                       &a)); // the first ones cannot be held back together
+        // The first calls of two groups cannot be held back together.
+        rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_MAX, &a));
         rank_ok(rank, idist_all_reduce(y, y, 1, IDIST_I32, IDIST_MAX, &b));
         rank_ok(rank, idist_group_begin());
         rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &a));
@@ -314,8 +319,8 @@ static void groups(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Requests, calls on a stream and blocking ones in turn, over NCCL and staged, with host memory
-// between them.
+// Alternates requests, calls on a stream and blocking calls, over NCCL and staged, with calls on
+// host memory between them.
 static void in_turn(idist_group *world, int rank, int n, void *arg) {
     enum { K = 6, COUNT = 1000 };
     cudaStream_t s = new_stream();
@@ -345,8 +350,8 @@ static void in_turn(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// What group_begin holds back: more calls than may run ahead, requests that are waited for before
-// the end, and a group that is not freed under it.
+// Tests group_begin with more calls than may run ahead, and with a request that is waited for
+// before the end. A group must not be freed while its calls are held back.
 static void held_back(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, 1), *y = device_of(1, 1);
@@ -372,7 +377,8 @@ static void held_back(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Requests in both directions, the send first, larger than what is sent without a receiver.
+// Makes requests in both directions, the send first, with more data than is sent without a
+// receiver.
 static void crosswise(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 1 << 20 };
     cudaStream_t s = new_stream();
@@ -392,13 +398,13 @@ static void crosswise(idist_group *world, int rank, int n, void *arg) {
 }
 
 //------------------------------------------------------------------------------
-// which way, in processes of their own
+// choice of the backend, in processes of their own
 //------------------------------------------------------------------------------
 
 typedef struct way {
-    const char *env[2][4];      // of rank 0, of rank 1: NAME, value, ...
-    idist_status status;        // of idist_open
-    const char *backend, *text; // then; or what the error says
+    const char *env[2][4];      // environment of rank 0 and rank 1: NAME, value, ...
+    idist_status status;        // expected status of idist_open
+    const char *backend, *text; // expected backend, or text of the error
     int port;
 } way;
 
@@ -412,8 +418,8 @@ static int goes(int number, void *arg) {
     d.world_size = 2;
     d.master_addr = "127.0.0.1";
     d.master_port = w->port;
-    d.init_timeout_ms =
-        w->status == IDIST_ERR_DEVICE ? 1000 + 500 * test_slow_factor() : 10000; // it passes there
+    // The time-out expires in the cases with IDIST_ERR_DEVICE.
+    d.init_timeout_ms = w->status == IDIST_ERR_DEVICE ? 1000 + 500 * test_slow_factor() : 10000;
     d.timeout_ms = 10000;
     int64_t start = tap_now_ms();
     idist_status s = idist_initialize(&d);
@@ -506,11 +512,11 @@ static void ways(void) {
     fake_set_env("FAKE_NCCL_VERSION", NULL);
 }
 
-// NCCL says that a peer is gone, or late. It is the host that knows which one, a little later; and
-// if it does not, the error is still that of a peer.
+// NCCL reports that a peer is lost or late. The host finds out which peer a little later. If the
+// host does not, the error is still NCCL's error about a peer.
 typedef struct remote {
-    const char *remote; // FAKE_NCCL_REMOTE
-    bool dies;          // rank 1, after half a second
+    const char *remote; // value of FAKE_NCCL_REMOTE
+    bool dies;          // true if rank 1 dies after half a second
     idist_status status;
     int port;
 } remote;
@@ -569,13 +575,15 @@ static void remotes(void) {
     }
 }
 
-// Rank 0 has a call on a stream that waits for rank 1, which dies, and stages one with rank 2, for
-// the first time: to pin memory may wait for the device, and meanwhile somebody has to find out
-// about rank 1. The world has failed by then: who ends it takes the pair along, also where the
-// other one still copies. So both end when both are through.
+// Rank 0 has a call on a stream that waits for rank 1, which dies. Rank 0 then stages its first
+// call with rank 2. Pinning memory may wait for the device, and meanwhile a thread must find out
+// about rank 1.
+//
+// The world has failed by then. A rank that ends the world also ends the group of ranks 0 and 2,
+// even where the other rank still copies. So each rank ends when both are done.
 typedef struct pair {
     int port;
-    int *through; // shared
+    int *through; // number of ranks that are done; in shared memory
 } pair;
 
 static int pins(int number, void *arg) {
@@ -624,12 +632,13 @@ static void pinned(void) {
     ranks_report("pinning memory beside a call that waits for a dead rank comes back");
 }
 
-// A world that uses less of the machine than it could says so, with the reason and what to do.
-// Without a driver or a GPU there is nothing to say.
+// Checks the warning of a world that uses less of the machine than it could. The warning must give
+// the reason and a remedy. Without a driver or a GPU there must be no warning.
 typedef struct quiet {
-    const char *env[2][4]; // of rank 0, of rank 1: NAME, value, ...
-    bool used;             // rank 1 has used CUDA and is a child of who did
-    const char *said[3];   // by rank 1, in a warning; none: nothing
+    const char *env[2][4]; // environment of rank 0 and rank 1: NAME, value, ...
+    // Rank 1 uses CUDA and then forks. The child goes on as rank 1.
+    bool used;
+    const char *said[3]; // texts in the warning of rank 1, or none if it must not warn
     int port;
 } quiet;
 
@@ -669,7 +678,7 @@ static void warnings(void) {
         {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"),
          false,
          {NULL},
-         0}, // ipc is the best
+         0}, // ipc is the best backend
         {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "staged"), false, {NULL}, 0},
         {{{"FAKE_CUDA_DEVICES", "2"}, {"IDIST_DEVICE", "cpu"}}, false, {NULL}, 0},
         {{{"FAKE_CUDA_DEVICES", "2"},
@@ -712,13 +721,15 @@ static void warnings(void) {
     }
 }
 
-// A thread of the program's that has chosen no device makes all kinds of calls. That leaves no
-// context on device 0, which is rank 0's: hundreds of MB for each such rank.
+// Makes all kinds of calls in a thread of the program that has chosen no device. No call may leave
+// a context on device 0, which belongs to rank 0. A context would cost hundreds of MB for each such
+// rank.
 extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
 
 typedef struct stranger {
     int number;
-    int32_t *x, *y, *z; // y and z only in the stream: nothing orders x after its work
+    // y and z are used in the stream only, because nothing orders x after the stream's work.
+    int32_t *x, *y, *z;
     cudaStream_t stream;
 } stranger;
 
@@ -771,7 +782,7 @@ static int has_strangers(int number, void *arg) {
         rank_check(cuDevicePrimaryCtxGetState(0, &flags, &active) == 0 && !active,
                    "there is a context on device 0");
 
-        // Who has chosen another device keeps it.
+        // A thread that has chosen another device keeps its choice.
         CUDA(cudaSetDevice(0));
     }
     d.master_port = ((const int *)arg)[1];
@@ -792,7 +803,7 @@ static void strangers(void) {
     ranks_report("a thread that has chosen no device leaves no context on device 0");
 }
 
-// The streams of idist's own have the priority that was asked for, in idist_desc or in the
+// Checks that idist's own streams have the requested priority, set in idist_desc or in the
 // environment.
 typedef struct wish {
     const char *environment;
@@ -846,8 +857,8 @@ static void priorities(void) {
     }
 }
 
-// Pinned memory is allocated in one thread that has chosen no device and freed in another one,
-// while there is a world and when there is none any more.
+// Allocates pinned memory in a thread that has chosen no device. Frees the memory in another
+// thread, once while a world exists and once after the end of the world.
 typedef struct pinning {
     idist_allocator from;
     void *p[2];
@@ -908,14 +919,15 @@ static int pins_as_stranger(int number, void *arg) {
     rank_ok(number, idist_finalize());
     in_a_thread(frees_it_late, &a, number, "freed it when the world was gone");
 
-    // Who has chosen another device keeps it.
+    // A thread that has chosen another device keeps its choice.
     CUDA(cudaSetDevice(1 - number));
     void *p = a.from.alloc_fn(1000, a.from.user);
     CUDA(cudaGetDevice(&device));
     rank_check(p && device == 1 - number, "rank %d: on device %d", number, device);
     a.from.free_fn(p, a.from.user);
 
-    // What it cannot have is NULL, and no error that the program's next check of a kernel finds.
+    // An allocation that fails returns NULL. It leaves no error that the program's next check of a
+    // kernel would find.
     p = a.from.alloc_fn((size_t)1 << 41, a.from.user);
     rank_check(!p && cudaGetLastError() == cudaSuccess, "rank %d: the last error stays", number);
     return 0;
@@ -929,10 +941,10 @@ static void pinning_strangers(void) {
     ranks_report("to pin and free memory makes no context in a thread that has chosen no device");
 }
 
-// Whether NCCL adds up 8-bit floats, here for rank `number` of three; else they are staged. It
-// shows in the sum: NCCL rounds 2^(bits of the fraction + 1) + 1 + 1 twice.
+// Checks whether NCCL sums 8-bit floats, here for rank `number` of three; otherwise they are
+// staged. The sum shows which: NCCL rounds 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
-    const char *env[3][4]; // of each rank: NAME, value, ...
+    const char *env[3][4]; // environment of each rank: NAME, value, ...
     bool served;
     int port;
 } eight;
@@ -941,8 +953,9 @@ static int adds_up(int number, void *arg) {
     const eight *e = (const eight *)arg;
     static const struct {
         idist_dtype dtype;
-        unsigned char big, one, half_of, by_nccl,
-            once; // 2^(bits of the fraction + 1), 1, 2^(...) / 2, and the sums
+        // First the values 2^(bits of the fraction + 1), 1 and 2^(bits of the fraction + 1) / 2.
+        // Then the sums, rounded by NCCL and rounded once.
+        unsigned char big, one, half_of, by_nccl, once;
     } types[2] = {{IDIST_F8E4M3, 0x58, 0x38, 0x50, 0x58, 0x59},
                   {IDIST_F8E5M2, 0x48, 0x3c, 0x44, 0x48, 0x49}};
     cudaStream_t s;
@@ -970,8 +983,8 @@ static int adds_up(int number, void *arg) {
         rank_ok(number, idist_all_reduce(x, x, 1, types[k].dtype, IDIST_SUM, NULL));
         rank_ok(number, idist_all_reduce(x + 1, x + 1, 1, types[k].dtype, IDIST_SUM, &o));
         rank_ok(number, idist_all_reduce(x + 2, x + 2, 1, types[k].dtype, twice, &o));
-        rank_ok(number, idist_all_gather(x + 3 + number, x + 3, 1, types[k].dtype,
-                                         &o)); // any NCCL moves bytes
+        // Every version of NCCL can move bytes.
+        rank_ok(number, idist_all_gather(x + 3 + number, x + 3, 1, types[k].dtype, &o));
         CUDA(cudaStreamSynchronize(s));
         CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
         for (int i = 0; i < 3; i++)
@@ -1021,7 +1034,8 @@ static void eights(void) {
     }
 }
 
-// The program has a communicator already, by threads: it is taken, and stays the program's.
+// Passes a communicator that the program has made, with ranks that are threads. idist must use it
+// and must not free it.
 static void adopts(idist_group *world, int rank, int n, void *arg) {
     ncclComm_t comm = ((ncclComm_t *)arg)[rank];
     int32_t *x = device_of(1, 1);
@@ -1083,7 +1097,7 @@ static void adopted(void) {
     ranks_report("a communicator of the program's is taken, and left to it");
 }
 
-// The program's configuration is gone when groups are made.
+// Clears the program's NCCL configuration before groups are made. idist must not need it any more.
 static void forgets_config(idist_group *world, int rank, int n, void *arg) {
     int32_t *x = device_of(1, 1);
     idist_opts o = opts_of(world);
@@ -1107,11 +1121,11 @@ static void forgotten_config(void) {
     ranks_case(2, &d, forgets_config, &config, "desc.nccl_config is gone when groups are made");
 }
 
-// Another thread captures, in the mode that forbids unsafe calls to all threads.
+// Makes calls while another thread captures in the mode that forbids unsafe calls in all threads.
 static void beside_capture(idist_group *world, int rank, int n, void *arg) {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)arg;
-    CUDA(cudaThreadExchangeStreamCaptureMode(&mode)); // the test's own calls
+    CUDA(cudaThreadExchangeStreamCaptureMode(&mode)); // for the test's own calls
     int32_t *x = device_of(1, 1);
     CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
     idist_opts o = opts_of(world);
@@ -1138,11 +1152,11 @@ static void captures_beside(void) {
 }
 
 int main(void) {
-    static const char *const versions[] = {"21403", "22806",
-                                           "22809"}; // of the same behaviour up to the next
+    // Versions that behave alike up to the next one.
+    static const char *const versions[] = {"21403", "22806", "22809"};
     bool plain = true, sized = false;
     tap_deadline(140);
-    ways(); // forks: a process that has used CUDA must not
+    ways(); // first, because it forks, and a process that has used CUDA must not fork
     eights();
     remotes();
     pinned();

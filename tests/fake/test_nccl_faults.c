@@ -1,5 +1,6 @@
-// test_nccl_faults: an NCCL that does not return, reports calls as in progress, or fails at the end
-// of a group. Each case runs in processes of its own, on the stand-ins for libcudart and libnccl.
+// test_nccl_faults: tests an NCCL that does not return, reports calls as in progress, or fails at
+// the end of a group. Each case runs in processes of its own, on the stand-ins for libcudart and
+// libnccl.
 #include "gpu_ranks.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -8,9 +9,9 @@
 
 typedef struct trouble {
     const char *name;
-    int (*fn)(int number, void *arg); // of each rank
+    int (*fn)(int number, void *arg); // runs on each rank
     int n;
-    const char *version; // of NCCL
+    const char *version; // version of NCCL
     int port;
 } trouble;
 
@@ -27,8 +28,8 @@ static idist_desc desc_of(int number, int n, int port) {
     return d;
 }
 
-// The ranks are not connected in time. The thread that connects them comes out much later: nothing
-// that it uses is freed before.
+// The ranks are not connected in time. The thread that connects them returns much later. Nothing
+// that it uses may be freed before.
 static int is_given_up(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     int threads = count_threads();
@@ -74,8 +75,8 @@ static int comes_out_late(int number, void *arg) {
     return 0;
 }
 
-// A revoke never ends. That delays the end of the world by some seconds, and no thread asks NCCL
-// about it afterwards.
+// A revoke never ends. That may delay the end of the world by some seconds. Afterwards no thread
+// may query NCCL about the revoke.
 static int revokes_in_vain(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -101,7 +102,7 @@ static int revokes_in_vain(int number, void *arg) {
     return 0;
 }
 
-// A thread is inside an old NCCL, which cannot be made to return, when its rank ends with an error.
+// A rank ends with an error while a thread is inside an old NCCL, which cannot be made to return.
 static void *waits_inside(void *arg) {
     int32_t *x = device_of(1, 4);
     idist_opts o = opts_of(NULL);
@@ -173,16 +174,15 @@ static int fails_at_the_end(int number, void *arg) {
     idist_status status;
     int32_t *x;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
-    (void)!idist_barrier(
-        NULL); // that of one rank may end, and the other one fail, before this one's has
+    // One rank may leave the barrier first and fail, which aborts the barrier for the other rank.
+    (void)!idist_barrier(NULL);
     fake_set_env("FAKE_NCCL_IN_PROGRESS", "1");
     fake_set_env("FAKE_NCCL_GROUP_FAIL", "3");
     o.stream = new_stream();
     x = device_of(1, 4);
     rank_ok(number, idist_group_begin());
-    for (int k = 0; k < 2; k++)
-        (void)!idist_all_reduce(x + k, x + k, 1, IDIST_I32, IDIST_SUM,
-                                &o); // rank 0 may have failed
+    // The status is not checked, because rank 0 may have failed already.
+    for (int k = 0; k < 2; k++) (void)!idist_all_reduce(x + k, x + k, 1, IDIST_I32, IDIST_SUM, &o);
     status = idist_group_end();
     while (status == IDIST_OK && tap_now_ms() - start < 3000) status = idist_barrier(NULL);
     rank_check(status == IDIST_ERR_DEVICE, "rank %d: %s: %s", number, idist_status_name(status),
@@ -216,8 +216,8 @@ static int never_begins(int number, void *arg) {
     return 0;
 }
 
-// Two threads make the first calls of two groups at the same time, while the device is busy for
-// long: neither waits for it.
+// Two threads make the first calls of two groups at the same time, while the device is busy for a
+// long time. Neither thread may wait for the device.
 typedef struct first_call {
     int number;
     idist_group *group;
@@ -265,7 +265,7 @@ static int makes_two_groups(int number, void *arg) {
         rank_check(tap_now_ms() - start < 4000 * test_slow_factor(), "rank %d: %d ms", number,
                    (int)(tap_now_ms() - start));
         __atomic_store_n(&released, 1, __ATOMIC_RELEASE);
-        for (int k = 0; k < 2; k++) { // in turn: they work on the same word
+        for (int k = 0; k < 2; k++) { // one after the other, because both use the same word
             idist_opts o = on_stream(f[k].group, s);
             rank_ok(number, idist_barrier(&o));
         }
@@ -275,13 +275,13 @@ static int makes_two_groups(int number, void *arg) {
     return 0;
 }
 
-// A rank dies while the communicator of the world is set up, in which nobody waits on the host: the
-// others notice it long before the set-up has taken too long.
+// A rank dies while the communicator of the world is set up. No rank waits on the host during the
+// set-up. The other ranks must notice the death long before the set-up times out.
 static void *dies_in_nccl(void *arg) {
     int64_t end_ms = tap_now_ms() + 10000 * test_slow_factor();
     (void)arg;
-    while (!fake_count_comms() && tap_now_ms() < end_ms)
-        tap_sleep_ms(5); // until the ranks have met
+    // Waits until the ranks have met.
+    while (!fake_count_comms() && tap_now_ms() < end_ms) tap_sleep_ms(5);
     tap_sleep_ms(200);
     _exit(0);
 }
@@ -303,7 +303,7 @@ static int dies_in_set_up(int number, void *arg) {
     return 0;
 }
 
-// What is left of a process must be reachable by then, or freed.
+// Checks for leaks. All memory that is left of the process must be reachable or freed.
 static void check_leaks(int number) {
 #if defined(__SANITIZE_ADDRESS__)
     rank_check(!__lsan_do_recoverable_leak_check(), "rank %d: there are leaks", number);
@@ -312,8 +312,8 @@ static void check_leaks(int number) {
 #endif
 }
 
-// Rank 1 cannot connect, so none uses its communicator. To abort it takes long: the end of the
-// world waits for that.
+// Rank 1 cannot connect, so no rank uses its communicator. Aborting the communicator takes long.
+// The end of the world must wait for the abort.
 static int fails_alone(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -327,14 +327,16 @@ static int fails_alone(int number, void *arg) {
     if (number == 1)
         rank_check(fake_count_comms() == 0, "%d communicators are left", fake_count_comms());
     start = tap_now_ms();
-    while (fake_count_comms() && tap_now_ms() - start < 5000) tap_sleep_ms(20); // given up
+    // a thread aborts the communicator of rank 0 later
+    while (fake_count_comms() && tap_now_ms() - start < 5000) tap_sleep_ms(20);
     rank_check(fake_count_comms() == 0, "rank %d: %d communicators are left", number,
                fake_count_comms());
     check_leaks(number);
     return 0;
 }
 
-// The same to a group, and then its first call is made again.
+// The set-up of a group's communicator fails on one rank. The first call of the group must succeed
+// when it is made again.
 static int tries_again(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -366,8 +368,9 @@ static int tries_again(int number, void *arg) {
     return 0;
 }
 
-// The communicator of a group that has failed cannot be revoked for seconds. To free the group does
-// not wait for that, and other groups go on; the end of the world says what has become of it.
+// The communicator of a failed group cannot be revoked for seconds. Freeing the group must not wait
+// for the revoke, and other groups must work. The end of the world must report what became of the
+// communicator.
 static int frees_what_stays(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -375,7 +378,7 @@ static int frees_what_stays(int number, void *arg) {
     idist_opts o = opts_of(NULL);
     int32_t *x;
     int64_t start;
-    fake_set_env("FAKE_NCCL_REVOKE_HANGS", "1"); // before the threads that read it
+    fake_set_env("FAKE_NCCL_REVOKE_HANGS", "1"); // set before the threads that read it start
     config.blocking = 0;
     d.nccl_config = &config;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
@@ -400,8 +403,8 @@ static int frees_what_stays(int number, void *arg) {
     return 0;
 }
 
-// Threads are inside calls of a group when another one closes the world: they come back with an
-// error, before what they use is freed.
+// Threads are inside calls of a group when another thread closes the world. Their calls must return
+// an error before anything that they use is freed.
 typedef struct insider {
     idist_group *group;
     idist_status status;
@@ -431,7 +434,7 @@ static void *calls_for_the_first_time(void *arg) {
     return NULL;
 }
 
-// Two threads: one sets up NCCL for the group, the other one waits for that.
+// One thread sets up NCCL for the group, and the other thread waits for the first one.
 static int closes_while_connecting(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     insider in[2] = {{NULL, IDIST_OK, 0}, {NULL, IDIST_OK, 0}};
@@ -459,12 +462,12 @@ static void *exchanges_pairs(void *arg) {
     idist_opts o = opts_of(in->group);
     o.stream = new_stream();
     in->status = idist_all_to_all(x, x + 2, 1, IDIST_I32, &o);
-    if (in->status == IDIST_OK) in->status = IDIST_ERR_ABORTED; // it was enqueued, and cut off
+    if (in->status == IDIST_OK) in->status = IDIST_ERR_ABORTED; // it was enqueued and then aborted
     return NULL;
 }
 
-// A thread waits inside NCCL for another rank, which does not come, and the next one for that
-// thread. late_ms: it stays there that long after a revoke.
+// A thread waits inside NCCL for another rank, which does not come. A second thread waits for the
+// first thread. `late_ms` is the time that the first thread stays inside after a revoke, or NULL.
 static int closes_beside(int number, const trouble *t, const char *late_ms) {
     static insider in[2]; // may be used after the return
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -491,7 +494,8 @@ static int closes_beside(int number, const trouble *t, const char *late_ms) {
     return 0;
 }
 
-// The same while the world is open: the call that waits for the thread inside ends by its time-out.
+// A call waits for a thread that is inside NCCL, while the world is open. The call must end by its
+// time-out.
 static int waits_behind(int number, void *arg) {
     static insider in; // may be used after the return
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -520,7 +524,7 @@ static int waits_behind(int number, void *arg) {
     return 0;
 }
 
-// An old NCCL, which cannot be made to return: the thread stays inside.
+// With an old NCCL, which cannot be made to return, the thread stays inside.
 static int closes_beside_old(int number, void *arg) {
     closes_beside(number, (const trouble *)arg, NULL);
     if (number == 0) rank_check(strstr(said, "stays in memory") != NULL, "got \"%s\"", said);
@@ -529,20 +533,22 @@ static int closes_beside_old(int number, void *arg) {
 
 static int closes_beside_new(int number, void *arg) {
     closes_beside(number, (const trouble *)arg, "500");
-    if (number == 0) // the other one waits in vain for this one to finalize its own
+    // The other rank waits in vain until this rank has finalized its communicator.
+    if (number == 0)
         rank_check(fake_count_comms() == 0, "%d communicators are left", fake_count_comms());
     return 0;
 }
 
-// The end of the world does not wait so long. What the thread uses stays in memory.
+// The thread stays inside for longer than the end of the world waits. The memory that the thread
+// uses must not be freed.
 static int closes_beside_late(int number, void *arg) {
     closes_beside(number, (const trouble *)arg, "7000");
     if (number == 0) rank_check(strstr(said, "stays in memory") != NULL, "got \"%s\"", said);
     return 0;
 }
 
-// A thread waits, without the lock, to add to a stream whose queue is full, when another one closes
-// the world. The second half of its call begins after that, and is not left behind.
+// A thread waits without the lock for room in a full stream, when another thread closes the world.
+// The second half of its call begins after that, and must not be left behind.
 static cudaStream_t full_stream;
 
 static void pauses(void *ms) { tap_sleep_ms((int)(intptr_t)ms); }
@@ -578,9 +584,9 @@ static int closes_beside_messages(int number, void *arg) {
     return 0;
 }
 
-// A rank ends with an error while its thread waits for a place in a stream, behind a kernel that
-// waits for the other rank, and a group has a communicator, too. Both communicators are aborted
-// before the end waits for the thread.
+// A rank ends with an error while one of its threads waits for room in a stream. A kernel ahead in
+// the stream waits for the other rank. A group has a communicator, too. Both communicators must be
+// aborted before the end waits for the thread.
 static void *scans(void *arg) {
     insider *in = (insider *)arg;
     int32_t *x = device_of(1, 1);
@@ -589,7 +595,7 @@ static void *scans(void *arg) {
     return NULL;
 }
 
-static insider scanner; // of rank 0: the thread comes back when the worker has ended
+static insider scanner; // used on rank 0; the thread returns after the worker has ended
 
 static int fails_beside_a_scan(int local_rank, void *arg) {
     int number = idist_get_rank();
@@ -604,7 +610,8 @@ static int fails_beside_a_scan(int local_rank, void *arg) {
     o = on_stream(NULL, full_stream);
     if (number == 1) CUDA(cudaLaunchHostFunc(full_stream, keeps_busy, NULL));
     rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
-    rank_ok(number, idist_barrier(NULL)); // the host has met; the kernel of rank 0 waits
+    // the ranks have met on the host; the kernel of rank 0 waits
+    rank_ok(number, idist_barrier(NULL));
     tap_sleep_ms(100);
     if (number == 1) {
         rank_is(number, idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, NULL), IDIST_ERR_PEER_LOST);
@@ -630,8 +637,8 @@ static int ends_beside_a_scan(int number, void *arg) {
     return 0;
 }
 
-// Calls of several threads wait for one that is inside NCCL. They get there in the order in which
-// they were made, whichever thread runs first.
+// Calls of several threads wait for a thread that is inside NCCL. They must reach NCCL in the order
+// of the calls, whichever thread runs first.
 typedef struct turn_call {
     int32_t *x;
     cudaStream_t stream;
@@ -655,7 +662,7 @@ static void *starts_calls(void *arg) {
     for (int k = 0; k < TURNS; k++) {
         rank_check(pthread_create(&turns[k].thread, NULL, calls_in_turn, &turns[k]) == 0,
                    "no thread");
-        tap_sleep_ms(100 * test_slow_factor()); // until its call has a number
+        tap_sleep_ms(100 * test_slow_factor()); // until the call has a number
     }
     for (int k = 0; k < TURNS; k++) pthread_join(turns[k].thread, NULL);
     return NULL;
@@ -679,7 +686,8 @@ static int takes_turns(int number, void *arg) {
     rank_ok(number, idist_barrier(NULL));
     if (number == 0)
         rank_check(pthread_create(&starter, NULL, starts_calls, NULL) == 0, "no thread");
-    else tap_sleep_ms(300 + 400 * test_slow_factor()); // the other rank is inside NCCL as long
+    // the other rank is inside NCCL for that long
+    else tap_sleep_ms(300 + 400 * test_slow_factor());
     rank_ok(number, idist_all_to_all(x, x + 2, 1, IDIST_I32, &o));
     if (number == 0) pthread_join(starter, NULL);
     for (int k = 0; k < TURNS; k++) {

@@ -1,20 +1,23 @@
-// bench_gpu - what idist does with device memory, in time: per device backend, number of ranks,
-// operation, type and size
+// bench_gpu - measures what idist takes with device memory, for each device backend, number of
+// ranks, operation, type and size
 //
 //     tests/gpu/bench_gpu.sh       builds and runs it; --fake: on the stand-ins of tests/fake,
 //                                  where no figure means a thing
 //     bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES] [-e BYTES] [-rounds N]
 //               [-copy BYTES] [-fake] [-markdown FILE] [-part 2/3]
 //
-// Sizes and bandwidths are those of nccl-tests: all_reduce S = count * size, algbw = S / t, busbw =
-// algbw * 2(n-1)/n; all_gather and reduce_scatter S = count * size * n, busbw = algbw * (n-1)/n;
-// count is at least 1. A time is that of one call of several that follow each other on a stream, of
-// the slowest rank; the median of the rounds, each of which begins with a barrier. After them every
-// element is compared with what it should be.
+// Sizes and bandwidths follow nccl-tests, with algbw = S / t and a count of at least 1:
 //
-// Ranks that share a GPU move nothing between GPUs: each byte of S is read and written in one
-// memory, at best 2 * ranks * S / (rate of copies within the device, read and written bytes
-// together).
+//     all_reduce                    S = count * size        busbw = algbw * 2(n-1)/n
+//     all_gather, reduce_scatter    S = count * size * n    busbw = algbw * (n-1)/n
+//
+// A time is the time per call of several calls that follow each other on a stream, on the slowest
+// rank. The result is the median of the rounds. Each round begins with a barrier. After the rounds
+// every element is checked.
+//
+// Ranks that share a GPU move nothing between GPUs. Each byte of S is read and written in one
+// memory. The best possible time is then 2 * ranks * S / (rate of copies within the device). This
+// rate counts read and written bytes together.
 #include "gpu.h"
 
 typedef struct options {
@@ -30,12 +33,14 @@ enum { N_OPS = 3, N_DTYPES = 2, N_COLUMNS = N_OPS * N_DTYPES, MAX_SIZES = 32, MA
 static const char *const op_names[N_OPS] = {"all_reduce", "all_gather", "reduce_scatter"};
 static const idist_dtype dtypes[N_DTYPES] = {IDIST_F32, IDIST_BF16};
 
-// What the ranks of a world leave.
+// Results of the ranks of a world.
 typedef struct figures {
     size_t nbytes[MAX_SIZES];
-    double us[MAX_SIZES][N_COLUMNS]; // 0: not measured
+    double us[MAX_SIZES][N_COLUMNS]; // 0 if not measured
     int n_sizes;
-    double enqueue_us[2][2]; // one float, 64 KiB; through idist, by NCCL alone
+    // Time of a call in us, indexed by size (one float, 64 KiB) and by way (through idist, NCCL
+    // alone).
+    double enqueue_us[2][2];
     char no_enqueue[200];
     double copy_rate; // bytes per second, read and written
 } figures;
@@ -83,7 +88,7 @@ static void measure_copies(void) {
     CUDA(cudaMalloc((void **)&to, opt.copy_nbytes));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaMemsetAsync(from, 1, opt.copy_nbytes, stream));
-    for (int r = -1; r < opt.rounds; r++) { // the first is to warm up
+    for (int r = -1; r < opt.rounds; r++) { // the first round warms up
         CUDA(cudaStreamSynchronize(stream));
         double start = seconds_now();
         for (int i = 0; i < COPIES; i++)
@@ -101,14 +106,14 @@ static void measure_copies(void) {
 typedef struct bench {
     gpu_rank *me;
     gpu_tables *tables;
-    char *send, *recv, *host; // host: pinned, of HOST_NBYTES
+    char *send, *recv, *host; // host is pinned and holds HOST_NBYTES
     int op;
     idist_dtype dtype;
 } bench;
 
 enum { HOST_NBYTES = 8 << 20 };
 
-// Elements of a call for a size, as NCCL counts them.
+// Returns the count for a call of this size, as NCCL counts elements.
 static size_t count_of(const bench *b, size_t nbytes) {
     size_t each = idist_dtype_size(b->dtype) * (b->op == 0 ? 1 : (size_t)b->me->n);
     return nbytes < each ? 1 : nbytes / each;
@@ -125,8 +130,8 @@ static void fill_send(const bench *b, size_t nbytes) {
     }
 }
 
-// count elements of the receive buffer from `at` on, with what a rank (or GPU_REDUCED) has from
-// `start` on.
+// Checks `count` elements of the receive buffer from `at` on. They must equal the values of a rank,
+// or the reduced values for GPU_REDUCED, from `start` on.
 static void check_block(const bench *b, size_t at, size_t count, int rank, size_t start) {
     size_t size = b->tables->size, step = HOST_NBYTES / size;
     for (size_t i = 0; i < count; i += step) {
@@ -161,7 +166,7 @@ static double slowest(double value) {
     return all;
 }
 
-// Seconds per call of so many on the stream, of the slowest rank.
+// Makes `iterations` calls on the stream. Returns the seconds per call on the slowest rank.
 static double one_round(const bench *b, size_t count, int iterations) {
     idist_opts o;
     memset(&o, 0, sizeof o);
@@ -188,15 +193,15 @@ static double measure(const bench *b, size_t nbytes) {
 }
 
 //------------------------------------------------------------------------------
-// the cost of a call beside NCCL's own
+// the cost of a call compared with NCCL alone
 //------------------------------------------------------------------------------
 
-// ncclAllReduce as libnccl.so.2 has it: nccl.h need not be there.
+// ncclAllReduce as libnccl.so.2 declares it, so that nccl.h is not needed.
 typedef int (*all_reduce_fn)(const void *, void *, size_t, int dtype, int op, void *comm,
                              cudaStream_t);
 enum { NCCL_SUCCESS = 0, NCCL_FLOAT = 7, NCCL_SUM = 0 };
 
-// Seconds that the caller spends per call; what the calls do comes later.
+// Returns the seconds that the caller spends per call. The calls themselves complete later.
 static double enqueue(const bench *b, size_t count, all_reduce_fn nccl, void *comm) {
     enum { CALLS = 32 };
     idist_opts o;
@@ -217,7 +222,8 @@ static double enqueue(const bench *b, size_t count, all_reduce_fn nccl, void *co
 
 static void measure_enqueue(bench *b) {
     static const size_t counts[2] = {1, 16384};
-    void *library = dlopen(gpu_nccl_file(), RTLD_NOW | RTLD_LOCAL); // the one that idist has loaded
+    // the library that idist has loaded
+    void *library = dlopen(gpu_nccl_file(), RTLD_NOW | RTLD_LOCAL);
     void *comm = idist_nccl_comm(NULL);
     all_reduce_fn nccl = NULL;
     if (library) *(void **)&nccl = dlsym(library, "ncclAllReduce");
@@ -229,7 +235,7 @@ static void measure_enqueue(bench *b) {
     for (int size = 0; size < 2; size++) {
         double rounds[2][MAX_ROUNDS];
         int n = 3 * opt.rounds > MAX_ROUNDS ? MAX_ROUNDS : 3 * opt.rounds;
-        for (int r = -1; r < n; r++) // in turn, and the other one first each time
+        for (int r = -1; r < n; r++) // alternately, and each time the other one first
             for (int k = 0; k < 2; k++) {
                 int alone = (k + r + 2) % 2;
                 double seconds = enqueue(b, counts[size], alone ? nccl : NULL, comm);
@@ -248,7 +254,8 @@ static void measure_enqueue(bench *b) {
 
 static bool is_nccl(const gpu_world *w) { return strcmp(w->backend, "nccl") == 0; }
 
-// NCCL over loopback sockets is no use of NCCL: enough to see that it works.
+// Returns the largest size to measure. NCCL over loopback sockets is not a realistic use of NCCL,
+// so smaller sizes are enough to see that it works.
 static size_t last_size(const gpu_world *w) {
     size_t most = is_nccl(w) && !w->each_its_own ? (size_t)16 << 20 : opt.last;
     return opt.last < most ? opt.last : most;
@@ -265,7 +272,7 @@ static void run_sizes(bench *b) {
             gpu_make_tables(b->tables, b->dtype, IDIST_SUM, b->me->n);
             fill_send(b, last);
             for (size_t nbytes = opt.first; nbytes <= last && row < MAX_SIZES; nbytes *= 4, row++) {
-                if (seconds > 1.5) break; // the same on all ranks
+                if (seconds > 1.5) break; // all ranks have the same value
                 seconds = measure(b, nbytes);
                 if (b->me->rank) continue;
                 found->nbytes[row] = nbytes;
@@ -276,7 +283,7 @@ static void run_sizes(bench *b) {
 }
 
 static void run(gpu_rank *me) {
-    static gpu_tables tables; // large
+    static gpu_tables tables; // too large for the stack
     bench b;
     size_t nbytes = last_size(me->world) + 65536;
     memset(&b, 0, sizeof b);
@@ -327,7 +334,7 @@ static void print_enqueue(void) {
     }
 }
 
-// The time of the largest all_reduce in F32 of this world, in us; 0 when there is none.
+// Runs a world. Returns the time in us of its largest F32 all_reduce, or 0 if there is none.
 static double run_world(const char *backend, int n, bool each_its_own, bool *failed) {
     gpu_world w = {backend, n, each_its_own, gpu_seconds(300), false, -1};
     gpu_shared *shared = gpu_shared_area();

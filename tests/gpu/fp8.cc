@@ -1,6 +1,6 @@
-// fp8.cc - the 8-bit floats of idist against those of CUDA's cuda_fp8.h, whose conversions also run
-// on the host: all codes, and every STEP-th of all floats (default 61; 1: all). Prints what
-// differs.
+// fp8.cc - compares the 8-bit floats of idist with cuda_fp8.h of CUDA, whose conversions also run
+// on the host. Covers all codes and every STEP-th float. The default STEP is 61, and STEP 1 covers
+// all floats. Prints the values that differ.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -8,7 +8,7 @@
 
 static bool is_nan(float x) { return x != x; }
 
-// T: __nv_fp8_e4m3 or __nv_fp8_e5m2
+// T is __nv_fp8_e4m3 or __nv_fp8_e5m2.
 template <typename T> static int compare(idist_dtype d, uint32_t step) {
     enum { MANY = 4096 };
     static float x[MANY];

@@ -1,8 +1,9 @@
-// gpu.h - what test_gpu.c and bench_gpu.c share: what this machine has, ranks as processes, values
+// gpu.h - shared parts of test_gpu.c and bench_gpu.c: what this machine has, ranks as processes,
+// values.
 //
 // The process that starts the ranks never calls CUDA, so that it can fork. Each rank is a process
-// with a deadline of its own; those that pass it are ended by their number. What ranks find is left
-// in memory that all share.
+// with a deadline of its own. Ranks that exceed their deadline are killed by their process id.
+// Ranks write their results to memory that all of them share.
 #ifndef GPU_H
 #define GPU_H
 
@@ -20,40 +21,39 @@
 // what ranks find
 //------------------------------------------------------------------------------
 
-// One thing that the ranks of a world do together, and how it went.
+// A step that the ranks of a world do together, and its outcome.
 typedef struct gpu_case {
     char name[60];
     int n_begun, n_ended, n_checks, n_failures, n_texts; // atomic
     char text[6][500];
-    char left[500], note[300]; // why a rank could not go on
+    char left[500], note[300]; // why a rank could not continue
 } gpu_case;
 
 typedef struct gpu_machine {
-    int n_devices, runtime, driver, nccl; // versions; 0: not known
+    int n_devices, runtime, driver, nccl; // versions, or 0 if unknown
     char name[256], driver_text[64], why[300];
 } gpu_machine;
 
 enum { GPU_MAX_CASES = 16 };
 
-// A run may be cut into parts, each with a share of the worlds that follow one another, so that it
-// ends in a time that is known beforehand. The worlds are gone through twice then, the first time
-// to count them.
+// A run may be split into parts, so that it ends within a known time. Each part runs a share of the
+// worlds. Then the worlds are walked twice, the first time to count them.
 enum { GPU_PART_SECONDS = 480 };
 typedef struct gpu_parts {
-    int part, of; // 0: all of it
+    int part, of; // 0 to run everything
     int n_worlds, nth;
     bool counts;
 } gpu_parts;
 static gpu_parts gpu_cut = {0, 0, 0, 0, false};
 
-// "2/3": the second of three.
+// Parses a part such as "2/3", the second of three. Returns false if the text is not a part.
 static bool gpu_parse_part(const char *text) {
     int end = 0;
     if (sscanf(text, "%d/%d%n", &gpu_cut.part, &gpu_cut.of, &end) != 2 || text[end]) return false;
     return gpu_cut.part >= 1 && gpu_cut.part <= gpu_cut.of;
 }
 
-// Once for each world, in their order: whether it is to run now.
+// Called once for each world, in order. Returns true if the world runs now.
 static bool gpu_takes_world(void) {
     if (!gpu_cut.counts && !gpu_cut.of) return true;
     if (!gpu_cut.counts) return gpu_cut.nth++ * gpu_cut.of / gpu_cut.n_worlds == gpu_cut.part - 1;
@@ -61,7 +61,7 @@ static bool gpu_takes_world(void) {
     return false;
 }
 
-// Goes through the worlds, by a function that asks before each.
+// Walks all worlds. `worlds` calls gpu_takes_world before each world.
 static void gpu_all_worlds(void (*worlds)(void)) {
     gpu_cut.counts = gpu_cut.of > 0;
     if (gpu_cut.counts) worlds();
@@ -69,7 +69,8 @@ static void gpu_all_worlds(void (*worlds)(void)) {
     worlds();
 }
 
-// How long a set of ranks may take; in a part, all of its worlds together no longer than that.
+// Returns the time limit in seconds for a set of ranks. In a part, all worlds together must not
+// take longer than the part.
 static int gpu_seconds(int without) {
     const char *text = getenv("WORLD_SECONDS");
     int most = text && atoi(text) > 0 ? atoi(text) : without;
@@ -81,13 +82,14 @@ static int gpu_seconds(int without) {
 typedef struct gpu_shared {
     gpu_machine machine;
     gpu_case cases[GPU_MAX_CASES];
-    char backend[32], no_world[700]; // what the world moves device memory by; why there is none
-    int64_t died_ns;                 // when a rank ended itself
-    double results[GPU_MAX_RANKS];   // of the program's own
+    // How the world moves device memory, and why there is no world.
+    char backend[32], no_world[700];
+    int64_t died_ns;               // when a rank killed itself
+    double results[GPU_MAX_RANKS]; // for the program's own use
 } gpu_shared;
 
 static gpu_shared *gpu_shared_area(void) {
-    static gpu_shared *area = NULL; // by main, before the first fork
+    static gpu_shared *area = NULL; // mapped by main, before the first fork
     if (area) return area;
     area = (gpu_shared *)mmap(NULL, sizeof *area, PROT_READ | PROT_WRITE,
                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -109,11 +111,11 @@ static void gpu_fail(const char *fmt, ...) {
     va_end(args);
 }
 
-// A rank that cannot go on. The others learn of it through idist.
+// Ends a rank that cannot continue. The other ranks learn of it through idist.
 static void gpu_give_up(const char *what, const char *why) {
     gpu_case *c = &gpu_shared_area()->cases[gpu_current_case];
     __atomic_add_fetch(&c->n_failures, 1, __ATOMIC_ACQ_REL);
-    snprintf(c->left, sizeof c->left, "%.100s: %.380s", what, why); // of several the last one
+    snprintf(c->left, sizeof c->left, "%.100s: %.380s", what, why); // the last text wins
     _exit(91);
 }
 
@@ -123,7 +125,8 @@ static void gpu_give_up(const char *what, const char *why) {
         if (error_ != cudaSuccess) gpu_give_up(#call, cudaGetErrorName(error_)); \
     } while (0)
 
-// The call is made once. Without idist's help nobody can go on after a failure: the group is gone.
+// Makes the call once. Ends the rank if the call fails, because the group has then failed, and no
+// rank can continue.
 #define IDIST_OK_OR_LEAVE(call)                                         \
     do {                                                                \
         if ((call) != IDIST_OK) gpu_give_up(#call, idist_last_error()); \
@@ -134,13 +137,14 @@ static void gpu_give_up(const char *what, const char *why) {
 //------------------------------------------------------------------------------
 
 typedef struct gpu_world {
-    const char *backend; // asked for
+    const char *backend; // the requested backend
     int n;
-    bool each_its_own; // one GPU per rank; else all share the first
+    bool each_its_own; // true for one GPU per rank; false if all ranks share the first GPU
     int seconds;       // deadline
-    bool multi_rank;   // nccl, from 2.30.3: ranks on one GPU in their own right, not as different
-                       // hosts
-    int dies;          // the rank that is meant to; -1: none
+    // For NCCL 2.30.3 and later: ranks share a GPU directly and do not pretend to be on different
+    // hosts.
+    bool multi_rank;
+    int dies; // the rank that is meant to die, or -1
 } gpu_world;
 
 typedef struct gpu_rank {
@@ -160,16 +164,16 @@ static void gpu_describe(const gpu_world *w, char *text, size_t cap) {
                                : " sharing one GPU");
 }
 
-// NCCL takes ranks on one GPU when it believes that they are on different hosts. They talk through
-// the loopback device then.
+// Sets the environment of a rank. NCCL accepts ranks on one GPU if it believes that they are on
+// different hosts. The ranks then communicate through the loopback device.
 static void gpu_environment(const gpu_world *w, int rank) {
     char host[32];
     setenv("IDIST_DEVICE_BACKEND", w->backend, 1);
     if (strcmp(w->backend, "nccl") != 0 || w->n == 1 || w->each_its_own) return;
     if (w->multi_rank) {
         setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-        setenv("NCCL_MAX_CTAS", "2",
-               1); // each takes some of the GPU, and waits there for the others
+        // Each rank occupies a part of the GPU while it waits for the other ranks.
+        setenv("NCCL_MAX_CTAS", "2", 1);
         return;
     }
     snprintf(host, sizeof host, "idist%d", rank);
@@ -189,7 +193,7 @@ static void gpu_child(const gpu_world *w, int rank, int port, gpu_body body, voi
     gpu_shared *shared = gpu_shared_area();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm((unsigned)w->seconds);
-    dup2(STDERR_FILENO, STDOUT_FILENO); // NCCL prints its warnings there
+    dup2(STDERR_FILENO, STDOUT_FILENO); // because NCCL prints warnings to stdout
     gpu_environment(w, rank);
     memset(&desc, 0, sizeof desc);
     snprintf(device, sizeof device, "cuda:%d", w->each_its_own ? rank : 0);
@@ -217,7 +221,7 @@ static void gpu_child(const gpu_world *w, int rank, int port, gpu_body body, voi
     _exit(0);
 }
 
-// Reaps the ranks. False: one hung, or ended as it should not; why says which.
+// Reaps the ranks. Returns false if a rank hung or ended abnormally, with the reason in `why`.
 static bool gpu_reap(const gpu_world *w, pid_t *pids, char *why, size_t cap) {
     int64_t end_ms = tap_now_ms() + 1000 * (int64_t)w->seconds + 2000;
     int n_left = w->n;
@@ -247,13 +251,13 @@ static bool gpu_reap(const gpu_world *w, pid_t *pids, char *why, size_t cap) {
     return !why[0];
 }
 
-// Runs body in each rank of a world. Cases, backend and no_world are new ones.
+// Runs `body` in each rank of a world. Clears the cases, `backend` and `no_world` first.
 static bool gpu_run(const gpu_world *w, gpu_body body, void *arg, char *why, size_t cap) {
     static int n_worlds;
     gpu_shared *shared = gpu_shared_area();
     pid_t pids[GPU_MAX_RANKS] = {0};
-    int port = 20000 + ((int)getpid() * 64 + n_worlds++) %
-                           40000; // loopback: the name of a local socket, no port is opened
+    // On the loopback device this is the name of a local socket. No port is opened.
+    int port = 20000 + ((int)getpid() * 64 + n_worlds++) % 40000;
     TAP_REQUIRE(w->n >= 1 && w->n <= GPU_MAX_RANKS);
     memset(shared->cases, 0, sizeof shared->cases);
     memset(shared->results, 0, sizeof shared->results);
@@ -268,7 +272,8 @@ static bool gpu_run(const gpu_world *w, gpu_body body, void *arg, char *why, siz
     return gpu_reap(w, pids, why, cap);
 }
 
-// All ranks pass one after the other into a case; what they find until the next one belongs to it.
+// Begins a case. All ranks enter the cases in the same order. Results belong to a case until the
+// next one begins.
 static inline void gpu_case_begin(const char *name) {
     gpu_case *c = &gpu_shared_area()->cases[++gpu_current_case];
     TAP_REQUIRE(gpu_current_case < GPU_MAX_CASES);
@@ -289,7 +294,8 @@ static const char *gpu_nccl_file(void) {
     return file && *file ? file : "libnccl.so.2";
 }
 
-// In a process of its own: this one must be able to fork.
+// Finds out what this machine has. Runs in a process of its own, because the caller must be able to
+// fork later.
 static void gpu_probe_here(void) {
     gpu_machine *m = &gpu_shared_area()->machine;
     static struct cudaDeviceProp prop;
@@ -310,7 +316,7 @@ static void gpu_probe_here(void) {
     snprintf(m->name, sizeof m->name, "%s", prop.name);
 }
 
-// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun ..."
+// Finds the version in "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun ...".
 static void gpu_driver_text(char *text, size_t cap) {
     char line[512];
     FILE *file = fopen("/proc/driver/nvidia/version", "r");
@@ -325,7 +331,7 @@ static void gpu_driver_text(char *text, size_t cap) {
     fclose(file);
 }
 
-// Runs fn in a child; its wait status.
+// Runs fn in a child process. Returns the wait status of the child.
 static int gpu_alone(void (*fn)(void), int seconds) {
     int status = 0;
     pid_t pid = fork();
@@ -351,7 +357,7 @@ static const gpu_machine *gpu_probe(void) {
     return m;
 }
 
-// Whether a list of words with commas has this one; an empty list has all.
+// Returns true if a comma-separated list contains this word. An empty list contains every word.
 static bool gpu_listed(const char *list, const char *word) {
     size_t n = strlen(word);
     if (!list || !*list) return true;
@@ -367,9 +373,9 @@ static bool gpu_listed_number(const char *list, int number) {
 }
 
 //------------------------------------------------------------------------------
-// values: element i of a rank's send buffer is entry i modulo a prime of a table of that rank, so
-// that whole buffers are filled and compared as fast as memory goes, and an element that lands
-// elsewhere is seen
+// values: element i of a rank's send buffer is entry i % GPU_PERIOD, a prime, of that rank's table.
+// So whole buffers are filled and compared at the speed of memory. An element that lands in the
+// wrong place is noticed.
 //------------------------------------------------------------------------------
 
 enum { GPU_PERIOD = 4099, GPU_REDUCED = GPU_MAX_RANKS, GPU_PREMUL = 100, GPU_MOVE = 101 };
@@ -379,9 +385,9 @@ typedef struct gpu_tables {
     int op; // an idist_op, GPU_PREMUL or GPU_MOVE
     int n;
     size_t size;
-    double tolerance; // 0: to the bit
-    _Alignas(8) unsigned char of[GPU_MAX_RANKS + 1]
-                                [GPU_PERIOD * sizeof(double)]; // by rank; the last one reduced
+    double tolerance; // 0 for exact equality
+    // Indexed by rank. The last table holds the reduced values.
+    _Alignas(8) unsigned char of[GPU_MAX_RANKS + 1][GPU_PERIOD * sizeof(double)];
 } gpu_tables;
 
 static unsigned gpu_mix(int rank, int j) {
@@ -390,8 +396,8 @@ static unsigned gpu_mix(int rank, int j) {
 
 static bool gpu_is_f8(idist_dtype dtype) { return dtype == IDIST_F8E4M3 || dtype == IDIST_F8E5M2; }
 
-// Small enough that sums, products and factors are exact in every type, in floats of 8 bits with up
-// to 8 ranks.
+// Returns a value small enough that sums, products and factors are exact in every type. In floats
+// of 8 bits they are exact with up to 8 ranks.
 static int gpu_value(idist_dtype dtype, int op, int n, int rank, int j) {
     unsigned mixed = gpu_mix(rank, j);
     bool negative = dtype != IDIST_U8;
@@ -420,13 +426,13 @@ static double gpu_reduced_value(idist_dtype dtype, int op, int n, int j) {
     return dtype >= IDIST_F16 ? x / n : (double)((int)x / n);
 }
 
-// Floats of 16 and 8 bits: the bits of the mantissa, the bias of the exponent.
+// Returns the mantissa bits and the exponent bias of a 16- or 8-bit float type.
 static void gpu_format(idist_dtype dtype, int *mantissa, int *bias) {
     *mantissa = dtype == IDIST_F16 ? 10 : dtype == IDIST_BF16 ? 7 : dtype == IDIST_F8E4M3 ? 3 : 2;
     *bias = dtype == IDIST_BF16 ? 127 : dtype == IDIST_F8E4M3 ? 7 : 15;
 }
 
-// For numbers that are neither large nor tiny.
+// Converts a number that is neither large nor tiny.
 static uint16_t gpu_half(double x, idist_dtype dtype) {
     int mantissa, bias;
     int exponent;
@@ -479,15 +485,15 @@ static double gpu_decode(const void *at, idist_dtype dtype) {
 }
 
 static void gpu_make_tables(gpu_tables *t, idist_dtype dtype, int op, int n) {
-    static const double epsilons[] = {0x1p-11, 0x1p-8, 0x1p-24,
-                                      0x1p-53, 0x1p-4, 0x1p-3}; // from F16 on
+    // Indexed by dtype, from F16 on.
+    static const double epsilons[] = {0x1p-11, 0x1p-8, 0x1p-24, 0x1p-53, 0x1p-4, 0x1p-3};
     double epsilon = dtype < IDIST_F16 ? 0 : epsilons[dtype - IDIST_F16];
     t->dtype = dtype;
     t->op = op;
     t->n = n;
     t->size = idist_dtype_size(dtype);
-    t->tolerance = op == IDIST_AVG && dtype >= IDIST_F16 ? 4 * n * epsilon
-                                                         : 0; // backends round where they like
+    // Averages get a tolerance, because each backend rounds at different points.
+    t->tolerance = op == IDIST_AVG && dtype >= IDIST_F16 ? 4 * n * epsilon : 0;
     for (int j = 0; j < GPU_PERIOD; j++) {
         size_t at = (size_t)j * t->size;
         for (int k = 0; k < n; k++) gpu_encode(&t->of[k][at], dtype, gpu_value(dtype, op, n, k, j));
@@ -496,7 +502,7 @@ static void gpu_make_tables(gpu_tables *t, idist_dtype dtype, int op, int n) {
     }
 }
 
-// count elements of a rank's buffer from its element `start` on.
+// Fills `to` with `count` elements of a rank's buffer from element `start` on.
 static void gpu_fill(const gpu_tables *t, int rank, size_t start, void *to, size_t count) {
     char *p = (char *)to;
     while (count > 0) {
@@ -508,8 +514,8 @@ static void gpu_fill(const gpu_tables *t, int rank, size_t start, void *to, size
     }
 }
 
-// The first of count elements that is not what a rank (or GPU_REDUCED) has from `start` on; count
-// when all are.
+// Compares `count` elements with the values of a rank, or the reduced values for GPU_REDUCED, from
+// `start` on. Returns the index of the first wrong element, or `count` if all are right.
 static size_t gpu_compare(const gpu_tables *t, int rank, size_t start, const void *from,
                           size_t count) {
     const char *p = (const char *)from;
@@ -523,7 +529,7 @@ static size_t gpu_compare(const gpu_tables *t, int rank, size_t start, const voi
                 if (memcmp(got, want + m * t->size, t->size) == 0) continue;
                 double error =
                     fabs(gpu_decode(got, t->dtype) - gpu_decode(want + m * t->size, t->dtype));
-                if (!(error <= t->tolerance)) return i + m; // also NaN
+                if (!(error <= t->tolerance)) return i + m; // true for a NaN, too
             }
         i += k;
     }

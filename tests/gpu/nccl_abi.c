@@ -1,7 +1,7 @@
-// nccl_abi.c - the numbers and sizes that idist_nccl.h takes NCCL's to be, against an nccl.h: it
-// compiles, or they differ
+// nccl_abi.c - compares the constants and sizes that idist_nccl.h assumes for NCCL with an nccl.h.
+// This file compiles only if they agree.
 #include <cuda_fp16.h>
-// Old versions want it before them, or hide their BF16.
+// Old versions of nccl.h hide their BF16 unless cuda_bf16.h is included before them.
 #include <cuda_bf16.h>
 #include <nccl.h>
 #define IDIST_IMPLEMENTATION
@@ -32,8 +32,8 @@ SAME(10, ncclFloat8e4m3);
 SAME(11, ncclFloat8e5m2);
 #endif
 
-// What a version added or took away from the arguments of a function would show here: all are
-// called as idist calls them.
+// Calls every function as idist calls it. The compiler reports an argument that a version of NCCL
+// has added or removed.
 static int calls(void *comm, void **made, int *number, cudaStream_t stream) {
     ncclComm_t c = (ncclComm_t)comm;
     ncclUniqueId id;

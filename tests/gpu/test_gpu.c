@@ -1,14 +1,15 @@
-// test_gpu - idist on device memory, on a machine with one or more GPUs: every call over every
-// device backend
+// test_gpu - tests idist on device memory, on a machine with one or more GPUs: every call over
+// every device backend
 //
 //     tests/gpu/test_gpu.sh            builds and runs it; --fake: on the stand-ins of tests/fake
 //     test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N] [-part 2/5]
 //
-// Ranks are processes. They share the first GPU; where there are several, each also gets one of its
-// own. NCCL takes several ranks on a GPU only because each says that it is another host
-// (NCCL_HOSTID): that it is right is tested there, how fast it is says nothing. -small leaves the
-// largest messages out, -thin N runs every Nth of the combinations (default: all with 1 and 2
-// ranks, every 5th with more).
+// Ranks are processes. They share the first GPU. With several GPUs, the tests also run with one GPU
+// per rank. NCCL accepts several ranks on a GPU only because each rank pretends to be on another
+// host (NCCL_HOSTID). This tests whether the results are right, and says nothing about speed.
+//
+// -small omits the largest messages. -thin N runs every Nth combination. The default is all
+// combinations with 1 and 2 ranks, and every 5th with more ranks.
 #include "gpu.h"
 
 #include "idist_train.h"
@@ -20,12 +21,12 @@ typedef struct options {
 } options;
 
 static options opt = {NULL, NULL, NULL, false, 0};
-static int thin; // of this world
+static int thin; // -thin of this world
 
 enum { LARGEST = 3 << 20, GUARD = 96, MAX_PARTS = GPU_MAX_RANKS };
 
 //------------------------------------------------------------------------------
-// one call: what goes in, what has to come out
+// one call: inputs and expected results
 //------------------------------------------------------------------------------
 
 typedef enum kind {
@@ -49,13 +50,13 @@ static const char *const kind_names[N_KINDS] = {"all_reduce", "reduce",     "red
                                                 "scatter",    "all_to_all", "all_gatherv",
                                                 "gatherv",    "scatterv",   "all_to_allv"};
 
-// How a call is made, and who waits for it.
+// How a call is made, and what waits for it.
 typedef enum style { BLOCKING, ON_STREAM, REQUEST, REQUEST_ON_STREAM, WAIT_STREAM, N_STYLES } style;
 static const char *const style_names[N_STYLES] = {"blocking", "on a stream", "request",
                                                   "request on a stream",
                                                   "request on a stream, another stream waits"};
 
-// Elements of a receive buffer and where they come from.
+// Elements of a receive buffer and their source.
 typedef struct part {
     size_t at, count;
     int from; // a rank, or GPU_REDUCED
@@ -70,18 +71,19 @@ typedef struct plan {
     int root;
     style style;
     bool in_place, can_in_place;
-    size_t nsend, nrecv;     // elements of this rank's buffers, gaps included
-    size_t send_at, recv_at; // in place: where both begin in one buffer
+    size_t nsend, nrecv; // number of elements in this rank's buffers, including gaps
+    // for a call in place: where send and receive elements begin in the one buffer
+    size_t send_at, recv_at;
     int nparts;
-    part parts[MAX_PARTS]; // by place
+    part parts[MAX_PARTS]; // in ascending order of `at`
     size_t counts[2][GPU_MAX_RANKS], displs[2][GPU_MAX_RANKS];
 } plan;
 
-// The buffers of a rank, large enough for every call.
+// Buffers of a rank, large enough for every call.
 typedef struct bench {
     gpu_rank *me;
     size_t nbytes;
-    char *device[2], *work;     // work: to keep a stream busy
+    char *device[2], *work;     // work keeps a stream busy
     char *in, *out, *send_back; // pinned
     gpu_tables *tables;
     idist_op premul;
@@ -93,13 +95,14 @@ static void add_part(plan *p, size_t at, size_t count, int from, size_t start) {
     if (count) p->parts[p->nparts++] = x;
 }
 
-// What rank k has in a v-form; what a sends to b in the last of them.
+// Returns the count of rank k in a v-form, and the count that rank a sends to rank b in
+// all_to_allv.
 static size_t v_count(size_t count, int k) { return k % 3 == 2 ? 0 : k % 2 ? count : count / 2; }
 static size_t v_between(size_t count, int a, int b) {
     return count / (size_t)(1 + (a + 2 * b) % 3);
 }
 
-// With gaps of three elements.
+// Computes displacements that leave gaps of three elements.
 static void lay_out(size_t *counts, size_t *displs, int n) {
     size_t at = 1;
     for (int k = 0; k < n; k++) {
@@ -108,7 +111,8 @@ static void lay_out(size_t *counts, size_t *displs, int n) {
     }
 }
 
-// From the first element to the last that counts.
+// Returns the number of elements from the start of the buffer to the end of the last nonempty
+// block.
 static size_t extent(const size_t *counts, const size_t *displs, int n) {
     size_t end = 0;
     for (int k = 0; k < n; k++)
@@ -128,7 +132,7 @@ static void plan_v(plan *p, int rank, int n) {
     if (p->kind == ALL_TO_ALLV) {
         p->nsend = extent(p->counts[0], p->displs[0], n);
         p->nrecv = extent(counts, displs, n);
-        for (int k = 0; k < n; k++) { // where rank k has what it sends here
+        for (int k = 0; k < n; k++) { // at[] is where rank k keeps what it sends to this rank
             size_t theirs[GPU_MAX_RANKS], at[GPU_MAX_RANKS];
             for (int m = 0; m < n; m++) theirs[m] = v_between(p->count, k, m);
             lay_out(theirs, at, n);
@@ -168,7 +172,7 @@ static void plan_call(plan *p, int rank, int n) {
         add_part(p, 0, count, GPU_REDUCED, own);
     } else if (p->kind == BROADCAST) {
         if (!root) p->nsend = 0;
-        p->in_place = root; // there is one buffer only
+        p->in_place = root; // because there is only one buffer
         add_part(p, 0, count, p->root, 0);
     } else if (p->kind == ALL_GATHER || p->kind == GATHER) {
         p->send_at = own;
@@ -231,7 +235,7 @@ static void check_bytes(const bench *b, const plan *p, const char *at, size_t nb
         }
 }
 
-// All parts, and what lies between and behind them.
+// Checks all parts of the receive buffer, and the bytes between and behind the parts.
 static void check_received(const bench *b, const plan *p, const char *recv) {
     size_t size = b->tables->size, end = 0;
     char text[300];
@@ -252,8 +256,8 @@ static void check_received(const bench *b, const plan *p, const char *recv) {
                     "what is behind the buffer");
 }
 
-// Makes the call in its style. Everything that the streams do before and after is given to them
-// without waiting.
+// Makes the call in its style. All work before and after the call is queued on the streams without
+// waiting.
 static idist_status call_in_style(bench *b, const plan *p, const char *send, char *recv) {
     idist_request request = {NULL};
     idist_opts o;
@@ -269,7 +273,7 @@ static idist_status call_in_style(bench *b, const plan *p, const char *send, cha
 
 static void run_call(bench *b, const plan *p) {
     size_t size = b->tables->size,
-           shift = (size_t)(b->n_calls % 3) * size; // no better aligned than an element
+           shift = (size_t)(b->n_calls % 3) * size; // aligned to an element and no better
     size_t nsend = p->nsend * size, nrecv = p->nrecv * size, send_at = shift + p->send_at * size;
     cudaStream_t stream = b->me->stream, after = stream;
     bool host_waits = p->style == BLOCKING || p->style == REQUEST;
@@ -283,7 +287,8 @@ static void run_call(bench *b, const plan *p) {
     CUDA(cudaMemcpyAsync(b->device[0], b->in, (size_t)(send - b->device[0]) + nsend + GUARD,
                          cudaMemcpyHostToDevice, stream));
     if (host_waits) CUDA(cudaStreamSynchronize(stream));
-    // One pointer at least: a rank without elements says by it where the others have theirs.
+    // Pass at least one pointer. On a rank without elements this pointer shows that the buffers are
+    // in device memory, as on the other ranks.
     IDIST_OK_OR_LEAVE(call_in_style(b, p, nsend || !nrecv ? send : NULL, nrecv ? recv : NULL));
     if (p->style == REQUEST_ON_STREAM || p->style == WAIT_STREAM) after = b->me->other;
     CUDA(cudaMemcpyAsync(b->out, recv, nrecv + (p->in_place ? 0 : GUARD), cudaMemcpyDeviceToHost,
@@ -313,7 +318,8 @@ static const idist_dtype all_dtypes[] = {IDIST_F32, IDIST_F64, IDIST_F16,    IDI
 static const int all_ops[] = {IDIST_SUM, IDIST_AVG, IDIST_MIN, IDIST_MAX, IDIST_PROD, GPU_PREMUL};
 enum { N_COUNTS = 6, N_DTYPES = 9, N_OPS = 6 };
 
-// A kind with every count, in place and not, each time in another style and from another root.
+// Runs a kind with every count, in place and not in place. Each call has another style and another
+// root.
 static void run_kind(bench *b, kind k, int *turn) {
     const gpu_tables *t = b->tables;
     size_t n = (size_t)b->me->n;
@@ -329,7 +335,7 @@ static void run_kind(bench *b, kind k, int *turn) {
                                        : (idist_op)t->op;
             p.count = all_counts[c];
             if (p.count == LARGEST && k > REDUCE && k != BROADCAST)
-                p.count = LARGEST / n; // all together
+                p.count = LARGEST / n; // of all ranks together
             p.in_place = in_place != 0;
             bool large = c == N_COUNTS - 1,
                  often = t->dtype == IDIST_F32 || t->op == IDIST_SUM || t->op == GPU_MOVE;
@@ -368,7 +374,8 @@ static void v_forms(bench *b) {
     }
 }
 
-// Everybody with everybody, itself included, between group_begin and group_end, on a stream.
+// Exchanges messages between all ranks, including a rank with itself, on a stream between
+// group_begin and group_end.
 static void messages(bench *b) {
     static const size_t counts[] = {1, 1000, 65537};
     gpu_rank *me = b->me;
@@ -402,8 +409,8 @@ static void messages(bench *b) {
     }
 }
 
-// Eight at once on two streams; each gets what was meant for it, in whatever order they are waited
-// for.
+// Starts eight all_reduces at once on two streams. Each must get its own result, in whatever order
+// the program waits for them.
 static void in_flight(bench *b) {
     enum { K = 8, COUNT = 5000 };
     gpu_rank *me = b->me;
@@ -441,8 +448,8 @@ static void in_flight(bench *b) {
     }
 }
 
-// idist_ddp with parameters and gradients on the device: three gradients lie one after the other,
-// the others apart.
+// Tests idist_ddp with parameters and gradients on the device. Three gradients are contiguous, the
+// other gradients are separate.
 enum { N_PARAMS = 6, EACH = 3000, APART = 64 };
 
 static void check_ddp(bench *b, const float *grads, size_t total, int step, int active,
@@ -454,7 +461,7 @@ static void check_ddp(bench *b, const float *grads, size_t total, int step, int 
     for (int p = 0; p < N_PARAMS; p++) {
         size_t at = (size_t)p * EACH + (p > 2 ? (size_t)(p - 2) * APART : 0);
         for (size_t i = at; i < at + EACH; i++) {
-            // Rank r has 100 r + i % 50 + step; the last `active` ranks take part.
+            // Rank r contributes 100 r + i % 50 + step. Only the last `active` ranks take part.
             double sum = 0, off;
             for (int r = me->n - active; r < me->n; r++) sum += 100 * r + (double)(i % 50) + step;
             off = (double)out[i] - sum * scale;
@@ -519,14 +526,15 @@ static void ddp(bench *b) {
     run_ddp(b, true, 0);
 }
 
-// Everything else that idist_ddp can do gives on the device what it gives on the host.
+// One combination of the other options of idist_ddp. The results on the device must match the
+// results on the host.
 typedef struct ddp_way {
     idist_compression compression;
-    double tolerance; // beside the largest summand: the libraries may add up, and round, in another
-                      // order
+    // Relative to the largest summand. Libraries may add and round in another order.
+    double tolerance;
     bool find_unused, uneven, by_active, hook, own_memory, part_of_world;
     double prescale, postscale;
-    int shift; // bytes that the gradients are away from where floats lie
+    int shift; // misalignment of the gradients in bytes
 } ddp_way;
 
 static idist_status hook_start(idist_bucket *bucket, void *arg) {
@@ -545,7 +553,7 @@ static bool is_unused(const ddp_way *w, int k, int rank, int step) {
     return w->find_unused && ((k + rank + step) % 3 == 0 || (k == 1 && step == 2));
 }
 
-// Whole numbers over four, which halves hold.
+// Returns a multiple of 1/4, which F16 represents exactly.
 static float ddp_value(int k, int rank, int step, int i) {
     unsigned x = (unsigned)(i * 7 + k * 11 + rank * 5 + step * 3);
     return (float)((int)(x % 61) - 30) / 4;
@@ -563,7 +571,8 @@ static void ddp_step(bench *b, const ddp_way *w, idist_ddp *ddp, bool device, in
                                  cudaMemcpyHostToDevice, me->stream));
         else memcpy(grad, staged + k * EACH, sizeof *staged * EACH);
     }
-    if (w->find_unused && step == 3) { // what is ready in a pass that sends nothing counts as well
+    // A gradient that is ready in a pass that sends nothing must count as used.
+    if (w->find_unused && step == 3) {
         IDIST_OK_OR_LEAVE(idist_ddp_no_sync(ddp, true));
         IDIST_OK_OR_LEAVE(idist_ddp_ready(ddp, (step + me->rank) % N_PARAMS));
         IDIST_OK_OR_LEAVE(idist_ddp_no_sync(ddp, false));
@@ -582,7 +591,7 @@ static void ddp_step(bench *b, const ddp_way *w, idist_ddp *ddp, bool device, in
     }
 }
 
-// Returns the calls of the hook.
+// Runs the training steps. Returns how often the hook was called.
 static int ddp_iterations(bench *b, const ddp_way *w, idist_group *g, bool device, int steps,
                           float *results) {
     gpu_rank *me = b->me;
@@ -628,8 +637,8 @@ static int ddp_iterations(bench *b, const ddp_way *w, idist_group *g, bool devic
     return n_calls;
 }
 
-// One rank gives host memory where the others have theirs on the device: all fail, and only their
-// group does.
+// One rank passes host memory, the other ranks pass device memory. The call must fail on all ranks,
+// and only their group must fail.
 static void ddp_odd_one_out(bench *b) {
     gpu_rank *me = b->me;
     float host[100] = {0}, *params = (float *)(void *)b->device[1];
@@ -653,7 +662,8 @@ static void ddp_odd_one_out(bench *b) {
     IDIST_OK_OR_LEAVE(idist_barrier(NULL));
 }
 
-// A gradient in device memory without on_device: an error, before the host touches it.
+// Passes a gradient in device memory without on_device. The call must fail before the host touches
+// the gradient.
 static void ddp_not_on_device(bench *b) {
     gpu_rank *me = b->me;
     float host[200] = {0};
@@ -716,7 +726,7 @@ static void ddp_as_on_host(bench *b) {
     ddp_not_on_device(b);
 }
 
-// Batches of idist_auto_loader lie in pinned memory.
+// Fetches a batch of idist_auto_loader. The batches are in pinned memory.
 static int fetch_index(void *batch, const size_t *indices, size_t n, void *arg) {
     (void)arg;
     for (size_t i = 0; i < n; i++) ((float *)batch)[i] = (float)indices[i];
@@ -778,8 +788,8 @@ static cudaError_t instantiate(cudaGraphExec_t *exec, cudaGraph_t graph) {
 typedef enum captured_call { SUMS, PIECES, IN_PLACE, N_CAPTURED } captured_call;
 enum { CAPTURED = 4000, PIECE = 300 };
 
-// Integers that differ by rank, turn and place; the pieces for all_to_all are as many as there are
-// ranks.
+// Returns an integer that differs by rank, turn and position. For all_to_all there are as many
+// pieces as ranks.
 static int32_t value_of(int rank, int turn, int i) { return 1000000 * turn + 10000 * rank + i; }
 
 static idist_status call_to_capture(bench *b, captured_call which, const idist_opts *o) {
@@ -795,7 +805,7 @@ static idist_status call_to_capture(bench *b, captured_call which, const idist_o
     return idist_all_to_all(x, x, PIECE, IDIST_I32, o);
 }
 
-// What element i of the result is.
+// Returns element i of the expected result.
 static int32_t expected_of(const gpu_rank *me, captured_call which, int turn, int i) {
     int from = which == IN_PLACE ? i / PIECE : me->n - 1 - i / PIECE;
     if (which != SUMS) return value_of(from, turn, me->rank * PIECE + i % PIECE);
@@ -824,8 +834,8 @@ static void fill_captured(bench *b, int turn) {
                          b->me->stream));
 }
 
-// Each call captured once and run three times, each time with other values. Backends whose part of
-// the host cannot be captured say so, and the capture goes on.
+// Captures each call once in a graph and runs the graph three times with different values. Backends
+// whose work on the host cannot be captured must refuse the call, and the capture must continue.
 static void graph(bench *b) {
     gpu_rank *me = b->me;
     bool can = strcmp(me->world->backend, "nccl") == 0;
@@ -836,7 +846,8 @@ static void graph(bench *b) {
         captured_call which = (captured_call)k;
         cudaGraph_t captured = NULL;
         cudaGraphExec_t exec = NULL;
-        IDIST_OK_OR_LEAVE(call_to_capture(b, which, &o)); // what is made at the first call is made
+        // The first call does what is done only once.
+        IDIST_OK_OR_LEAVE(call_to_capture(b, which, &o));
         CUDA(cudaStreamBeginCapture(me->stream, cudaStreamCaptureModeThreadLocal));
         idist_status s = call_to_capture(b, which, &o);
         if (s != (can ? IDIST_OK : IDIST_ERR_UNSUPPORTED))
@@ -854,8 +865,8 @@ static void graph(bench *b) {
     }
 }
 
-// While a stream is captured that blocks the default one, a call that waits for the default one is
-// refused, and both go on.
+// Captures a stream that blocks the default stream. A call that would wait for the default stream
+// must be refused, and both the capture and the world must go on.
 static void beside_a_capture(bench *b) {
     gpu_rank *me = b->me;
     cudaStream_t blocking;
@@ -863,7 +874,7 @@ static void beside_a_capture(bench *b) {
     idist_opts o;
     memset(&o, 0, sizeof o);
     CUDA(cudaStreamCreate(&blocking));
-    for (int turn = 0; turn < 2; turn++) { // no stream; the default stream by its name
+    for (int turn = 0; turn < 2; turn++) { // no stream; then the default stream by name
         o.stream = turn ? (void *)cudaStreamLegacy : NULL;
         CUDA(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal));
         idist_status s = call_to_capture(b, SUMS, &o);
@@ -880,8 +891,8 @@ static void beside_a_capture(bench *b) {
     CUDA(cudaStreamDestroy(blocking));
 }
 
-// Two all_to_all in place between group_begin and group_end: what they put out of the way is kept
-// until both are through.
+// Makes two all_to_all calls in place between group_begin and group_end. The data that they move
+// aside must be kept until both are complete.
 static void held_back_in_place(bench *b) {
     gpu_rank *me = b->me;
     char *second = b->device[1];
@@ -903,8 +914,8 @@ static void held_back_in_place(bench *b) {
     }
 }
 
-// Copies on one stream while an all_reduce is under way on the other: the time of both beside that
-// of each.
+// Runs copies on one stream and, if `reduce`, an all_reduce on another. Returns the time in ms on
+// the slowest rank.
 static double timed(bench *b, int ncopies, bool reduce, size_t count) {
     gpu_rank *me = b->me;
     idist_request request = {NULL};
@@ -937,7 +948,8 @@ static void overlap(bench *b) {
     timed(b, 4, true, count);
     reduce = timed(b, 0, true, count);
     copy = timed(b, 16, false, count);
-    int ncopies = (int)(16 * reduce / copy) + 1; // about as long, the same number on every rank
+    // Copies that take about as long as the all_reduce. The number is the same on every rank.
+    int ncopies = (int)(16 * reduce / copy) + 1;
     if (ncopies > 4000) ncopies = 4000;
     copy = timed(b, ncopies, false, count);
     both = timed(b, ncopies, true, count);
@@ -969,7 +981,7 @@ static void run_cases(gpu_rank *me) {
                 {"capture into a graph", graph},
                 {"blocking calls beside a capture", beside_a_capture},
                 {"overlap with copies", overlap}};
-    static gpu_tables tables; // large
+    static gpu_tables tables; // too large for the stack
     bench b;
     memset(&b, 0, sizeof b);
     thin = opt.thin ? opt.thin : me->n > 2 ? 5 : 1;
@@ -1003,8 +1015,8 @@ static void run_cases(gpu_rank *me) {
 
 enum { VICTIM = 1, DIES_AT = 20, COUNT_OF_VICTIM = 20000 };
 
-// All_reduces one after the other, on a stream or by request, until one fails. Nothing is waited
-// for that cannot end: who waits for the stream looks at it, and at idist again after 50 ms.
+// Makes all_reduces one after the other, on a stream or as requests, until one fails. Does not wait
+// for anything that might never end. Polls the stream for at most 50 ms and then calls idist again.
 static void until_it_dies(gpu_rank *me) {
     const bool *by_request = (const bool *)me->arg;
     gpu_shared *shared = gpu_shared_area();
@@ -1036,12 +1048,13 @@ static void until_it_dies(gpu_rank *me) {
     if (s != IDIST_ERR_PEER_LOST || !strstr(idist_last_error(), "rank 1"))
         gpu_fail("rank %d: %s: %s", me->rank, idist_status_name(s), idist_last_error());
     if (!died || ms > 2000) gpu_fail("rank %d: %.0f ms after the death", me->rank, ms);
-    CUDA(cudaStreamSynchronize(me->stream)); // ends, whatever the rank that died left there
+    // must return, whatever the dead rank left on the stream
+    CUDA(cudaStreamSynchronize(me->stream));
     CUDA(cudaMemset(x, 1, sizeof *x * COUNT_OF_VICTIM));
     CUDA(cudaFree(x));
     shared->results[me->rank] = ms;
     gpu_case_end();
-    idist_finalize(); // says what the world died of
+    idist_finalize(); // reports why the world failed
     _exit(0);
 }
 
@@ -1052,7 +1065,7 @@ static void until_it_dies(gpu_rank *me) {
 static const char usage[] =
     "usage: test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N] [-part 2/5]\n";
 
-// The cases of the world that has just ended.
+// Prints the cases of the world that has just ended.
 static void report(const gpu_world *w, bool ended, const char *why) {
     gpu_shared *shared = gpu_shared_area();
     char name[100];

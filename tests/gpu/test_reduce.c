@@ -1,5 +1,5 @@
-// test_reduce.c - the kernels of reduce.cu and pack.cu, compiled for the host, against
-// idist__reduce_many and train/compress/compress.h: bit for bit but for NaNs
+// test_reduce.c - compiles the kernels of reduce.cu and pack.cu for the host. Compares them bit for
+// bit with idist__reduce_many and train/compress/compress.h. Only the bits of NaNs may differ.
 //
 //     cc -std=gnu11 -ffp-contract=off -I. -Itests/lib tests/gpu/test_reduce.c -o test_reduce
 //     -lpthread && ./test_reduce
@@ -11,7 +11,8 @@
 
 #define MAX_N 16
 #define MAX_COUNT 1000
-#define ROOM (8 * (MAX_COUNT + 8)) // of one buffer, with elements to spare before and behind
+// Size in bytes of one buffer, with spare elements before and behind.
+#define ROOM (8 * (MAX_COUNT + 8))
 #define GUARD 0x5C
 
 static const idist_dtype dtypes[] = {IDIST_F32, IDIST_F64, IDIST_F16, IDIST_BF16};
@@ -27,7 +28,8 @@ static float wide[MAX_N][MAX_COUNT];
 static double scaled[MAX_N][MAX_COUNT];
 static uint64_t state = 1;
 
-typedef struct layout { // of the buffers of one call, in elements from an aligned address
+// Positions of the buffers of one call, in elements from an aligned address.
+typedef struct layout {
     const char *name;
     int in, last, out;
 } layout;
@@ -45,7 +47,8 @@ static bool is_nan(idist_dtype d, const unsigned char *at) {
     return f32 != f32;
 }
 
-// Values of one size, so that bits get lost; any bits; and the ends of the range.
+// Writes a random value: values of one magnitude, so that bits get lost, arbitrary bits, or values
+// at the ends of the range.
 static void fill(unsigned char *at, idist_dtype d) {
     static const double ends[] = {0.0,     -0.0,      INFINITY, -INFINITY, NAN,      1,
                                   0x1p-24, 0x1.8p-24, 0x1p-149, 3e-39,     0x1p-133, 65504,
@@ -91,8 +94,8 @@ static void launch(idist_dtype d, const idist_reduce_args *a, idist_reduce_size 
     }
 }
 
-// Element by element, and that nothing else was written. out may be the buffer of operand `same`,
-// or of none (-1).
+// Makes one call and compares every element. Also checks that nothing else was written. `out` may
+// be the buffer of operand `same`, or a buffer of its own if `same` is -1.
 static bool one_call(idist_dtype d, int op, int n, size_t count, const layout *l, int same) {
     size_t size = idist_dtype_size(d);
     idist_reduce_args a;
@@ -100,7 +103,7 @@ static bool one_call(idist_dtype d, int op, int n, size_t count, const layout *l
     memset(&a, 0xA5, sizeof a);
     memset(output, GUARD, sizeof output);
     memset(second, GUARD, sizeof second);
-    also = second + 16 + tap_rand(&state) % 4 / 3 * size; // now and then out of line
+    also = second + 16 + tap_rand(&state) % 4 / 3 * size; // sometimes at another alignment
     for (int k = 0; k < n; k++) {
         size_t at = (size_t)(k == n - 1 ? l->last : l->in) * size;
         memset(operands[k], GUARD, ROOM);
@@ -158,7 +161,8 @@ static void all_calls(idist_dtype d, int op) {
            op == IDIST_REDUCE_SCALED ? "scaled sum" : idist_op_name((idist_op)op));
 }
 
-// Of 16-bit floats from float: a NaN stays one, and all else has the bits of the host's conversion.
+// Returns true if a float is narrowed to both 16-bit types as on the host. A NaN stays a NaN; every
+// other number has the bits of the host's conversion.
 static bool narrowed(float x) {
     idist_reduce_vector v = {{0, 0, 0, 0}};
     uint16_t half = (uint16_t)idist_reduce_to_half(x), bf16;
@@ -168,8 +172,8 @@ static bool narrowed(float x) {
     return half == idist__small_float_to_half(x) && bf16 == idist__small_float_to_bf16(x);
 }
 
-// All of 16 bits to float and back; to 16 bits also some floats of each upper half, and those
-// around the middle of two.
+// Widens all 16-bit codes. Narrows some floats of each upper half, and the floats around each
+// midpoint between two F16 numbers.
 static bool conversions(void) {
     for (uint32_t h = 0; h < 65536; h++) {
         float f = idist__small_float_from_half((uint16_t)h), g = idist_reduce_from_half(h);

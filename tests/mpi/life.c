@@ -1,12 +1,12 @@
-// life: who initialises and finalizes MPI, which backend is chosen, what a program finds
-// afterwards. One mode per run:
+// life: checks who initializes and finalizes MPI, which backend is chosen, and what a program finds
+// afterwards. A run has one mode:
 //
-//     mpirun -n 3 ./life nothing | single | threads | given | unfit | again | early | early_threads
-//     |
-//                        settings | makers | stopped | ring | wrong | idle | stuck | fails | dies |
-//                        ulfm | ulfm_groups
+//     mpirun -n 3 ./life MODE
 //
-// Every rank prints what went wrong for it to stderr and ends with 1; rank 0 prints one TAP line.
+//     nothing | single | threads | given | unfit | again | early | early_threads | settings |
+//     makers | stopped | ring | wrong | idle | stuck | fails | dies | ulfm | ulfm_groups
+//
+// Every rank prints its failures to stderr and then exits with 1. Rank 0 prints one TAP line.
 #include "idist_mpi.h"
 
 #include <mpi.h>
@@ -44,7 +44,7 @@ static bool flag_of(int (*fn)(int *)) {
     return flag != 0;
 }
 
-// A little of everything over the default world.
+// Makes one call of each kind over the default world.
 static void work(const char *backend) {
     int32_t x = idist_get_rank() + 1, n = idist_get_world_size(), all[64];
     float many[1000];
@@ -81,7 +81,7 @@ static void open_and_close(const idist_desc *desc, const char *backend) {
     CHECK(idist_finalize() == IDIST_OK, "finalize");
 }
 
-// The program leaves MPI to idist, which begins and ends it, once.
+// The program does not call MPI. idist must initialize and finalize MPI, once.
 static void nothing(void) {
     open_and_close(NULL, "mpi");
     CHECK(flag_of(MPI_Finalized), "MPI is not finalized");
@@ -89,15 +89,15 @@ static void nothing(void) {
           "a second time");
 }
 
-// The program has initialised MPI: idist leaves it alone, and may come again.
+// The program has initialized MPI. idist must not finalize MPI, and may be initialized again.
 static void adopted(void) {
     for (int i = 0; i < 2; i++) open_and_close(NULL, "mpi");
     CHECK(!flag_of(MPI_Finalized), "MPI is finalized");
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// Worlds one after the other, whose ranks come to the end at different times: what they say while
-// they wait must not reach the communicators that the program makes next.
+// Opens worlds one after the other, whose ranks reach the end at different times. Messages that
+// ranks send while they wait must not reach the communicators that the program makes next.
 static void again(void) {
     int own, all;
     MPI_Comm_rank(MPI_COMM_WORLD, &own);
@@ -118,8 +118,9 @@ static void again(void) {
     rank = own;
 }
 
-// The program calls MPI_Finalize while the world is open, with a request under way on one rank and
-// another one in a call: all get an error that says so, from all further calls.
+// The program calls MPI_Finalize while the world is open. One rank has a request in progress and
+// another rank is in a call. All ranks must get an error that names the reason, from this and all
+// further calls.
 static void early(void) {
     idist_request request;
     idist_opts async;
@@ -155,7 +156,7 @@ static void given(void) {
     int all, own;
     MPI_Comm_rank(MPI_COMM_WORLD, &own);
     MPI_Comm_size(MPI_COMM_WORLD, &all);
-    MPI_Comm_split(MPI_COMM_WORLD, own % 2, -own, &part); // backwards
+    MPI_Comm_split(MPI_COMM_WORLD, own % 2, -own, &part); // in reverse order
     memset(&desc, 0, sizeof desc);
     desc.mpi_comm = &part;
     CHECK(idist_initialize(&desc) == IDIST_OK, "initialize");
@@ -170,8 +171,8 @@ static void given(void) {
     rank = own;
 }
 
-// Communicators that cannot become a world: none, as MPI_Comm_split gives with MPI_UNDEFINED, and
-// one of two groups.
+// Passes communicators that cannot become a world: MPI_COMM_NULL, as MPI_Comm_split returns it with
+// MPI_UNDEFINED, and an intercommunicator.
 static void unfit(void) {
     MPI_Comm none = MPI_COMM_NULL, part, both;
     idist_desc desc;
@@ -190,8 +191,9 @@ static void unfit(void) {
     open_and_close(NULL, "mpi");
 }
 
-// Rank 0 is stopped while it waits in a call: the others enter it, complete it and are in the next
-// one for long when it wakes up. The pauses only make the case likely.
+// Stops rank 0 while it waits in a call. The other ranks enter and complete this call. They have
+// been in the next call for a long time when rank 0 wakes up. The pauses only make this case
+// likely.
 static void stopped(void) {
     int32_t own = (int32_t)getpid(), pids[64];
     CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
@@ -217,7 +219,8 @@ static void stopped(void) {
     CHECK(idist_finalize() == IDIST_OK, "finalize");
 }
 
-// What all ranks must set alike, set by one of them; and then as it should be.
+// Sets a variable that all ranks must set alike on one rank only, which must be an error. Then sets
+// it on all ranks.
 static void settings(void) {
     static const char *const names[2] = {"IDIST_CHECK", "IDIST_SHM_MIB"}, *const values[2] = {"0",
                                                                                               "2"};
@@ -257,11 +260,12 @@ static int fails_on_rank_1(int local_rank, void *arg) {
     return 0;
 }
 
-// One rank's part of idist_parallel_run fails in the middle: the others hear of it, and all end.
+// Makes the function of idist_parallel_run fail on one rank. The other ranks must get an error, and
+// all ranks must end.
 static void fails(void) {
     idist_status s = idist_parallel_run(NULL, fails_on_rank_1, NULL);
     CHECK(s != IDIST_OK, "idist_parallel_run");
-    if (rank != 0) sleep(1); // the first exit may end the job
+    if (rank != 0) sleep(1); // because the first exit may end the job
     _exit(n_failed ? 1 : 0);
 }
 
@@ -269,13 +273,14 @@ static void *makes_another(void *arg) {
     idist_group *group = NULL;
     int members[1] = {0};
     (void)arg;
-    usleep(100000); // the other thread is in idist_new_group
+    usleep(100000); // until the other thread is in idist_new_group
     CHECK(idist_new_group(members, 1, &group) == IDIST_ERR_STATE, "a second thread makes a group");
     CHECK(strstr(idist_last_error(), "another thread is creating a group") && !group, "the text");
     return NULL;
 }
 
-// Two threads of a rank do not make groups at the same time; afterwards they may.
+// Makes groups from two threads of a rank at the same time, which must be refused. Afterwards both
+// threads may make groups.
 static void makers(void) {
     idist_group *group = NULL;
     int members[3] = {0, 1, 2};
@@ -293,7 +298,7 @@ static void makers(void) {
     CHECK(idist_finalize() == IDIST_OK, "finalize");
 }
 
-// Started by the mpirun of another MPI: every process is alone, and says why.
+// Runs under the mpirun of another MPI. Every process is alone and must report the reason.
 static void wrong(void) {
     CHECK(idist_initialize(NULL) == IDIST_ERR_ENV, "initialize");
     CHECK(strstr(idist_last_error(), "linked with") && strstr(idist_last_error(), "of 3"),
@@ -301,7 +306,7 @@ static void wrong(void) {
     printf("%s\n", idist_last_error());
 }
 
-// Who waits for a late rank sleeps.
+// Checks that a rank sleeps while it waits for a late rank.
 static void idle(void) {
     struct rusage before, after;
     CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
@@ -321,7 +326,7 @@ static void idle(void) {
     CHECK(idist_finalize() == IDIST_OK, "finalize");
 }
 
-// One rank never comes: the others name it, and end without it.
+// Lets one rank miss a call. The other ranks must name the missing rank and end without it.
 static void stuck(void) {
     idist_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -341,11 +346,11 @@ static void stuck(void) {
               now_ms() - start);
     if (n_failed == 0 && rank == 0) printf("ok - stuck\n");
     fflush(stdout);
-    if (rank != 0) sleep(1); // the first exit may end the job
-    _exit(n_failed ? 1 : 0); // mpirun ends the job
+    if (rank != 0) sleep(1); // because the first exit may end the job
+    _exit(n_failed ? 1 : 0); // mpirun then ends the job
 }
 
-// A rank is killed and MPI knows no way to go on: the launcher ends the job.
+// Kills a rank under an MPI that cannot continue without it. The launcher must end the job.
 static void dies(void) {
     CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
     rank = idist_get_rank();
@@ -358,11 +363,13 @@ static void dies(void) {
         if (s == IDIST_OK) continue;
         printf("got %s: %s\n", idist_status_name(s), idist_last_error());
         fflush(stdout);
-        sleep(20); // a launcher that does not end us within this time is a hang
+        // A launcher that does not end this process within 20 s hangs.
+        sleep(20);
     }
 }
 
-// With ULFM the survivors learn who it was, and go on without it.
+// Kills a rank under an MPI with ULFM. The survivors must learn which rank died, and continue
+// without it.
 static void ulfm(void) {
     idist_group *left = NULL;
     idist_opts o;
@@ -377,7 +384,8 @@ static void ulfm(void) {
     for (int i = 0; s == IDIST_OK; i++) {
         for (int k = 0; k < 100; k++) x[k] = 1;
         clock_gettime(CLOCK_MONOTONIC, &t);
-        killed = now_ms(); // of the last call that went through, more or less
+        // Start of the last call that succeeded, approximately.
+        killed = now_ms();
         if (rank == 1 && i == 100) kill(getpid(), SIGKILL);
         s = idist_all_reduce(x, x, i % 2 ? 100 : 1, IDIST_F32, IDIST_SUM, NULL);
         CHECK(s != IDIST_OK || x[0] == (float)n, "got %g", (double)x[0]);
@@ -413,7 +421,8 @@ static void ulfm(void) {
                shrunk - lost);
 }
 
-// All ranks of `group` add up their ranks of the world; `members` has a bit for each of them.
+// Sums the world ranks of all members of `group` and returns true if the sum is right. `members`
+// has one bit per member.
 static bool adds_up(idist_group *group, unsigned members) {
     idist_opts o;
     int32_t x[100], sum = 0, n = 0;
@@ -430,7 +439,8 @@ static bool adds_up(idist_group *group, unsigned members) {
     return idist_group_size(group) == n && idist_barrier(&o) == IDIST_OK;
 }
 
-// Every way to make a group of `parent`, whose ranks are `members`, works.
+// Makes groups from `parent` in every way and checks that each works. `members` has one bit per
+// rank of `parent`.
 static void makes_groups(idist_group *parent, unsigned members, const char *when) {
     idist_group *part = NULL, *again = NULL, *listed = NULL;
     int n = idist_group_size(parent), own = idist_group_rank(parent), list[32];
@@ -452,7 +462,7 @@ static void makes_groups(idist_group *parent, unsigned members, const char *when
     CHECK(!listed || idist_free_group(&listed) == IDIST_OK, "free_group");
 }
 
-// The index that MPI gives to the next communicator of this process.
+// Returns the index that MPI gives to the next communicator of this process.
 static int next_comm(void) {
     MPI_Comm comm;
     int index;
@@ -462,10 +472,10 @@ static int next_comm(void) {
     return index;
 }
 
-// The call in which the others learn of a loss.
+// The call in which the other ranks learn of a loss.
 enum { BY_ALL_REDUCE, BY_SPLIT, BY_MEMBERS };
 
-// Rank `dies` ends; the others learn of the loss in `group`, and continue in *survivors.
+// Ends rank `dies`. The other ranks must learn of the loss in `group`, and continue in *survivors.
 static void loses(idist_group *group, int dies, int how, idist_group **survivors) {
     char name[16];
     idist_group *part = NULL;
@@ -489,8 +499,8 @@ static void loses(idist_group *group, int dies, int how, idist_group **survivors
     CHECK(s == IDIST_OK, "%s: shrink: got %s", name, idist_status_name(s));
 }
 
-// Ranks 1, 3 and 2 of 5 die, one after the other. Before, between and after that, groups are made
-// of groups that have no dead rank; those that are there continue.
+// Kills ranks 1, 3 and 2 of 5, one after the other. Before, between and after the losses, makes
+// groups from groups without a dead rank. The members of such groups must be able to continue.
 static void ulfm_groups(void) {
     static const int without_1[4] = {0, 2, 3, 4};
     idist_group *before = NULL, *parity = NULL, *left = NULL, *even = NULL, *last = NULL, *none;

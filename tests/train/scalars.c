@@ -2,7 +2,8 @@
 //
 //     scalars FOLDER FIRST COUNT      steps FIRST, FIRST + 1, ... of each tag
 //
-// A line per value: step, tag, value, the latter two in hexadecimal digits. See summary.sh.
+// Prints a line per value: step, tag and value. Tag and value are in hexadecimal digits. See
+// summary.sh.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -15,7 +16,7 @@
 static const char *const tags[] = {"train/loss", "train/accuracy", "test/accuracy",
                                    "say \"a\", then\n\"b\"", "\xc3\xa9poque/\xe2\x82\xac"};
 
-// What a float holds, what it rounds, and what it cannot hold.
+// Returns values that a float holds exactly, that it rounds, and that it cannot hold.
 static double value_at(size_t tag, unsigned long long step) {
     static const double special[] = {0,      -0.0,  0.1,   1e300,        -1e300,
                                      1e-300, 1e-42, 1e308, 5e-324,       16777217,

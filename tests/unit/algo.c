@@ -1,6 +1,6 @@
-// algo.c - which algorithm a collective uses: operation x size -> algorithm
+// algo.c - checks which algorithm a collective uses for each operation and size.
 //
-// Prints the table for each kind of group and compares it with what is written down here.
+// Prints the table for each kind of group and compares it with the table in this file.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -8,11 +8,11 @@
 
 enum { N_SIZES = 14, N_GROUPS = 4, N_RANKS = 4 };
 
-// Bytes of one block, or of the whole contribution where it is one block.
+// Sizes in bytes of one block, or of the whole contribution if the contribution is one block.
 static const size_t sizes[N_SIZES] = {0,     1024,  2048,  2049,   4096,   4097,   16384,
                                       16385, 65536, 65537, 131072, 131073, 262144, 262145};
 
-static const char letters[] = "?LBC-FH"; // by idist__algorithm
+static const char letters[] = "?LBC-FH"; // indexed by idist__algorithm
 
 static const char *const group_names[N_GROUPS] = {"messages", "shared memory",
                                                   "hosts, ranks in order", "hosts, ranks mixed"};

@@ -1,5 +1,5 @@
-// [base:hash] and [net:auth]: published vectors, a handshake whose every bit is changed on the way,
-// and who may wait, and for how long, until his is through.
+// [base:hash] and [net:auth]: checks published test vectors, handshakes in which each bit is
+// changed in transit, and how long an unauthenticated client may wait.
 #define IDIST_IMPLEMENTATION
 #define IDIST_NO_RING // compiles in half the time
 #include "idist.h"
@@ -21,7 +21,7 @@ static void sha_of(const void *data, size_t nbytes, size_t step, uint8_t out[32]
     idist__sha_end(&s, out);
 }
 
-// FIPS 180-4's examples, and RFC 4231 cases 1 to 3.
+// Checks the examples of FIPS 180-4 and cases 1 to 3 of RFC 4231.
 static void vectors(void) {
     static const char two_blocks[] = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
     static char million[1000000];
@@ -58,9 +58,9 @@ static void vectors(void) {
            "HMAC, case 3");
 }
 
-// Two ends with a man in the middle, who changes one bit (or none, -1) of all that passes, counted
-// over both directions, or stops passing anything on after `cut` bytes. Bits: who ended up sure of
-// the other.
+// Result of a handshake through a man in the middle. The man in the middle changes bit `flip` of
+// all bytes that pass, counted over both directions, or no bit if `flip` is -1. It stops forwarding
+// after `cut` bytes. The flags say which end accepted the other.
 typedef struct talk {
     bool client_sure, server_sure;
     idist_status client, server;
@@ -117,9 +117,9 @@ static void key_of(const char *text, uint8_t key[32]) {
 
 static int64_t in_ms(int64_t ms) { return idist__os_clock_now_ns() + ms * 1000000; }
 
-// The list of pending connections gives slots to newcomers: free ones, then those of strangers
-// whose time is over, then of whoever has said nothing for 50 ms, then of whoever has been there
-// for a second, but no other.
+// Checks how the list of pending connections gives slots to newcomers. Free slots go first, then
+// slots of strangers whose time is over. Next are slots of clients that have sent nothing for 50
+// ms, then of clients that have been pending for a second. No other slot is given away.
 static void pending(void) {
     idist__pending p;
     idist__pending_init(&p);
@@ -152,7 +152,8 @@ static void pending(void) {
     idist__pending_close(&p);
 }
 
-// Abstract sockets have no permissions: the other end has to belong to the same user.
+// Connects to a local socket as another user. Abstract sockets have no permissions, so the library
+// must check that the peer belongs to the same user.
 static void other_users(void) {
     char name[64];
     idist__os_address a;
@@ -204,7 +205,7 @@ int main(void) {
         t = handshake(key, key, 7, 7, flip, SIZE_MAX);
         if (t.client_sure && t.server_sure) wrong++;
         if (flip / 8 < 64 + 96 && (t.client_sure || t.server_sure))
-            wrong++; // whoever is asked first must not believe it
+            wrong++; // the end that is asked first must not accept it
     }
     tap_is(wrong, 0, "each of the 1536 bits changed: never accepted");
     for (size_t cut = 0; cut < 192; cut++) {

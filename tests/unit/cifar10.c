@@ -1,5 +1,6 @@
-// cifar10.c - the network of examples/apps/cifar10/resnet.h: the matrix product against a plain
-// one, every gradient against finite differences, gradients that are added up over parts of a batch
+// cifar10.c - checks the network of examples/apps/cifar10/resnet.h. Compares the matrix product
+// with a plain one and every gradient with finite differences. Also checks gradients that are
+// accumulated over parts of a batch.
 #include "../../examples/apps/cifar10/resnet.h"
 #include "tap.h"
 
@@ -17,7 +18,8 @@ static void fill(float *x, size_t count, uint64_t seed) {
     for (size_t i = 0; i < count; i++) x[i] = any(&seed);
 }
 
-// Sizes around the blocks of the kernels; a as it is and turned; with and without what c holds.
+// Uses sizes around the block sizes of the kernels, `a` as stored and transposed, and with and
+// without adding to the old contents of `c`.
 static void test_product(int m, int n, int l, bool turned, bool add) {
     static float a[64 * 64], b[64 * 64], c[64 * 64], want[64 * 64];
     product p = {m, n, l, a, turned ? 1 : 64, turned ? 64 : 1, b, 63, c, 62, add};
@@ -50,9 +52,9 @@ static double loss_at(net *n, const float *before, const float *along, double st
     return cross_entropy(n, labels);
 }
 
-// Along the gradient of one parameter the loss rises as steeply as the gradient is long. (In other
-// directions one would see little but the rounding of floats.) Long steps are wrong where relus
-// switch, short ones by rounding: one of them is good.
+// Checks the gradient of one parameter. Along the gradient, the loss must rise as steeply as the
+// gradient is long. In other directions the rounding of floats would hide the slope. Long steps
+// fail where relus switch, and short steps fail by rounding. One good step is enough.
 static bool check_gradient(net *n, int i, const float *in, const int *labels) {
     static const double steps[] = {1e-3, 3e-4, 1e-4};
     float *g = (float *)n->grads[i].data;
@@ -89,7 +91,7 @@ static void test_gradients(int blocks, int width, int side, int images) {
         n.grads[i].data = at;
     }
     fill(in, count, 6);
-    fill(grads, n.n_values, 7); // what was there before does not count
+    fill(grads, n.n_values, 7); // the old contents must not matter
     for (int i = 0; i < images; i++) labels[i] = i * 7 % CLASSES;
     n.training = true;
     forward(&n, in);
@@ -102,7 +104,7 @@ static void test_gradients(int blocks, int width, int side, int images) {
     net_free(&n);
 }
 
-// What each batch norm saw of a whole batch, for passes over parts of it.
+// Statistics that each batch norm saw for a whole batch. Passes over parts of the batch use them.
 typedef struct record {
     float rows[8 * MAX_UNITS][64];
     uint64_t counts[MAX_UNITS];
@@ -136,14 +138,14 @@ static idist_status keep_sums(float *dy, float *dy_x, int channels, void *arg) {
     return IDIST_OK;
 }
 
-// Images first .. first + images - 1 of `all`, colour by colour.
+// Copies images first .. first + images - 1 of `all`, color by color.
 static void take_part(const float *all, int total, int first, int images, int area, float *part) {
     for (int c = 0; c < COLOURS; c++)
         memcpy(part + (size_t)(c * images * area), all + (size_t)((c * total + first) * area),
                (size_t)(images * area) * sizeof *part);
 }
 
-// Forward and backward for some images of the batch; gradients are added when first > 0.
+// Runs forward and backward for some images of the batch. Adds to the gradients if first > 0.
 static double pass_over(net *n, record *r, const float *all, const int *labels, int total,
                         int first, int images, int area) {
     static float part[MARGIN + COLOURS * 12 * 256 + MARGIN];
@@ -168,7 +170,7 @@ static void gradients_to(net *n, float *room) {
     }
 }
 
-// How far two gradients of parameter i are apart, as a part of the length of one.
+// Returns the distance between two gradients of parameter i, relative to the length of the first.
 static double distance(const net *n, int i, const float *whole, const float *added) {
     size_t at = (size_t)(values(n, i) - n->values), count = n->params[i].count;
     double sum = 0;
@@ -181,8 +183,9 @@ static double distance(const net *n, int i, const float *whole, const float *add
     return sqrt_of(sum + 1e-30) / length_of(whole + at, count);
 }
 
-// Parts of a batch, in which batch norms use the statistics of the whole batch, add up to the
-// gradients of the whole batch: the sums of --accumulate, and what --sync_bn relies on.
+// Splits a batch into parts whose batch norms use the statistics of the whole batch. The gradients
+// of the parts must add up to the gradients of the whole batch. The option --accumulate sums
+// gradients in this way, and --sync_bn relies on this property.
 static void test_parts(int parts) {
     enum { SIDE = 16, IMAGES = 12, AREA = SIDE * SIDE };
     static net n;

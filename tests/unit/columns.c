@@ -1,6 +1,6 @@
-// columns.c - the columns of a terminal that a text takes: wide, combining and invisible
-// characters, bytes that are no characters, control characters, escape sequences, lines that are
-// cut
+// columns.c - checks how many columns of a terminal a text takes. The texts contain wide, combining
+// and invisible characters, bytes that are no characters, control characters and escape sequences.
+// Some lines are cut.
 #define _GNU_SOURCE // wcwidth
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -12,7 +12,8 @@
 #include <locale.h>
 #include <wchar.h>
 
-// Whether a text becomes this one on a line with this limit, and takes so many columns.
+// Checks that a text becomes `want` on a line with this limit and takes the given number of
+// columns.
 static void becomes(const char *text, size_t limit, const char *want, int columns, bool cut) {
     idist__columns_line line;
     idist__columns_begin(&line, limit);
@@ -42,7 +43,7 @@ static void characters(void) {
     becomes("\xe2\x98\x80\xef\xb8\x8f", 2, "\xe2\x98\x80\xef\xb8\x8f", 2, false); // an emoji
     becomes("\xed\x95\x9c", 2, "\xed\x95\x9c", 2, false);                         // Hangul
     becomes("\xe1\x84\x92\xe1\x85\xa1\xe1\x86\xab", 2, "\xe1\x84\x92\xe1\x85\xa1\xe1\x86\xab", 2,
-            false); // the same from three parts
+            false); // the same syllable in three parts
 }
 
 static void no_characters(void) {
@@ -50,11 +51,13 @@ static void no_characters(void) {
     becomes("\xff\xfe", 9, "??", 2, false);
     becomes("\xc3", 9, "?", 1, false);
     becomes("\xe6\x97", 9, "??", 2, false);
-    becomes("\xc0\xaf\xe0\x80\x80", 9, "?????", 5, false);           // longer than need be
-    becomes("\xed\xa0\x80\xf4\x90\x80\x80", 9, "???????", 7, false); // surrogates; too large
+    becomes("\xc0\xaf\xe0\x80\x80", 9, "?????", 5, false); // overlong encodings
+    // surrogates, and a code that is too large
+    becomes("\xed\xa0\x80\xf4\x90\x80\x80", 9, "???????", 7, false);
     becomes("\xf8\x88\x80\x80\x80", 9, "?????", 5, false);
     becomes("a\nb\r\tc\x7f\x01", 9, "a b  c  ", 8, false);
-    becomes("a\xc2\x85\xc2\x9b\xe2\x80\xa8z", 9, "a   z", 5, false); // next line, CSI, separator
+    // next line, CSI, line separator
+    becomes("a\xc2\x85\xc2\x9b\xe2\x80\xa8z", 9, "a   z", 5, false);
 }
 
 static void escapes(void) {
@@ -63,7 +66,8 @@ static void escapes(void) {
     becomes("\033[38:5:9mred\033[m", 3, "\033[38:5:9mred\033[m", 3, false);
     becomes("\033[31mred\033[0m", 2, "\033[31mre", 2, true);
     becomes("a\033[2Jb\033[10;20Hc\033[K\033[?25ld", 4, "abcd", 4, false);
-    becomes("a\033[>4;2mb\033[?1mc", 3, "abc", 3, false); // m, but no color
+    // sequences that end with m but set no color
+    becomes("a\033[>4;2mb\033[?1mc", 3, "abc", 3, false);
     becomes("a\033]0;title\007b\033]8;;x\033\\c", 3, "abc", 3, false);
     becomes("a\033Pq\033\\b\033_x\033\\c\033^y\007d", 4, "abcd", 4, false);
     becomes("a\033(Bb\0337c\033Md\033#8e", 5, "abcde", 5, false);
@@ -83,7 +87,7 @@ static void escapes(void) {
 static void long_texts(void) {
     static char text[5000];
     idist__columns_line line;
-    memset(text, 0xcc, sizeof text - 1); // a combining mark of two bytes ...
+    memset(text, 0xcc, sizeof text - 1); // combining marks of two bytes
     for (size_t i = 1; i < sizeof text - 1; i += 2) text[i] = (char)0x81;
     text[sizeof text - 2] = 0;
     idist__columns_begin(&line, 80);
@@ -94,7 +98,7 @@ static void long_texts(void) {
     tap_ok(!strchr(line.text, 'x'), "and nothing follows it");
 }
 
-// The library's idea against that of libc, which may be of another year.
+// Compares the library's column widths with libc's, whose Unicode tables may be of another version.
 static void against_libc(void) {
     int n_less = 0, n_more = 0, n = 0;
     if (!setlocale(LC_CTYPE, "C.UTF-8")) {

@@ -1,6 +1,6 @@
-// fp8.c - F8E4M3 and F8E5M2: all codes, floats by the million against a search among all codes, and
-// what another library made of some (tests/data/fp8.txt). The loops of each instruction set and the
-// sums are tests/unit/reduce.c's affair.
+// fp8.c - checks F8E4M3 and F8E5M2: all codes, millions of floats against a search among all codes,
+// and conversions by another library (tests/data/fp8.txt). The loops of each instruction set and
+// the sums are tested in tests/unit/reduce.c.
 #define IDIST_IMPLEMENTATION
 #define IDIST_NO_RING // compiles in half the time
 #include "idist.h"
@@ -44,7 +44,7 @@ static void test_codes(idist_dtype d) {
     tap_is(infinite, d == IDIST_F8E4M3 ? 0 : 2, "%s: infinities", name);
 }
 
-// By name: these codes are the standard's.
+// Checks known numbers. Their codes come from the standard.
 static void test_known(void) {
     static const struct {
         float x;
@@ -72,8 +72,8 @@ static void test_known(void) {
     }
 }
 
-// Every upper half of a float with the lower halves next to where it rounds, and a walk over all
-// floats.
+// Narrows every upper half of a float, with lower halves next to the rounding points. Then walks
+// over all floats in steps.
 static void test_sweep(idist_dtype d) {
     static const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
     int wrong = 0;
@@ -114,8 +114,8 @@ static void test_vectors(void) {
     fclose(f);
 }
 
-// Infinities are widened as such, and a sum that is too large, or infinite, becomes the largest
-// number; a NaN stays one.
+// Checks sums. A sum that is infinite or too large becomes the largest number, and a NaN stays a
+// NaN. Infinities widen to infinities.
 static void test_sums(idist_dtype d) {
     uint8_t most = d == IDIST_F8E4M3 ? 0x7e : 0x7b, nan = 0x7f;
     uint8_t in[4] = {most, (uint8_t)(most | 0x80), nan, 0x01},

@@ -1,4 +1,5 @@
-// launch: host lists, and which launcher, rank, size and meeting place follow from an environment
+// launch: checks host lists, and which launcher, rank, size and meeting place follow from a given
+// environment
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -11,7 +12,7 @@
 //------------------------------------------------------------------------------
 
 typedef struct hosts_case {
-    const char *list, *expected; // NULL: an error
+    const char *list, *expected; // NULL if the list is invalid
 } hosts_case;
 
 static const hosts_case hosts[] = {
@@ -112,10 +113,13 @@ static void tasks_per_node(void) {
 //------------------------------------------------------------------------------
 
 typedef struct launch_case {
-    const char *vars;     // "A=1 B=2"
-    const char *launcher; // NULL: an error, which names `where`
+    // In the form "A=1 B=2".
+    const char *vars;
+    // NULL if the environment is an error. The error text then contains `where`.
+    const char *launcher;
     int rank, size, local_rank, local_size;
-    const char *where; // begins so
+    // Beginning of the meeting place, or "" if there is none. For an error, part of its text.
+    const char *where;
 } launch_case;
 
 #define STEP "SLURM_JOB_ID=12345 SLURM_STEP_ID=0 "
@@ -126,14 +130,14 @@ typedef struct launch_case {
 
 static const launch_case cases[] = {
     {"", "none", 0, 1, -1, -1, ""},
-    // torch and its relatives
+    // torch and related launchers
     {"RANK= WORLD_SIZE=", "none", 0, 1, -1, -1, ""},
     {"RANK=0", NULL, 0, 0, 0, 0, "WORLD_SIZE"},
     {"RANK=2 WORLD_SIZE=2", NULL, 0, 0, 0, 0, "RANK"},
     {"RANK=1x WORLD_SIZE=2", NULL, 0, 0, 0, 0, "RANK=1x"},
     {"RANK=1 WORLD_SIZE=3 MASTER_ADDR=job-master-0 MASTER_PORT=23456", "env", 1, 3, -1, -1,
      "tcp:job-master-0:23456"},
-    {"RANK=0 WORLD_SIZE=2", "env", 0, 2, -1, -1, ""}, // nobody said where
+    {"RANK=0 WORLD_SIZE=2", "env", 0, 2, -1, -1, ""}, // no meeting place is given
     {"RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2", "env", 0, 2, -1, 2, "unix:"},
     {"RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1", "env", 0, 2, -1, 1, ""},
     {TORCH "TORCHELASTIC_RUN_ID=x LOCAL_WORLD_SIZE=2", "torchrun", 1, 2, 1, 2, "unix:"},
@@ -229,11 +233,11 @@ static const launch_case cases[] = {
      "slurm", 1, 2, 0, -1, "tcp:h:9"},
     {STEP "RANK=1 WORLD_SIZE=2 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1",
      "slurm", 1, 2, 1, 2, "unix:"},
-    // a loop of the user's inside a step of one task
+    // a loop of the user inside a step of one task
     {STEP "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=9 SLURM_PROCID=0 SLURM_NTASKS=1 "
           "SLURM_JOB_NUM_NODES=1",
      "env", 1, 2, -1, -1, "unix:"},
-    // left over
+    // variables left over from another launcher
     {STEP "RANK=0 WORLD_SIZE=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1", NULL, 0, 0, 0,
      0, "RANK=0 and WORLD_SIZE=1 are inconsistent with SLURM_PROCID=1 and SLURM_NTASKS=2"},
     {STEP "RANK=1 WORLD_SIZE=4 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2", NULL, 0, 0, 0,
@@ -267,7 +271,7 @@ static const launch_case cases[] = {
     {"TF_CONFIG={}", "none", 0, 1, -1, -1, ""},
     {"TF_CONFIG={\"environment\":\"cloud\",\"a\":[1,-2.5e3,true,null,{}],\"b\\\"\":{\"c\":[]}}",
      "none", 0, 1, -1, -1, ""},
-    // broken on the way; an earlier launcher does not look at it
+    // damaged values; a launcher that is detected earlier does not look at TF_CONFIG
     {"TF_CONFIG={\"cluster\"", NULL, 0, 0, 0, 0, "TF_CONFIG is not a valid JSON"},
     {"TF_CONFIG={cluster:{worker:[a:1,b:1]},task:{type:worker,index:1}}", NULL, 0, 0, 0, 0,
      "TF_CONFIG is not a valid JSON object: wrong from character 2 on, \"cluster:"},
@@ -281,7 +285,7 @@ static const launch_case cases[] = {
     {TF "{\"type\":\"worker\",\"index\":1}", NULL, 0, 0, 0, 0, "on, its end"},
     {"TF_CONFIG={ IDIST_LAUNCHER=none", "none", 0, 1, -1, -1, ""},
     {"TF_CONFIG={ HOROVOD_RANK=0 HOROVOD_SIZE=1", "horovodrun", 0, 1, -1, -1, ""},
-    // the user's word
+    // the user's choice
     {"IDIST_LAUNCHER=none RANK=3 WORLD_SIZE=4", "none", 0, 1, -1, -1, ""},
     {"IDIST_LAUNCHER=openmpi RANK=0 WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
      "openmpi", 1, 2, -1, -1, ""},
@@ -294,7 +298,7 @@ static const launch_case cases[] = {
     {"IDIST_LAUNCHER=rsh", NULL, 0, 0, 0, 0,
      "use one of none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2, jsrun, pals, "
      "flux, hydra, slurm, tf_config"},
-    // mpiexec -pmi-port, whose daemon is a task of Slurm; nobody listens there
+    // mpiexec -pmi-port, whose daemon is a Slurm task; nothing listens on the port
     {STEP "SLURM_PROCID=0 SLURM_NTASKS=1 PMI_PORT=127.0.0.1:1 PMI_ID=1", NULL, 0, 0, 0, 0,
      "PMI_PORT=127.0.0.1:1"},
     {"PMI_PORT=127.0.0.1:1", "none", 0, 1, -1, -1, ""},
@@ -334,7 +338,8 @@ static void one_environment(const launch_case *c) {
                  idist_last_error());
 }
 
-// Two jobs of one launcher on one host meet at two places, the ranks of each at one.
+// Starts two jobs of one launcher on one host. The jobs must meet at different places, and the
+// ranks of each job at one place.
 static void jobs_apart(void) {
     idist__config c;
     idist__meet first;
@@ -357,7 +362,8 @@ static void jobs_apart(void) {
            "by TCP if asked");
 }
 
-// Without a descriptor the network interfaces cannot be listed. That is no lack of addresses.
+// Forbids new file descriptors, so that the network interfaces cannot be listed. The error must not
+// claim that there are no addresses.
 static void no_descriptor_left(void) {
     struct rlimit old, none;
     idist__own_address own;
@@ -375,7 +381,8 @@ static void no_descriptor_left(void) {
     tap_like(idist_last_error(), "ulimit -n", "no descriptor: the text says what to raise");
 }
 
-// What does not fit is left out as a whole, not cut off within an address, and the text says so.
+// Lists interfaces into buffers that are too short. An address that does not fit must be left out
+// as a whole, and the text must end in "...".
 static void interfaces_that_do_not_fit(void) {
     char all[4096] = "", text[4096];
     size_t capacity, wrong = 0;
@@ -389,7 +396,7 @@ static void interfaces_that_do_not_fit(void) {
         idist__interface_list(text, capacity);
         if (strcmp(text, all) == 0) continue;
 
-        kept = strlen(text) < 3 ? 0 : strlen(text) - 3; // of the dots
+        kept = strlen(text) < 3 ? 0 : strlen(text) - 3; // length without the dots
         if (strcmp(text + kept, "...") != 0 || strncmp(text, all, kept) != 0 ||
             (kept > 0 && strncmp(text + kept - 2, ", ", 2) != 0)) {
             tap_diag("in %zu bytes: \"%s\"", capacity, text);

@@ -1,6 +1,7 @@
-// loader.c - idist_loader: batches in the sampler's order with any number of workers, failing
-// fetches, epochs begun in the middle, states for checkpoints, fork, bounded memory;
-// idist_auto_loader
+// loader.c - checks idist_loader and idist_auto_loader.
+//
+// Batches come in the sampler's order with any number of workers. Other cases are failing fetches,
+// epochs that begin in the middle, states for checkpoints, fork, and bounded memory.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -10,14 +11,18 @@
 
 enum { BATCH = 5, ROOM = 8 };
 
-// What the workers do, and what they may not do.
+// The data source of a test. Controls the workers' fetches and counts what they do, including calls
+// that workers must not make.
 typedef struct source {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int n_running, most_running, n_fetched, n_calls_back;
-    size_t fail_at;  // the batch that has this sample fails
-    bool held;       // fetches wait until this is false
-    bool first_late; // the first batch ends after the second one
+    // The batch that contains this sample fails.
+    size_t fail_at;
+    // Fetches wait until this is false.
+    bool held;
+    // True if the first batch must end after the second one.
+    bool first_late;
     int n_ended;
 } source;
 
@@ -62,7 +67,7 @@ static void hold(source *s, bool on) {
     pthread_mutex_unlock(&s->lock);
 }
 
-// Waits until so many fetches have begun.
+// Waits until n fetches have begun.
 static void await_fetched(source *s, int n) {
     pthread_mutex_lock(&s->lock);
     while (s->n_fetched < n) pthread_cond_wait(&s->changed, &s->lock);
@@ -100,7 +105,8 @@ static idist_loader_desc desc_of(idist_sampler *sampler, source *src, int worker
     return d;
 }
 
-// Reads to the end and compares with a sampler that nobody disturbs; the number of samples, or -1.
+// Reads the epoch to its end and compares it with an undisturbed sampler. Returns the number of
+// samples, or -1 if a batch is wrong.
 static int read_all(idist_loader *l, idist_sampler *want) {
     idist_batch b;
     size_t index;
@@ -126,7 +132,8 @@ static void in_order(int workers) {
     TAP_REQUIRE(idist_loader_create(&d, &l) == IDIST_OK);
     tap_is(idist_loader_count(l), 11, "%d workers: 52 samples are 11 batches", workers);
     for (uint64_t epoch = 0; epoch < 6; epoch++) {
-        if (epoch && epoch % 3 != 1) { // after two of three the same epoch again; it begins in 0
+        // The loader begins in epoch 0. Passes 1 and 4 set no epoch, so the previous epoch repeats.
+        if (epoch && epoch % 3 != 1) {
             idist_loader_set_epoch(l, epoch);
             idist_sampler_set_epoch(want, epoch);
         }
@@ -155,7 +162,7 @@ static void in_order(int workers) {
     free(src);
 }
 
-// Two workers, three batches ahead for each.
+// Uses two workers that may fetch three batches ahead each.
 static void bounded(void) {
     source *src = source_new();
     idist_sampler *s = sampler_of(100, 0, 1);
@@ -167,8 +174,8 @@ static void bounded(void) {
     await_fetched(src, 6);
     TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK);
     await_fetched(src, 7);
-    // A batch more would come from a worker that does not keep to the limit; it has nothing else to
-    // do.
+    // A worker that ignored the limit would have fetched one more batch by now, because it has
+    // nothing else to do.
     tap_sleep_ms(20);
     tap_is(n_fetched(src), 7, "six batches are fetched ahead of the one that is out, and no more");
     uint64_t first = *(uint64_t *)b.data;
@@ -213,8 +220,8 @@ static void failures(int workers) {
     free(src);
 }
 
-// A state taken after a batch leads to the next one, however far the workers are; in a new loader,
-// or in this one.
+// Takes a state after a batch. The state must lead to the next batch, however far ahead the workers
+// are, in a new loader as well as in this one.
 static void states(int workers) {
     source *src = source_new();
     idist_sampler *s = sampler_of(64, 1, 2), *t = sampler_of(64, 1, 2),
@@ -249,7 +256,8 @@ static void states(int workers) {
     tap_is(idist_loader_set_epoch(l, 2), IDIST_OK, "%d workers: another epoch in the middle of one",
            workers);
     tap_is(read_all(l, want), 32, "%d workers: is whole", workers);
-    // The sampler itself moved by a sample, then to another epoch: batches begin there.
+    // The test moves the sampler itself, first by one sample, then to another epoch. Batches must
+    // begin at the sampler's new position.
     size_t index;
     TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK && idist_sampler_next(s, &index));
     for (int i = 0; i < BATCH + 1; i++) TAP_REQUIRE(idist_sampler_next(want, &index));
@@ -266,8 +274,8 @@ static void states(int workers) {
     free(src);
 }
 
-// A state taken after the last batch of an epoch, or after its end, leads to the next epoch: in a
-// loop over the epochs that begins with the one of the state.
+// Takes a state after the last batch of an epoch, or after its end. A loop over the epochs that
+// begins with the state's epoch must continue with the next epoch.
 static void ends(int workers) {
     for (int how = 0; how < 4; how++) {
         source *src = source_new();
@@ -319,7 +327,7 @@ static void *let_go(void *arg) {
     return NULL;
 }
 
-// Fetches of the old epoch still run when a new one begins: what they bring does not count.
+// Begins a new epoch while fetches of the old epoch still run. Their results must be dropped.
 static void late_fetches(void) {
     source *src = source_new();
     idist_sampler *s = sampler_of(100, 0, 1), *want = sampler_of(100, 0, 1);
@@ -341,7 +349,8 @@ static void late_fetches(void) {
     free(src);
 }
 
-// A fetch that does not return ends the wait for it, and nothing else.
+// Holds fetches so that they do not return. Only the call that waits for them times out; the loader
+// stays usable.
 static void stuck_fetches(void) {
     source *src = source_new();
     idist_sampler *s = sampler_of(100, 0, 1), *want = sampler_of(100, 0, 1);
@@ -364,7 +373,7 @@ static void stuck_fetches(void) {
     tap_is(read_all(l, want), 100, "it comes later, and all others");
     hold(src, true);
     int begun = n_fetched(src);
-    (void)idist_loader_next(l, &b); // the next epoch
+    (void)idist_loader_next(l, &b); // begins the next pass
     await_fetched(src, begun + 2);
     tap_is(idist_loader_set_epoch(l, 3), IDIST_ERR_TIMEOUT,
            "an epoch that cannot begin, while fetches of another one run");
@@ -385,7 +394,8 @@ static void stuck_fetches(void) {
     pthread_mutex_lock(&src->lock);
     while (src->n_running) pthread_cond_wait(&src->changed, &src->lock);
     pthread_mutex_unlock(&src->lock);
-    // The workers' last steps: they free the rest, as the leak check sees.
+    // The workers now take their last steps and free the rest. The leak check would report anything
+    // they left.
     for (int i = 0; i < 5000 && count_threads() > n_threads; i++) tap_sleep_ms(1);
     tap_ok(count_threads() <= n_threads, "the workers end later");
     idist_sampler_free(&s);
@@ -393,7 +403,8 @@ static void stuck_fetches(void) {
     free(src);
 }
 
-// A child has no workers; it must neither wait for them nor for the lock that one of them holds.
+// Forks a process that has a loader. The child has no workers. The child must wait neither for
+// workers nor for the lock that a worker may hold.
 static void forked(void) {
     source *src = source_new();
     idist_sampler *s = sampler_of(100, 0, 1);
@@ -404,18 +415,19 @@ static void forked(void) {
     hold(src, true);
     TAP_REQUIRE(idist_loader_create(&d, &l) == IDIST_OK);
     await_fetched(src, 2);
-    idist__os_mutex_lock(&l->lock); // as a worker may at any time
+    idist__os_mutex_lock(&l->lock); // a worker may hold the lock at any time
     pid_t pid = fork();
     TAP_REQUIRE(pid >= 0);
     if (pid == 0) {
-        alarm(20); // ends it when it waits for the lock
+        alarm(20); // ends the child if it waits for the lock
         int wrong = idist_loader_next(l, &b) != IDIST_ERR_STATE;
         wrong += idist_loader_set_epoch(l, 1) != IDIST_ERR_STATE;
         idist_loader_free(&l);
         d.arg = source_new();
 #if defined(__SANITIZE_THREAD__)
         d.num_workers =
-            0; // the thread sanitizer allows a process forked from threads none of its own
+            // The thread sanitizer allows no threads in a process that a threaded process forked.
+            0;
 #endif
         wrong += idist_loader_create(&d, &own) != IDIST_OK ||
                  idist_loader_next(own, &b) != IDIST_OK || b.n != BATCH;
@@ -462,8 +474,8 @@ static void wrong(void) {
     tap_is(n_blocks, 0, "which it gets back");
     d.prefetch = 5;
     tap_is(idist_loader_create(&d, &l), IDIST_ERR_NO_MEMORY, "no memory for all of them");
-    tap_ok(n_blocks == 1 && !l,
-           "those that were there are given back"); // counted when refused, too
+    // A refused allocation is counted, too.
+    tap_ok(n_blocks == 1 && !l, "those that were there are given back");
     for (int half = 0; half < 2; half++) {
         d = desc_of(s, src, 1);
         if (half) d.allocator.alloc_fn = counted_alloc;
@@ -471,7 +483,8 @@ static void wrong(void) {
         d.allocator.user = &n_blocks;
         tap_is(idist_loader_create(&d, &l), IDIST_ERR_ARG, "half an allocator");
         tap_like(idist_last_error(), "alloc_fn and free_fn", "and what is missing");
-        if (l) exit(tap_done()); // what the one half allocates, the other cannot free
+        // Memory that the given half allocates cannot be freed by the missing half.
+        if (l) exit(tap_done());
     }
     d = desc_of(s, src, -1);
     tap_is(idist_loader_create(&d, &l), IDIST_ERR_ARG, "-1 workers");
@@ -494,7 +507,7 @@ static void keep_line(idist_log_level level, const char *line, void *user) {
     else copy_text(logged, sizeof logged, line);
 }
 
-// Four ranks: 512 and 8 workers become 128 and 2.
+// Runs idist_auto_loader on four ranks. A batch size of 512 and 8 workers become 128 and 2.
 static int automatic(int local_rank, void *arg) {
     idist_sampler_desc samples;
     idist_loader *l = NULL;
@@ -514,7 +527,7 @@ static int automatic(int local_rank, void *arg) {
     if (count_threads() - 1 < 2) return 5;
     idist_loader_free(&l);
 
-    samples.num_replicas = 4; // what it is anyway
+    samples.num_replicas = 4; // the value that it has by default
     samples.rank = local_rank;
     if (warned[0] || idist_auto_loader(&d, &samples, &l) != IDIST_OK || warned[0]) return 7;
     idist_loader_free(&l);
@@ -547,7 +560,8 @@ int main(void) {
     d.logger.log_fn = keep_line;
     setenv("IDIST_LOG", "info", 1);
     tap_is(idist_spawn(automatic, NULL, 4, &d), IDIST_OK, "idist_auto_loader in four ranks");
-    TAP_REQUIRE(idist_initialize(NULL) == IDIST_OK); // a world that fetch could call
+    // A world for fetches to call, which must be refused.
+    TAP_REQUIRE(idist_initialize(NULL) == IDIST_OK);
     for (int i = 0; i < 4; i++) {
         tap_running("%d workers", workers[i]);
         in_order(workers[i]);

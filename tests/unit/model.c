@@ -1,11 +1,12 @@
-// model.c - the schedules of all collectives over messages, on the simulated network of
-// tests/lib/model.h: their results, how they grow with the ranks, and which algorithm is chosen
+// model.c - runs the message schedules of all collectives on the simulated network of
+// tests/lib/model.h. Checks their results, how rounds, bytes and times grow with the number of
+// ranks, and which algorithm is chosen.
 #define IDIST_IMPLEMENTATION
 #include "model.h"
 
 //---- the schedules compute what they should ----
 
-// Element i of the result of rank r; the root is rank 0.
+// Returns element i of the result on rank r. The root is rank 0.
 static int64_t expected(idist__kind kind, int n, int r, size_t count, size_t i) {
     int64_t sum = 0;
     int first = 0, end = n;
@@ -73,7 +74,8 @@ static int log2_up(int n) {
     return log;
 }
 
-// Rounds that a collective of 8 bytes may take beyond log2 of n, rounded up; -1: it grows faster.
+// Returns the number of rounds that a collective of 8 bytes may take beyond log2(n), rounded up.
+// Returns -1 if the rounds grow faster than log2(n).
 static int rounds_beyond_log(idist__kind kind) {
     switch (kind) {
     case IDIST__ALL_REDUCE: // ranks beyond a power of two join before and after
@@ -90,7 +92,7 @@ static const idist__kind small_kinds[] = {IDIST__BARRIER,        IDIST__BROADCAS
                                           IDIST__ALL_TO_ALL,     IDIST__SCAN,
                                           IDIST__EXSCAN};
 
-// Small messages: log2(n) rounds, and as many peers.
+// Checks that small messages take log2(n) rounds and that each rank talks to about as many peers.
 static void check_small(int n) {
     int log = log2_up(n);
     for (size_t k = 0; k < IDIST__COUNT_OF(small_kinds); k++) {
@@ -106,19 +108,22 @@ static void check_small(int n) {
     }
 }
 
-// Large messages: no rank sends more than the fraction (n - 1) / n of the whole, or twice that, and
-// the time is that of these bytes and of the rounds. Blocks may be one element larger than others.
+// Checks that with large messages no rank sends more than (n - 1) / n of the whole, or twice that
+// amount for all_reduce. The time must match these bytes and the number of rounds. Some blocks are
+// one element larger than others.
 static void check_large(int n) {
     static const struct {
         idist__kind kind;
-        int times; // (n - 1) / n of the whole is sent so often
+        // How many times a rank sends (n - 1) / n of the whole.
+        int times;
         bool per_rank;
     } rows[] = {{IDIST__ALL_REDUCE, 2, false},
                 {IDIST__REDUCE_SCATTER, 1, true},
                 {IDIST__ALL_GATHER, 1, true}};
     const size_t whole = (size_t)8 << 20; // elements
     double reduction = reduction_per_byte;
-    reduction_per_byte = 0; // it overlaps with the transfers, as chunks allow
+    // Reducing overlaps with the transfers as far as the chunks allow.
+    reduction_per_byte = 0;
     for (size_t k = 0; k < IDIST__COUNT_OF(rows); k++) {
         size_t block = (whole + (size_t)n - 1) / (size_t)n, nbytes = block * sizeof(int64_t);
         size_t most = (size_t)rows[k].times * (size_t)(n - 1) * nbytes;
@@ -136,7 +141,7 @@ static void check_large(int n) {
     reduction_per_byte = reduction;
 }
 
-// A pipeline: the time of a broadcast hardly depends on the number of ranks.
+// Checks that a large broadcast is pipelined: its time hardly depends on the number of ranks.
 static void check_pipeline(void) {
     const size_t count = (size_t)8 << 20;
     double few = run(4, IDIST__BROADCAST, count, IDIST__ALGO_BANDWIDTH).seconds, many;
@@ -147,8 +152,8 @@ static void check_pipeline(void) {
            1e3 * many);
 }
 
-// Times of the choice, and of the better one of the two algorithms, at the size where the choice is
-// worst.
+// Compares the chosen algorithm with the better of the two algorithms. Returns the ratio of their
+// times at the size where the choice is worst.
 static double worst_choice(idist__kind kind, int n, size_t *nbytes) {
     static const idist__algorithm settings[] = {IDIST__ALGO_AUTO, IDIST__ALGO_LATENCY,
                                                 IDIST__ALGO_BANDWIDTH};
@@ -170,7 +175,8 @@ static double worst_choice(idist__kind kind, int n, size_t *nbytes) {
 
 typedef struct choice_row {
     idist__kind kind;
-    double most; // times what the better algorithm takes
+    // Largest allowed ratio of the time of the chosen algorithm to the time of the better one.
+    double most;
 } choice_row;
 
 static void check_choice(const choice_row *rows, size_t row_count, const char *where) {
@@ -186,7 +192,7 @@ static void check_choice(const choice_row *rows, size_t row_count, const char *w
     }
 }
 
-// The network from here on; latency and overhead in us.
+// Sets the network that the later checks use. Latency and overhead are in us.
 static void choose_for(double us, double overhead_us, double bytes_per_s) {
     latency = us * 1e-6;
     overhead = overhead_us * 1e-6;
@@ -211,14 +217,16 @@ static void check_choices(void) {
     check_choice(rows, IDIST__COUNT_OF(rows), "24 us and 25 Gbit/s");
     choose_for(46, 2, 1e9 / 8);
     check_choice(rows, IDIST__COUNT_OF(rows), "50 us and 1 Gbit/s");
-    // Here reducing takes longer than sending, which the choice leaves out.
+    // On this network reducing takes longer than sending, which the choice does not take into
+    // account.
     choose_for(46, 2, 25e9 / 8);
     check_choice(fast, IDIST__COUNT_OF(fast), "50 us and 25 Gbit/s");
     choose_for(20, 2, 100e9 / 8);
     check_choice(fast, IDIST__COUNT_OF(fast), "24 us and 100 Gbit/s");
 }
 
-// The limits on one host, of the table and beyond. A group on one host of several has the same.
+// Checks the size limits on one host, both inside the table and beyond it. A group on one host of a
+// world with several hosts has the same limits.
 static void check_limits(void) {
     static const struct {
         idist__kind kind;

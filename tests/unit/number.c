@@ -1,5 +1,5 @@
-// number.c - numbers with fractions as text: the same in every locale, in names of checkpoints, in
-// scalars.csv, in log lines and in the texts of failures
+// number.c - checks that fractional numbers are written the same way in every locale. Such numbers
+// appear in names of checkpoints, in scalars.csv, in log lines and in error texts.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -9,9 +9,9 @@
 #include "tap.h"
 
 #include <dirent.h>
-#include <math.h> // NAN, INFINITY: no libm
+#include <math.h> // NAN, INFINITY; libm is not needed
 
-static char folder[64]; // a new one for each locale
+static char folder[64]; // a new folder for each locale
 
 static void is_text(const char *got, const char *want) {
     if (!tap_ok(strcmp(got, want) == 0, "%s", want)) tap_diag("got: %s", got);

@@ -1,9 +1,9 @@
-// reduce.c - the loops over elements, in every instruction set of this processor, bit for bit
-// against a plain reference
+// reduce.c - compares the loops over elements with a plain reference, bit for bit, in every
+// instruction set of this processor.
 //
-// idist__reduce_use takes the place of the detection. Results must have the same bits everywhere:
-// payloads of NaNs, signs of zeros, subnormals. Every operand lies at an odd address between
-// guards.
+// idist__reduce_use replaces the detection of the instruction set. Results must have the same bits
+// everywhere: payloads of NaNs, signs of zeros, subnormals. Every operand lies at an odd address
+// between guard bytes.
 #define IDIST_IMPLEMENTATION
 #define IDIST_NO_RING // compiles in half the time
 #include "idist.h"
@@ -16,7 +16,7 @@
 static const char *const isa_names[IDIST__ISA_COUNT] = {"base", "AVX2", "AVX-512"};
 
 //------------------------------------------------------------------------------
-// the reference: one element at a time, as bits of the dtype (of F32 for floats of 16 and 8 bits)
+// the reference: one element at a time, as bits of the dtype (F32 for floats of 16 and 8 bits)
 //------------------------------------------------------------------------------
 
 static bool is_narrow(idist_dtype d) {
@@ -62,8 +62,8 @@ static uint64_t quiet(idist_dtype d, uint64_t nan) {
     return nan | (d == IDIST_F64 ? (uint64_t)1 << 51 : (uint64_t)1 << 22);
 }
 
-// x + y, x * y or x / y when neither is NaN. Volatile: a compiler folds inf - inf to another NaN
-// than the processor's.
+// Returns x + y, x * y or x / y. Neither operand is NaN. The variables are volatile because a
+// compiler folds inf - inf to a different NaN than the one the processor returns.
 static uint64_t ref_arithmetic(char what, idist_dtype d, uint64_t x, uint64_t y) {
     volatile double a = value_of(d, x), b = value_of(d, y), c;
     volatile float fa = (float)a, fb = (float)b, fc;
@@ -113,14 +113,15 @@ static uint64_t ref_divide(idist_dtype d, uint64_t x, int by) {
     return ref_arithmetic('/', d, x, d == IDIST_F64 ? bits : f32_bits((float)by));
 }
 
-// Element i of all inputs, reduced into `want`.
+// Reduces element i of all inputs into `want`.
 static void ref_many(unsigned char *want, unsigned char *const *in, int n, size_t i, idist_dtype d,
                      idist_op op, int divide_by) {
     size_t at = i * idist_dtype_size(d);
     uint64_t x = load(d, in[0] + at);
     bool logical = op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR;
     if (n == 1 && !divide_by && !logical) {
-        memcpy(want, in[0] + at, idist_dtype_size(d)); // a copy: a signalling NaN stays one
+        // The element is copied, so a signaling NaN stays signaling.
+        memcpy(want, in[0] + at, idist_dtype_size(d));
         return;
     }
     if (n == 1 && logical) x = x != 0;
@@ -135,8 +136,9 @@ static void ref_many(unsigned char *want, unsigned char *const *in, int n, size_
 // idist__reduce_many
 //------------------------------------------------------------------------------
 
-// Every other element is random bits, the others are near what is special: 0, 1, infinity, the
-// NaNs, the largest, each with both signs. As integers these are small and extreme values.
+// Returns the bits of a test value. Half of the values are random bits. The other half are near
+// special values: 0, 1, infinity, the NaNs and the largest number, each with both signs. Read as
+// integers, the special values are small or extreme.
 static uint64_t draw(idist_dtype d, uint64_t *state) {
     static const int exponent_bits[N_NUMBERS - IDIST_F16] = {5, 8, 8, 11, 4, 5};
     size_t bits = 8 * idist_dtype_size(d);
@@ -153,7 +155,7 @@ static uint64_t draw(idist_dtype d, uint64_t *state) {
     case 2: return sign | one;
     case 3: return sign | (one + (r >> 9 & 7));
     case 4: return sign | infinity;
-    case 5: return sign | (infinity + 1 + (r >> 9 & 1)); // signalling NaNs
+    case 5: return sign | (infinity + 1 + (r >> 9 & 1)); // signaling NaNs
     case 6: return sign | (infinity - 1);
     default: return ~(uint64_t)0 >> (r >> 9 & 1 ? 0 : 65 - bits) ^ sign; // quiet NaNs
     }
@@ -161,7 +163,8 @@ static uint64_t draw(idist_dtype d, uint64_t *state) {
 
 static unsigned char *memory[MAX_N + 1], *before[MAX_N + 1];
 
-// One call; out is in[alias], or lies apart when alias is -1.
+// Makes one call of idist__reduce_many and returns the number of wrong elements. The output is
+// in[alias], or a separate buffer if alias is -1.
 static int many_wrong(idist_dtype d, idist_op op, int n, size_t count, int alias, int divide_by,
                       uint64_t *state) {
     size_t size = idist_dtype_size(d), nbytes = count * size;
@@ -214,7 +217,8 @@ static void test_many(idist__isa isa, idist_dtype d, idist_op op) {
            idist_op_name(op), MAX_N);
 }
 
-// Hundreds of ones: in F16, 2049 ones would stick at 2048 were each sum rounded.
+// Sums and averages 500 operands. In F16, a sum of 2049 ones would stick at 2048 if each partial
+// sum were rounded.
 static void test_hundreds(idist__isa isa) {
     enum { N = 500 };
     uint16_t five = 0x4500, out = 0, want = f16_of_f32(2500.0f);
@@ -265,9 +269,10 @@ static void test_conversions(idist__isa isa, idist_dtype d) {
     }
     tap_is(wrong, 0, "%s: every %s widens", isa_names[isa], name);
 
-    // The floats next to every narrow one and to every middle of two. Half a unit of F16 is 2^12
-    // units of a float, of BF16 2^15, of the others 2^19 and 2^20, and up to 2^23 where a number is
-    // subnormal.
+    // Try the floats next to every narrow float and next to every midpoint between two narrow
+    // floats. Half a unit in the last place is a power of two when counted in units of F32. The
+    // power is 2^12 for F16, 2^15 for BF16, and 2^19 or 2^20 for the 8-bit floats. For subnormal
+    // numbers it is up to 2^23.
     wrong = 0;
     for (int shift = 12; shift <= 23; shift++) {
         for (int by = -1; by <= 1; by++) {
@@ -287,7 +292,7 @@ static void test_conversions(idist__isa isa, idist_dtype d) {
     wrong = 0;
     for (size_t count = 0; count <= 40; count++) {
         unsigned char narrow[84];
-        size_t some = n / 4; // numbers
+        size_t some = n / 4; // number of elements
         memset(narrow, 0xA5, sizeof narrow);
         memset(near, 0xA5, 42 * sizeof *near);
         idist__small_float_widen(near, all + 1, count, d);

@@ -1,9 +1,9 @@
-// sampler.c - idist_sampler against what PyTorch and Ignite yield (tests/data/sampler.txt,
-// permutation.txt and proxy.txt, made by the scripts beside them); orders of the caller's;
-// checkpoints; wrong arguments
+// sampler.c - compares idist_sampler with what PyTorch and Ignite yield. Their values are in
+// tests/data/sampler.txt, permutation.txt and proxy.txt, made by the scripts beside them. Also
+// checks orders supplied by the caller, checkpoints and wrong arguments.
 //
-// IDIST_TEST_FULL=1: also permutations of 214,748,363 samples and more, which take minutes and
-// 2 GiB.
+// IDIST_TEST_FULL=1 adds permutations of 214,748,363 samples and more, which take minutes and 2
+// GiB.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -11,8 +11,8 @@
 
 #include "tap.h"
 
-// Whether a sampler yields what the rest of a line says: how many, a checksum, and the first
-// twelve.
+// Returns true if a sampler yields what the rest of a line says: the number of samples, a checksum,
+// and the first twelve samples.
 static bool yields(const idist_sampler_desc *d, uint64_t epoch, const char *rest) {
     unsigned long long count, check, want;
     size_t index, place = 0;
@@ -59,7 +59,8 @@ static void against_torch(void) {
     tap_ok(n_lines > 1000 && n_wrong == 0, "the indices of PyTorch, in %d cases", n_lines);
 }
 
-// Whether a permutation is what the rest of a line says: a checksum and the first twelve.
+// Returns true if a permutation matches the rest of a line: a checksum and the first twelve
+// elements.
 static bool is_permutation(const size_t *order, size_t count, const char *rest) {
     unsigned long long check, wanted;
     uint64_t sum = 0;
@@ -74,7 +75,8 @@ static bool is_permutation(const size_t *order, size_t count, const char *rest) 
     return sum == check;
 }
 
-// A line of the file, of a count that torch shuffles by its other method, or a little less.
+// Checks a line of the file whose count is large enough that torch shuffles by its other method, or
+// just below that count.
 static void large_permutation(size_t count, uint64_t seed, const char *rest) {
     size_t *order, index = 0;
     idist_sampler *s = NULL;
@@ -212,7 +214,7 @@ static void against_ignite(void) {
            "the indices of Ignite's DistributedProxySampler, in %d cases", n_lines);
 }
 
-// What ignite's DistributedProxySampler gets from the sampler inside it.
+// Fills the order that ignite's DistributedProxySampler gets from the sampler inside it.
 static void backwards(size_t *indices, size_t length, uint64_t epoch, int run, void *arg) {
     for (size_t i = 0; i < length; i++)
         indices[i] = 1000 * (size_t)epoch + 100 * (size_t)run + length - 1 - i;
@@ -241,8 +243,8 @@ static void own_order(void) {
     tap_is(n_runs, 8, "which is asked for as often as it takes");
 }
 
-// What is left of an epoch after ranks were lost and have come, twice: places in the epoch's order,
-// in the lines of elastic.txt, and what stands there.
+// Checks the rest of an epoch after the number of ranks changed twice. The lines of elastic.txt
+// hold places in the epoch's order. The shuffled sampler must yield the samples at these places.
 static void against_horovod(void) {
     char line[512];
     int n_lines = 0, n_wrong = 0;
@@ -269,7 +271,8 @@ static void against_horovod(void) {
         while (idist_sampler_next(whole, &index)) order[place++] = index;
         d.num_replicas = third;
         d.rank = rank;
-        state.processed = one * (unsigned long long)first; // as many as there are at most
+        // No more samples can have been processed than this product.
+        state.processed = one * (unsigned long long)first;
         state.processed = state.processed < length
                               ? state.processed + other * (unsigned long long)second
                               : length;
@@ -332,9 +335,10 @@ static void resumes(void) {
     idist_sampler_free(&other);
 }
 
-// A training of three epochs on `before` ranks stops in epoch 1 after `stop` samples of each, or at
-// the end of the epoch after idist_sampler_next has said so, and goes on with `after` ranks: in the
-// loop of the header, or in one that leaves idist_sampler_set_epoch out where it resumes.
+// A training of three epochs that is stopped and resumed. It starts on `before` ranks. It stops in
+// epoch 1 after `stop` samples of each rank, or after idist_sampler_next has reported the end of
+// the epoch. It resumes with `after` ranks. The resumed loop is the one in the header, or a loop
+// that does not call idist_sampler_set_epoch for the resumed epoch.
 typedef struct stopped {
     size_t length;
     int before, after;
@@ -371,8 +375,8 @@ static void go_on(const stopped *how, idist_sampler_state state, int seen[EPOCHS
     }
 }
 
-// Whether no sample of epoch 1 is lost or comes more often than to make shares even, and epoch 2
-// is whole.
+// Returns true if no sample of epoch 1 is lost or comes more often than even shares require, and if
+// epoch 2 is complete.
 static bool is_right(const stopped *how) {
     int seen[EPOCHS][MOST] = {{0}}, lost[EPOCHS] = {0}, twice[EPOCHS] = {0};
     idist_sampler_state state = {0, 0, 0, 0};
@@ -435,11 +439,12 @@ static void resumes_elsewhere(void) {
     tap_ok(!n_wrong && n > 3000, "any other number of ranks goes on, in %d cases", n);
 }
 
-// With the same ranks, what follows is what would have followed.
+// Resumes with the same number of ranks. The samples must be the ones that would have followed
+// without the stop.
 static void resumes_exactly(void) {
     static const stopped how = {23, 4, 4, false, false, false, 0};
     size_t index = 0, other = 0;
-    for (int k = 0; k <= 7; k++) { // samples, and then the end
+    for (int k = 0; k <= 7; k++) { // all samples, and then the end
         idist_sampler *s = sampler_of(&how, 4, 2), *t = sampler_of(&how, 4, 2);
         TAP_REQUIRE(idist_sampler_set_epoch(s, 5) == IDIST_OK);
         for (int i = 0; i < k; i++) idist_sampler_next(s, &index);
@@ -456,7 +461,7 @@ static void resumes_exactly(void) {
             same = same && idist_sampler_next(t, &other) == more && (!more || other == index);
         } while (more);
         tap_ok(same, "leads to the samples after it");
-        // The epoch that was resumed can be begun anew, once it has gone on.
+        // The resumed epoch can be started again from its beginning after it has made progress.
         TAP_REQUIRE(idist_sampler_set_epoch(t, state.epoch) == IDIST_OK);
         size_t n = 0;
         while (idist_sampler_next(t, &other)) n++;

@@ -1,5 +1,6 @@
-// schedule.c - idist_schedule_value and idist_piecewise_linear against what the schedulers of torch
-// and Ignite give (tests/data/schedule.txt, made by the script beside it); wrong arguments
+// schedule.c - compares idist_schedule_value and idist_piecewise_linear with the schedulers of
+// torch and Ignite. Their values are in tests/data/schedule.txt, made by the script beside it. Also
+// checks that wrong arguments are refused.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -8,8 +9,8 @@
 
 #include <float.h>
 
-// Whether two values are equal up to 1e-12 of the larger one, or of the schedule's largest value:
-// torch's formulas lose digits where they come near to 0.
+// Returns true if two values are equal up to 1e-12 of the larger one, or of the schedule's largest
+// value. torch's formulas lose digits near 0.
 static bool is_near(double got, double wanted, double scale) {
     double error = got > wanted ? got - wanted : wanted - got;
     double size = wanted < 0 ? -wanted : wanted;
@@ -59,7 +60,7 @@ static void compare_schedule(const char *line) {
     unsigned long long step;
     double wanted;
     const char *at = read_schedule(line, &s);
-    // Exponential values stay exact however small they are.
+    // Exponential values stay exact, however small they are.
     double scale = s.kind == IDIST_SCHEDULE_EXPONENTIAL && !s.warmup_steps ? 0 : largest(&s);
     int used = 0;
 
@@ -125,7 +126,7 @@ static void between_steps(void) {
            "at a milestone");
 }
 
-// NaN, and the reason is told.
+// Checks that a call returned NaN and that the last error gives the reason.
 static void refused(double value, const char *reason, const char *what) {
     bool is_nan = value != value;
 
@@ -186,7 +187,7 @@ static void bad_schedules(void) {
     refused(idist_schedule_value(&s, 0), "rise", "a rise that never ends");
 }
 
-// Finite values whose difference is not.
+// Passes finite values whose difference is not finite.
 static void far_apart(void) {
     idist_schedule s, good;
 
@@ -220,7 +221,7 @@ static void far_apart(void) {
     refused(idist_schedule_value(&s, 2), "differences", "a warm-up far from a cycle of one step");
 }
 
-// Steps and factors at the ends of their ranges.
+// Uses steps and factors at the ends of their ranges.
 static void extremes(void) {
     idist_schedule s;
 

@@ -1,5 +1,5 @@
-// store.c - the rendezvous store: the same checks over mem://, tcp:// and file://, and what only
-// one of them can suffer
+// store.c - checks the rendezvous store. Runs the same checks over mem://, tcp:// and file://, and
+// the failures that only one of these stores can have.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -7,21 +7,21 @@
 
 #include <sys/stat.h>
 
-#define N_HANDLES \
-    3              // handles[0] owns the table, the others are clients; for mem:// all are the same
-#define N_ADDERS 8 // threads that add at the same time
-#define N_ADDS 200 // how often each of them adds
-#define SHORT_MS 200 // a time-out that is meant to pass
-#define PROMPT_MS \
-    5000 // a call that should not wait returns before this; generous, because machines are loaded
-#define PATIENT_MS 10000 // a time-out that is not meant to pass
+// handles[0] owns the table, the other handles are clients. For mem:// all handles are the same.
+#define N_HANDLES 3
+#define N_ADDERS 8   // number of threads that add at the same time
+#define N_ADDS 200   // number of adds of each thread
+#define SHORT_MS 200 // a time-out that should expire
+// Time within which a call that should not wait must return. Generous, because machines are loaded.
+#define PROMPT_MS 5000
+#define PATIENT_MS 10000 // a time-out that should not expire
 
 typedef enum store_kind { MEM, TCP, STORE_FILE, N_KINDS } store_kind;
 static const char *const kind_names[N_KINDS] = {"mem", "tcp", "file"};
 
 typedef struct fixture {
     store_kind kind;
-    char url[200]; // of the clients
+    char url[200]; // URL that clients open
     char folder[64];
     idist_store *handles[N_HANDLES];
 } fixture;
@@ -38,7 +38,7 @@ static bool is_prompt(int64_t since_ms) {
     return tap_now_ms() - since_ms < (int64_t)PROMPT_MS * test_slow_factor();
 }
 
-// Did a wait of SHORT_MS last about that long?
+// Returns true if a wait of SHORT_MS lasted about that long.
 static bool is_short_wait(int64_t since_ms) {
     return tap_now_ms() - since_ms >= SHORT_MS - 20 && is_prompt(since_ms);
 }
@@ -255,7 +255,7 @@ static void check_timeouts(const fixture *k, const char *name) {
            "%s: wait for it", name);
     tap_ok(is_short_wait(start_ms), "%s: in time (%lld ms)", name,
            (long long)(tap_now_ms() - start_ms));
-    for (int i = 0; i < 5; i++) { // the first missing key is that with number i
+    for (int i = 0; i < 5; i++) { // the first missing key has index i
         const char *keys[5] = {"keys/b", "keys/b", "keys/b", "keys/b", "never either"};
         keys[i] = "never";
         tap_is(idist_store_wait(k->handles[2], keys, 5, 1), IDIST_ERR_TIMEOUT,
@@ -347,7 +347,8 @@ static void check_prefix(const fixture *k, const char *name) {
            name);
 }
 
-// What a client leaves is set when it has closed its store, and only then.
+// Checks the key that the server sets when a client's connection ends. The key must be set when the
+// client has closed its store, and not before.
 static void check_will(const fixture *k, const char *name) {
     const char *early[2] = {"will/1/end", "a%b/will/2/end"};
     const char *dropped = "dropped";
@@ -393,7 +394,8 @@ typedef struct worker {
     int n_failed;
 } worker;
 
-// One handle per thread where handles are cheap to make, one for all in mem://.
+// Returns the store of a thread: a handle of its own where handles are cheap to open, or the one
+// shared handle of mem://.
 static idist_store *worker_open(const fixture *k) {
     idist_store_desc desc = store_desc(false);
     idist_store *store = NULL;
@@ -414,7 +416,8 @@ static void *adder(void *arg) {
     return NULL;
 }
 
-// Passes a token around: each thread blocks in get for its own key, then sets the key of the next.
+// Passes a token around. Each thread blocks in get for its own key, then sets the key of the next
+// thread.
 static void *runner(void *arg) {
     worker *w = (worker *)arg;
     idist_store *store = worker_open(w->fixture);
@@ -543,7 +546,7 @@ static void test_open(void) {
     tap_like(idist_last_error(), "its folder does not exist here", "open: the text says so");
 }
 
-static bool no_memory; // for scarce_alloc
+static bool no_memory; // makes scarce_alloc fail
 
 static void *scarce_alloc(size_t nbytes, void *user) {
     (void)user;
@@ -587,7 +590,7 @@ static void test_no_memory(void) {
     rmdir(folder);
 }
 
-// A server whose file cannot be written, here because of a limit.
+// Runs a server whose file cannot be written because of RLIMIT_FSIZE.
 static void test_no_space(void) {
     struct rlimit old, limit;
     char folder[64], url[200], path[128];
@@ -651,8 +654,8 @@ static void test_secret(void) {
            "secret: with one, beyond loopback");
 }
 
-// The secret that IDIST_SECRET_FILE names, which nobody else may be able to read, and
-// IDIST_INSECURE.
+// Checks the secret in the file that IDIST_SECRET_FILE names, which no other user may be able to
+// read. Also checks IDIST_INSECURE.
 static void test_secret_file(void) {
     static const char secret[] = "0123456789abcdef";
     static const int modes[4] = {0644, 0640, 0604, 0620};
@@ -693,7 +696,7 @@ static void test_secret_file(void) {
 }
 
 //------------------------------------------------------------------------------
-// what others may do to a tcp server
+// what strangers may do to a tcp server
 //------------------------------------------------------------------------------
 
 static int connect_raw(int port) {
@@ -707,7 +710,7 @@ static int connect_raw(int port) {
     return fd;
 }
 
-// The server may have closed the connection already; that is its right.
+// Sends bytes and ignores errors, because the server may have closed the connection already.
 static void send_raw(int fd, const void *data, size_t nbytes) {
     (void)!send(fd, data, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -717,7 +720,8 @@ static void throw_garbage(int port, int *open_fds, int n_open) {
     unsigned char noise[4096];
     uint64_t state = tap_seed();
     struct linger reset = {1, 0};
-    for (int i = 0; i < n_open; i++) { // half-open: they say nothing, or a byte, and stay
+    // Half-open connections send nothing, or one byte, and stay open.
+    for (int i = 0; i < n_open; i++) {
         open_fds[i] = connect_raw(port);
         if (i % 2) send_raw(open_fds[i], "I", 1);
     }
@@ -799,8 +803,8 @@ static void test_garbage(void) {
     fixture_close(&k);
 }
 
-// Silent strangers, more than there are slots for pending connections. What unit/auth.c checks with
-// times of its own choice happens here for real.
+// Opens more silent connections than there are slots for pending connections. unit/auth.c checks
+// the rules with times of its own choice. This test waits in real time.
 static void test_no_slot_left(void) {
     enum { N_OPEN = 80 };
     int open_fds[N_OPEN + 1];
@@ -830,13 +834,13 @@ static void test_no_slot_left(void) {
 }
 
 static void *set_soon(void *arg) {
-    tap_sleep_ms(5); // lets the get begin to wait; right either way
+    tap_sleep_ms(5); // lets the get begin to wait; the test is right either way
     idist_store_set((idist_store *)arg, "wake", "v", 1);
     return NULL;
 }
 
-// A get that waits is woken by the set, not by the client's asking again every
-// IDIST__CLIENT_SLICE_MS.
+// Checks that the set wakes a get that waits. The get must not have to wait until the client asks
+// again, every IDIST__CLIENT_SLICE_MS.
 static void test_waiters_are_woken(void) {
     enum { N = 12 };
     int n_woken = 0;
@@ -856,7 +860,7 @@ static void test_waiters_are_woken(void) {
     fixture_close(&k);
 }
 
-// The bytes of a get, without the wait that precedes it.
+// Sends the bytes of a get `times` times, without the wait that precedes a get.
 static bool raw_get(idist_store *store, const char *key, int times) {
     idist__client_store *t = (idist__client_store *)store->impl;
     char bytes[1024];
@@ -897,7 +901,8 @@ static void test_odd_clients(void) {
     free(value);
 }
 
-// Lengths beyond the limits are nonsense at once, however many bytes have come.
+// Sends lengths beyond the limits. The server must refuse them at once, however many bytes have
+// arrived.
 static void test_lengths(void) {
     static const struct {
         uint8_t op;
@@ -925,7 +930,7 @@ static void test_lengths(void) {
     }
 }
 
-// A client whose server goes away gets an error, in time, whatever it does.
+// Closes the server. Every request of its clients must fail in time.
 static void test_server_gone(store_kind kind) {
     const char *name = kind_names[kind];
     char value[4];
@@ -980,7 +985,7 @@ static void *early_client_main(void *arg) {
     return NULL;
 }
 
-// Forks a process that serves url, opens a client there, and kills the server.
+// Forks a process that serves url, opens a client of this server, and kills the server.
 static void leave_stale_file(const char *url, idist_store **client) {
     idist_store_desc client_desc = store_desc(false);
     int pipe_fds[2];
@@ -1026,7 +1031,7 @@ static void test_stale_file(void) {
     memset(&client, 0, sizeof client);
     client.url = url;
     TAP_REQUIRE(pthread_create(&client.thread, NULL, early_client_main, &client) == 0);
-    tap_sleep_ms(100); // lets the client see the stale file first; right either way
+    tap_sleep_ms(100); // lets the client see the stale file first; the test is right either way
     tap_is(idist_store_open(url, &desc, &server), IDIST_OK, "stale: a new server takes the path");
     tap_is(idist_store_set(server, "who", "new", 4), IDIST_OK, "stale: and sets a key");
     TAP_REQUIRE(pthread_join(client.thread, NULL) == 0);
@@ -1050,7 +1055,8 @@ static void *set_one(void *arg) {
     return &status;
 }
 
-// Whether some lock on a byte of the file is as it should be, soon enough.
+// Waits until the lock on a byte of the file is in the wanted state. Returns false if that takes
+// too long.
 static bool becomes(int fd, uint64_t byte, idist__os_file_lock wanted) {
     int64_t start_ms = tap_now_ms();
     while (idist__os_file_locked(fd, byte) != wanted) {
@@ -1060,7 +1066,8 @@ static bool becomes(int fd, uint64_t byte, idist__os_file_lock wanted) {
     return true;
 }
 
-// The longest of the sets that a busy client makes until one takes at least `enough_ms`.
+// Makes sets in a loop, as a busy client does, until one takes at least `enough_ms`. Returns the
+// time of the longest set.
 static int64_t longest_set_ms(idist_store *store, int64_t enough_ms) {
     int64_t begun_ms = tap_now_ms(), longest_ms = 0;
     while (longest_ms < enough_ms && is_prompt(begun_ms)) {
@@ -1071,8 +1078,9 @@ static int64_t longest_set_ms(idist_store *store, int64_t enough_ms) {
     return longest_ms;
 }
 
-// Who finds the file locked stands in a queue, and a busy client lets it go first; but not for
-// ever, because it may be stopped.
+// Checks the queue for the lock of a file. A process that finds the file locked enters the queue,
+// and a busy client lets it go first. The busy client does not wait for ever, because the process
+// in the queue may be stopped.
 static void test_file_queue(void) {
     const uint64_t records = IDIST__FILE_RECORDS_BYTE, queue = IDIST__FILE_QUEUE_BYTE;
     pthread_t thread;
@@ -1099,7 +1107,7 @@ static void test_file_queue(void) {
     fixture_close(&k);
 }
 
-// Files that are not ours, belong to a running job, or are damaged.
+// Opens files that are not stores, that belong to a running job, or that are damaged.
 static void test_foreign_files(void) {
     static const char letter[] = "Dear diary, this is no store";
     static const uint32_t beyond[2] = {0x7fffffff, 0x7fffffff};
@@ -1126,8 +1134,8 @@ static void test_foreign_files(void) {
            "file: a second server of a running job");
     tap_ok(holds(server, "k", "v", 1), "file: takes nothing away");
     fd = open(path, O_WRONLY | O_CLOEXEC);
-    TAP_REQUIRE(fd >= 0 && pwrite(fd, beyond, sizeof beyond, 16) ==
-                               (ssize_t)sizeof beyond); // the first record's sizes
+    // Overwrites the sizes in the first record.
+    TAP_REQUIRE(fd >= 0 && pwrite(fd, beyond, sizeof beyond, 16) == (ssize_t)sizeof beyond);
     close(fd);
     tap_is(idist_store_open(url, &client_desc, &client), IDIST_OK, "file: a client");
     tap_is(idist_store_set(client, "x", "1", 1), IDIST_ERR_ARG, "file: damage is noticed");
@@ -1141,7 +1149,7 @@ static void test_foreign_files(void) {
 int main(void) {
     int n_fds, n_threads;
     tap_deadline(90);
-    test_stale_file(); // forks: first, while there are no threads
+    test_stale_file(); // first, because it forks and there are no threads yet
     n_fds = count_fds();
     n_threads = count_threads();
     for (int i = 0; i < N_KINDS; i++) test_kind((store_kind)i);

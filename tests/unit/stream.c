@@ -1,4 +1,4 @@
-// stream.c - writing past the caches: the copy, and when it is chosen
+// stream.c - checks the copy that bypasses the caches, and when the library chooses it
 #include <stdbool.h>
 
 #define IDIST_IMPLEMENTATION
@@ -10,7 +10,7 @@ enum { ROOM = 1 << 17 };
 
 static unsigned char from[ROOM], to[ROOM];
 
-// A copy leaves what lies before and behind it alone.
+// Returns true if a copy is right and leaves the bytes before and behind it alone.
 static bool copies(size_t to_at, size_t from_at, size_t nbytes) {
     memset(to, 0xEE, sizeof to);
     idist__os_cpu_stream((char *)to + to_at, (const char *)from + from_at, nbytes);
@@ -39,7 +39,8 @@ static void copies_all(void) {
     tap_ok(all, "large ones");
 }
 
-// Writes of nbytes that take so long in either way, in ns. Returns how many went past the caches.
+// Makes n writes of nbytes that take plain_ns with ordinary stores and stream_ns past the caches.
+// Returns how many writes bypassed the caches.
 static int writes(idist__pace *p, int n, size_t nbytes, int64_t plain_ns, int64_t stream_ns) {
     int streamed = 0;
 
@@ -54,7 +55,8 @@ static int writes(idist__pace *p, int n, size_t nbytes, int64_t plain_ns, int64_
     return streamed;
 }
 
-// A small write, for which the caches are faster, and fifteen large ones, for which they are not.
+// Mixes one small write, for which the caches are faster, with fifteen large ones, for which
+// bypassing the caches is faster.
 static void mixes(void) {
     idist__pace p;
     int streamed = 0;

@@ -1,8 +1,8 @@
-// summary.c - idist_summary_*: records equal those of tensorboard (tests/data/events.txt, made by
-// events.py beside it); lines of CSV; files that are resumed, torn, foreign or in use; full disks;
-// fork; only rank 0 writes
+// summary.c - checks idist_summary_*. Records must equal the records of tensorboard
+// (tests/data/events.txt, made by events.py beside it). Also covers the CSV lines; files that are
+// resumed, torn, foreign or in use; full disks; fork; and that only rank 0 writes.
 //
-// The calls that write pass through here, so that a test can make them fail.
+// The system calls that write are replaced in this file, so that a test can make them fail.
 #define pwrite step_pwrite
 #define fsync step_fsync
 #define IDIST_IMPLEMENTATION
@@ -19,8 +19,10 @@
 enum { TAG_NBYTES = 1000, LINE_NBYTES = 2 * TAG_NBYTES + 100 };
 
 static struct {
-    int error;   // of the next calls; 0: they succeed
-    size_t some; // bytes that a call writes before it fails
+    // Error that the next calls report, or 0 if they succeed.
+    int error;
+    // Number of bytes that a call writes before it fails.
+    size_t some;
 } disk;
 
 ssize_t step_pwrite(int fd, const void *data, size_t nbytes, off_t at) {
@@ -34,7 +36,7 @@ ssize_t step_pwrite(int fd, const void *data, size_t nbytes, off_t at) {
     return syscall(SYS_pwrite64, fd, data, nbytes, at);
 }
 
-static int sync_error; // of fsync; 0: it is that of `disk`
+static int sync_error; // error of fsync, or 0 to use the error of `disk`
 
 int step_fsync(int fd) {
     errno = sync_error ? sync_error : disk.error;
@@ -46,7 +48,7 @@ static void break_disk(int error, size_t some) {
     disk.some = some;
 }
 
-static char folder[64]; // a new one for each test
+static char folder[64]; // a new folder for each test
 
 static void new_folder(void) {
     snprintf(folder, sizeof folder, "/tmp/idist-summary-XXXXXX");
@@ -70,7 +72,7 @@ static void put_csv(const char *data, size_t nbytes) {
     TAP_REQUIRE(f && fwrite(data, 1, nbytes, f) == nbytes && fclose(f) == 0);
 }
 
-// What a file holds, with a 0 behind it. NULL: there is none.
+// Returns the contents of a file, followed by a zero byte, or NULL if there is no such file.
 static const char *get_file(const char *path, size_t *nbytes) {
     static char data[1 << 20];
     FILE *f = fopen(path, "rb");
@@ -87,7 +89,7 @@ static const char *get_csv(void) {
     return data ? data : "(no file)";
 }
 
-// The only events file of the folder.
+// Reads the only events file in the folder.
 static const char *get_events(size_t *nbytes) {
     char path[400] = "";
     DIR *dir = opendir(folder);
@@ -204,7 +206,7 @@ static void comma_locale(void) {
 // files
 //------------------------------------------------------------------------------
 
-// The events file that belongs to a scalars.csv without quotes, except for its first record.
+// Builds the events file that matches a scalars.csv without quotes, except for the first record.
 static size_t events_of(const char *csv, unsigned char *events) {
     size_t n = 0;
     for (const char *at = strchr(csv, '\n') + 1; *at; at = strchr(at, '\n') + 1) {
@@ -221,7 +223,7 @@ static size_t events_of(const char *csv, unsigned char *events) {
     return n;
 }
 
-// Whether the records of the only events file, after the first, are those of scalars.csv.
+// Returns true if the records of the only events file, after the first one, match scalars.csv.
 static bool files_agree(void) {
     static unsigned char want[1 << 20];
     const size_t version_nbytes = 40;
@@ -260,7 +262,8 @@ static void both_files(void) {
     snprintf(folder, sizeof folder, "%s", outer);
 }
 
-// A file that ends anywhere: what is whole stays, the rest goes, and a new line follows.
+// Truncates the file at every length. Complete lines must stay, the incomplete line must go, and a
+// new line must follow.
 static void torn(void) {
     static const char *const parts[] = {HEADER, "1.5,1,a,0.5\n", "1.5,2,\"two\n\n,\",1\n",
                                         "1.5,3,\"say \"\"a\"\"\n\",nan\n", "1.5,4,b,2\n"};
@@ -284,7 +287,7 @@ static void torn(void) {
     tap_is(n_wrong, 0, "a file torn at any byte");
 }
 
-// A file that is read in several pieces, with quotes on their borders.
+// Reads a file that takes several reads, with quotes at the boundaries between the reads.
 static void torn_large(void) {
     static char data[300100];
     size_t n = strlen(HEADER), last = 0, n_after = 0;
@@ -295,7 +298,7 @@ static void torn_large(void) {
             data + n, "1.5,%d,\"\n%.*s\",1\n", i, i % 40 / 2 * 2,
             "\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"\"");
     }
-    n = (size_t)(strchr(data + last, '\n') + 1 - data); // within the quotes of the last line
+    n = (size_t)(strchr(data + last, '\n') + 1 - data); // cut within the quotes of the last line
     put_csv(data, n);
     idist_summary *s = create(true, false);
     tap_is(idist_summary_free(&s), IDIST_OK, "a torn file of %zu bytes", n);
@@ -504,7 +507,7 @@ static void full_for_long(void) {
     break_disk(0, 0);
 }
 
-// The kernel's own word for it, on a file system of 64 KiB.
+// Fills a real file system of 64 KiB, so that the error comes from the kernel.
 static void full_disk(void) {
     int status;
     pid_t pid = fork();
@@ -533,7 +536,7 @@ static void full_disk(void) {
 static idist_summary *logged_summary;
 static int log_count;
 
-// A logger that makes a curve of its lines.
+// A logger that adds its warnings to a summary as a curve.
 static void log_to_summary(idist_log_level level, const char *line, void *user) {
     (void)user;
     if (level != IDIST_LOG_WARN || !strstr(line, "does not sync (Invalid argument)")) return;
@@ -542,7 +545,7 @@ static void log_to_summary(idist_log_level level, const char *line, void *user) 
            "a logger may add to the summary that warns");
 }
 
-// A file system that does not sync: everything is written all the same.
+// Uses a file system that refuses fsync. Every value must be written nevertheless.
 static void refused_syncs(void) {
     idist_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -565,7 +568,7 @@ static void refused_syncs(void) {
     TAP_REQUIRE(idist_finalize() == IDIST_OK);
 }
 
-// A folder in which files may be made, but not listed.
+// Uses a folder in which files may be created, but which may not be listed.
 static void hidden_folder(void) {
     int status;
     TAP_REQUIRE(chmod(folder, 0333) == 0);
@@ -649,7 +652,9 @@ static void threads(void) {
     tap_ok(files_agree(), "in both files, in the same order");
 }
 
-// In the world rank 0 writes, in the group rank 2; the others do not even look at the folder.
+// Creates a summary for the world and one for a group in reverse order. Only rank 0 of the world
+// and rank 0 of the group, which is rank n - 1 of the world, may write. The other ranks must not
+// even look at the folder.
 static void ranks_write(idist_group *world, int rank, int n, void *arg) {
     idist_group *group = NULL;
     char own[100];
@@ -689,7 +694,7 @@ static void of_ranks(void) {
     }
 }
 
-static char said[1000]; // the last line of the log that is about summaries
+static char said[1000]; // the last log line about summaries
 
 static void note_line(idist_log_level level, const char *line, void *user) {
     (void)user;

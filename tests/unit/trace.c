@@ -1,17 +1,18 @@
-// trace.c - timelines: what is in the file, that it is JSON whatever happens to the process,
-// and whose it is
+// trace.c - checks timelines: what the file contains, that the file is JSON whatever happens to the
+// process, and which process it belongs to.
 //
-// Each case runs in a process of its own, which leaves files in a folder that the parent looks at.
+// Each case runs in a process of its own. That process leaves files in a folder, and the parent
+// checks them.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 
 #include "ranks.h"
 
-#define MANY 3000 // events enough for several windows
+#define MANY 3000 // enough events for several windows
 
 static char folder[] = "/tmp/idist-trace-XXXXXX", path[300];
-static char *text; // of the file looked at last
+static char *text; // contents of the file that look_at read last
 static size_t text_nbytes;
 
 //------------------------------------------------------------------------------
@@ -31,7 +32,8 @@ static const char *json_string(const char *p) {
     return p + 1;
 }
 
-// Behind a list of values, of pairs if it ends with a brace.
+// Skips a list of values, or of pairs if the list ends with a brace. Returns the position behind
+// the list, or NULL if the list is malformed.
 static const char *json_list(const char *p, char end) {
     p = json_spaces(p + 1);
     if (*p == end) return p + 1;
@@ -49,7 +51,7 @@ static const char *json_list(const char *p, char end) {
     }
 }
 
-// Behind the value that begins here, or NULL.
+// Returns the position behind the value that begins at p, or NULL if there is no value.
 static const char *json_end(const char *p) {
     char *end;
     p = json_spaces(p);
@@ -64,7 +66,7 @@ static bool is_json(void) {
     return p && json_spaces(p) == text + text_nbytes;
 }
 
-// The file of this name in the folder; "" if there is none.
+// Reads the file of this name in the folder into `text`, which becomes "" if there is no such file.
 static void look_at(const char *name) {
     char whole[600];
     free(text);
@@ -81,8 +83,8 @@ static int count(const char *part) {
     return n;
 }
 
-// On each track begins and ends pair up, and the times never go back. Returns how many pairs there
-// are, < 0 if it is not so.
+// Checks that on each track begins and ends pair up and that times never go back. Returns the
+// number of pairs, or a negative number if the check fails.
 static int pairs(void) {
     enum { TRACKS = 32 };
     long long pids[TRACKS], tids[TRACKS], last[TRACKS];
@@ -113,8 +115,8 @@ static int pairs(void) {
 // writing
 //------------------------------------------------------------------------------
 
-// Runs fn in a process of its own, with IDIST_TRACE=NAME in the folder, or without it. Returns how
-// it ended, as waitpid.
+// Runs fn in a process of its own, with IDIST_TRACE=NAME in the folder, or without IDIST_TRACE if
+// name is NULL. Returns the exit status that waitpid reports.
 static int in_process(int (*fn)(void), const char *name) {
     int status = -1;
     fflush(NULL);
@@ -151,7 +153,7 @@ static int only_marks(void) {
     if (idist_trace_on()) return 1;
     idist_trace_begin("before there is a world");
     if (!begin_alone()) return 2;
-    idist_trace_end(); // of what is not in the file
+    idist_trace_end(); // ends a span that is not in the file
     idist_trace_begin("outer");
     idist_trace_begin("a \"quoted\" \\ name\n");
     idist_trace_end();
@@ -223,7 +225,7 @@ static int spans(void) {
     idist_trace_span("too much", "compute", t, t, long_args);
     idist_trace_span("all of time", "long", INT64_MIN, INT64_MAX, NULL);
     idist_trace_span("its end", "compute", INT64_MAX - 5, INT64_MAX, NULL);
-    for (int i = 0; i < 2; i++) { // with the last character whole, and not
+    for (int i = 0; i < 2; i++) { // with the last character whole, and cut
         char category[90];
         memset(category, 'c', sizeof category);
         for (int k = 40 + i; k < 88; k += 2) memcpy(category + k, "\xc3\xa9", 2);
@@ -266,8 +268,8 @@ static int twice(void) {
     return idist_finalize() != IDIST_OK;
 }
 
-// A child without a world leaves the file alone; one that joins a world gets its own, since the
-// parent has the other.
+// Forks children of a traced process. A child without a world must leave the file alone. A child
+// that joins a world gets a file of its own, because the parent uses the first one.
 static int forks(void) {
     int status = -1;
     if (!begin_alone()) return 1;
@@ -300,7 +302,8 @@ static int unwritable(void) {
     return idist_finalize() != IDIST_OK;
 }
 
-// The file may not grow beyond its first window.
+// Limits the file to the size of its first window. Tracing must stop there, and the program must go
+// on.
 static int no_room(void) {
     struct rlimit limit = {65536, 65536};
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0 || !begin_alone() || !idist_trace_on()) return 1;
@@ -311,7 +314,8 @@ static int no_room(void) {
     return idist_finalize() != IDIST_OK;
 }
 
-// Nor even that.
+// Limits the size of the file to less than its first window. Tracing must not start, and the
+// process logs one warning.
 static int no_room_at_all(void) {
     struct rlimit limit = {1000, 1000};
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0 || !begin_alone() || idist_trace_on()) return 1;
@@ -319,7 +323,7 @@ static int no_room_at_all(void) {
     return idist_finalize() != IDIST_OK;
 }
 
-// Every byte above 0x7f belongs to a whole character of two.
+// Returns true if every byte above 0x7f belongs to a complete character of two bytes.
 static bool is_utf8(void) {
     const unsigned char *p = (const unsigned char *)text;
     for (; *p; p++)
@@ -328,21 +332,22 @@ static bool is_utf8(void) {
 }
 
 //------------------------------------------------------------------------------
-// what is to be in it
+// expected contents
 //------------------------------------------------------------------------------
 
 static void test_calls(void) {
     tap_is(in_process(calls, "calls.json"), 0, "three ranks that are threads");
     char name[40];
-    for (int r = 0; r < 3; r++) { // in the file of the rank that joined first
+    // The three threads share one file. The rank that joined first names the file.
+    for (int r = 0; r < 3; r++) {
         snprintf(name, sizeof name, "calls.%d.json", r);
         look_at(name);
         if (*text) break;
     }
     tap_ok(is_json(), "calls: the file is JSON");
     tap_is(count("\"process_name\""), 3, "calls: a process per rank");
-    // Per rank: work, all_reduce, broadcast, 2 requests, wait, wait_any, send, recv, group_end,
-    // sendrecv, barrier, finalize.
+    // The 13 spans of each rank: work, all_reduce, broadcast, 2 requests, wait, wait_any, send,
+    // recv, group_end, sendrecv, barrier, finalize.
     tap_is(pairs(), 3 * 13, "calls: all that was begun has ended, in order");
     tap_is(count("\"cat\":\"call\",\"name\":\"all_reduce\",\"args\":{\"dtype\":\"F32\",\"count\":5,"
                  "\"bytes\":20,\"op\":\"SUM\","

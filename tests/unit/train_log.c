@@ -1,5 +1,5 @@
-// train_log: lines on rank 0 only, in the form of the tutorial; the progress bar on a terminal, and
-// not elsewhere
+// train_log: checks log lines, which only rank 0 prints, in the form of the tutorial. Also checks
+// that the progress bar appears on a terminal and nowhere else.
 #define _GNU_SOURCE // posix_openpt, wcwidth
 #include "idist.h"
 
@@ -22,7 +22,8 @@ static void take(idist_log_level level, const char *line, void *user) {
         snprintf(l->text[l->n++], sizeof l->text[0], "%s", line);
 }
 
-// "2026-01-30 19:26:12,180 NAME INFO: " and what follows it, or NULL.
+// Checks that a line begins with "2026-01-30 19:26:12,180 NAME INFO: ". Returns the text after this
+// head, or NULL if the line differs.
 static const char *after_head(const char *line, const char *name) {
     static const char shape[] = "dddd-dd-dd dd:dd:dd,ddd ";
     size_t n = strlen(shape);
@@ -88,9 +89,9 @@ static void to_a_logger(void) {
     TAP_REQUIRE(idist_finalize() == IDIST_OK);
 }
 
-static int columns; // of the terminal; 0: it does not say
+static int columns; // columns of the terminal, or 0 if the terminal does not report them
 
-// What `body` writes to stderr, which is a terminal or a pipe.
+// Runs `body` with a terminal or a pipe as stderr, and collects what it writes.
 static void capture(void (*body)(void), bool terminal, char *text, size_t cap) {
     int ends[2], from;
     size_t n = 0;
@@ -113,7 +114,7 @@ static void capture(void (*body)(void), bool terminal, char *text, size_t cap) {
     close(ends[1]);
     from = ends[0];
     for (ssize_t k; (k = read(from, text + n, cap - 1 - n)) > 0;)
-        n += (size_t)k; // a terminal ends with EIO
+        n += (size_t)k; // reading the end of a terminal fails with EIO
     text[n] = 0;
     close(from);
     TAP_REQUIRE(waitpid(pid, NULL, 0) == pid);
@@ -133,10 +134,10 @@ static void bar(void) {
     idist_progress_update(&p, 200, "loss=1.15");
     setenv("IDIST_LOG", "info", 1);
     if (idist_initialize(NULL) != IDIST_OK || idist_finalize() != IDIST_OK)
-        _exit(1); // says that it joined a world
+        _exit(1); // logs that it joined a world
     p.shown_ns -= 200000000;
     idist_progress_update(&p, 391, "loss=1.1");
-    idist_progress_update(&p, 391, NULL); // anew
+    idist_progress_update(&p, 391, NULL); // starts the bar again
     p.total = 0;
     idist_progress_update(&p, 5, NULL);
     idist_progress_update(NULL, 5, NULL);
@@ -149,7 +150,8 @@ static void draw_within(idist_log_level level, const char *line, void *user) {
     idist_progress_update(p, 3, "within");
 }
 
-// A logger that draws the bar. It used to wait for the lock that its caller holds.
+// Draws the bar from a logger. Regression test: the bar used to wait for the lock that the logger's
+// caller holds.
 static void bar_of_a_logger(void) {
     idist_progress p;
     idist_desc desc;
@@ -158,7 +160,7 @@ static void bar_of_a_logger(void) {
     p.total = 9;
     desc.logger.log_fn = draw_within;
     desc.logger.user = &p;
-    alarm(10); // instead of a hang
+    alarm(10); // ends the process if it hangs
     if (idist_initialize(&desc) != IDIST_OK) _exit(1);
     idist_train_log("t", "a line");
     idist_progress_update(&p, 4, "without");
@@ -171,7 +173,7 @@ static void three(void) {
     if (idist_spawn(worker, NULL, 3, &desc) != IDIST_OK) _exit(1);
 }
 
-// Long lines, in which some characters are of several bytes.
+// Draws long lines in which some characters take several bytes.
 static void wide_bar(void) {
     idist_progress p;
     memset(&p, 0, sizeof p);
@@ -183,7 +185,8 @@ static void wide_bar(void) {
     }
 }
 
-static void bar_of(size_t length) { // one line of so many columns
+// Draws one line of `length` columns.
+static void bar_of(size_t length) {
     char text[200];
     idist_progress p;
     memset(&p, 0, sizeof p);
@@ -198,7 +201,7 @@ static void bar_of_79(void) { bar_of(79); }
 static void bar_of_80(void) { bar_of(80); }
 static void bar_of_81(void) { bar_of(81); }
 
-// Titles and texts of all kinds; every bar is a line of its own.
+// Draws bars with titles and texts of all kinds. Every bar is a line of its own.
 static void odd_bars(void) {
     static char large[3000];
     static const char *const texts[] = {
@@ -207,7 +210,7 @@ static void odd_bars(void) {
         "\xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e\xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e", // wide
         "\xf0\x9f\x9a\x80 \xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x9a\x80",            // emoji
         "e\xcc\x81\xcc\x81 \xe2\x80\x8b\xe0\xb8\x81\xe0\xb8\xb3\xe0\xb8\xb1",       // combining
-        "\xff\xe6\x97 \x80",                                                        // no UTF-8
+        "\xff\xe6\x97 \x80",                                                        // not UTF-8
         "\033[31mred\033[0m and \033[2J\033]0;title\007",
         "\033[1mbold to the end",
         large,
@@ -224,8 +227,8 @@ static void odd_bars(void) {
     }
 }
 
-// How often a terminal of that many columns would break a line of it. Needs a locale with UTF-8.
-// Colors take no column.
+// Returns how often a terminal `width` columns wide would break a line of the text. Needs a UTF-8
+// locale. Color sequences take no column.
 static int broken_lines(const char *text, int width) {
     int at = 0, n = 0;
     while (*text) {

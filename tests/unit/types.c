@@ -1,15 +1,15 @@
-// types.c - element types, operations and statuses: names, sizes, and idist_reduce_local against a
-// plain reference
+// types.c - checks element types, operations and statuses: their names and sizes, and
+// idist_reduce_local against a plain reference.
 //
-// The reference knows nothing of the library's kernels: integers are 64-bit words cut to the width
-// of the type, floats of 16 and 8 bits are found by a search among all of them for the nearest one.
+// The reference does not use the library's kernels. Integers are 64-bit words cut to the width of
+// the type. For floats of 16 and 8 bits the reference searches all of them for the nearest one.
 #include "idist.h"
 
 #include "tap.h"
 
-#include <math.h> // NAN, INFINITY: no libm
+#include <math.h> // NAN, INFINITY; libm is not needed
 
-#define N_VALUES 26 // interesting values per dtype; all pairs are tried
+#define N_VALUES 26 // number of interesting values per dtype; all pairs are tried
 
 static bool is_float(int dtype) { return dtype >= IDIST_F16; }
 
@@ -21,12 +21,12 @@ static bool is_signed(int dtype) {
 // floats of 16 and 8 bits
 //------------------------------------------------------------------------------
 
-enum { N_NUMBERS = IDIST_F8E5M2 + 1 }; // dtypes that are plain numbers; the others are pairs
+enum { N_NUMBERS = IDIST_F8E5M2 + 1 }; // dtypes that are plain numbers; the other dtypes are pairs
 
 static const struct narrow_format {
     int bits, mantissa_bits, bias;
-    int special;    // the first code that is no finite number
-    bool saturates; // what is too large becomes the largest finite number
+    int special;    // the first code that is not a finite number
+    bool saturates; // a value that is too large becomes the largest finite number
 } formats[N_NUMBERS] = {[IDIST_F16] = {16, 10, 15, 0x7c00, false},
                         [IDIST_BF16] = {16, 7, 127, 0x7f80, false},
                         [IDIST_F8E4M3] = {8, 3, 7, 0x7f, true},
@@ -62,7 +62,8 @@ static void narrow_fill_table(void) {
 
 static double narrow_value(int dtype, int code) { return narrow_values[dtype][code]; }
 
-// The code nearest to x, ties to the even one. Positive numbers are ordered as their codes are.
+// Returns the code of the number nearest to x. A tie goes to the even code. Positive numbers are in
+// the same order as their codes.
 static uint16_t narrow_nearest(int dtype, double x) {
     const struct narrow_format *f = &formats[dtype];
     int sign = x < 0 || (x == 0 && 1 / x < 0) ? 1 << (f->bits - 1) : 0;
@@ -75,7 +76,7 @@ static uint16_t narrow_nearest(int dtype, double x) {
         if (narrow_value(dtype, middle) <= a) below = middle;
         else above = middle;
     }
-    // What would come after the largest finite number stands for infinity when rounding.
+    // For rounding, infinity counts as the number that would follow the largest finite number.
     double low = narrow_value(dtype, below);
     double high =
         above == f->special ? 2 * low - narrow_value(dtype, below - 1) : narrow_value(dtype, above);
@@ -153,7 +154,8 @@ static void reduce_reference(int op, int dtype, const void *a, const void *b, vo
     }
 }
 
-// NaN equals NaN, and the zeros equal each other for MIN and MAX, which may return either.
+// Compares two values. NaN equals NaN. For MIN and MAX the zeros equal each other, because these
+// operations may return either zero.
 static bool same_value(int op, int dtype, const void *got, const void *expected) {
     if (!is_float(dtype)) return memcmp(got, expected, idist_dtype_size((idist_dtype)dtype)) == 0;
     double x = load_float(got, dtype), y = load_float(expected, dtype);
@@ -186,7 +188,8 @@ static void fill_interesting(int dtype, unsigned char *values) {
     }
 }
 
-// One count, every pair of interesting values, at an address that is aligned to the element only.
+// Reduces `count` elements that cover the pairs of interesting values, at an address that is
+// aligned to the element only. Returns the number of wrong elements.
 static int count_wrong(int op, int dtype, size_t count, size_t shift) {
     size_t size = idist_dtype_size((idist_dtype)dtype);
     unsigned char values[N_VALUES * 8], want[8];
@@ -241,7 +244,7 @@ static void test_pair(int op, int dtype) {
     tap_is(wrong, 0, "%s %s agrees with the reference", type, name);
 }
 
-// All but infinities where there is a largest number instead.
+// Checks that adding 0 keeps every value, except infinities where they become the largest number.
 static void test_keeps_values(int dtype) {
     static unsigned char zero[65536 * 2], all[65536 * 2];
     size_t size = idist_dtype_size((idist_dtype)dtype), n = (size_t)1 << 8 * size;
@@ -260,7 +263,7 @@ static void test_keeps_values(int dtype) {
     tap_is(wrong, 0, "every %s keeps its value", idist_dtype_name((idist_dtype)dtype));
 }
 
-// Random pairs: rounding and ties far from the hand-picked values.
+// Reduces random pairs, which test rounding and ties far from the hand-picked values.
 static void test_narrow_random(int dtype, int op) {
     enum { COUNT = 100000 };
     static uint16_t in[COUNT], inout[COUNT], before[COUNT];
@@ -391,7 +394,7 @@ static void test_inference(void) {
     tap_is(IDIST_DTYPE(&f), IDIST_F32, "IDIST_DTYPE of const float");
 }
 
-// MINLOC and MAXLOC: ties, NaNs, and operands in either order.
+// Checks MINLOC and MAXLOC with ties, NaNs, and operands in either order.
 static void test_locations(void) {
     const float nan = (float)NAN;
     static const int64_t big = (int64_t)1 << 40;
