@@ -1,13 +1,14 @@
-// hosts: every operation on 32 MiB, by ranks that believe to be on several hosts, with each element
-// checked
+// hosts: every operation on 32 MiB over several simulated hosts, with every element checked.
 //
-// Ranks of one host talk through shared memory, hosts through TCP, and every rank has more streams
-// than it asks one by one (idist__progress_move_all). The announcement of a waiting rank, which
-// would wake the others after 20 ms, never comes: a lost wake-up is a hang, and that a time-out.
-// IDIST_TEST_FULL=1: 30 rounds over 2+2+2+2, which otherwise are 3. Then calls of all sizes around
-// that of a piece.
+// Ranks on one host talk through shared memory, hosts talk over TCP. Every rank has more links than
+// it polls one by one (idist__progress_move_all). Normally a waiting rank announces itself after 20
+// ms, and the announcement wakes the other ranks. Here the announcement never comes, so a lost
+// wake-up becomes a hang, and the hang a time-out.
 //
-//     hosts MIB PLACEMENT...    instead: every operation on so many MiB, over these placements
+// Runs 3 rounds over 2+2+2+2, or 30 if IDIST_TEST_FULL=1. Then makes calls whose sizes lie around
+// the size of a piece, and frees groups while another thread receives.
+//
+//     hosts MIB PLACEMENT...    runs only the operations, on MIB MiB, over these placements
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST_IMPLEMENTATION
@@ -21,24 +22,24 @@
 enum { N_OPERATIONS = 17, BLOCKS = 16 };
 
 typedef struct large {
-    size_t nbytes; // of the larger buffer of each rank
+    size_t nbytes; // size of the larger buffer of each rank
     int rounds;
 } large;
 
 typedef struct buffers {
-    idist_group *world, *half; // half: ranks of the same parity
+    idist_group *world, *half; // half: the ranks of our parity
     int rank, n;
-    size_t count, block; // elements of a whole buffer, and of one of its n blocks
+    size_t count, block; // elements in a whole buffer, and in one of its n blocks
     uint32_t *send, *recv;
     size_t counts[BLOCKS], displs[BLOCKS];
 } buffers;
 
-// What `rank` gives as element i.
+// Returns element i of the input of `rank`.
 static uint32_t value_of(int rank, size_t i) {
     return (uint32_t)i * 0x27D4EB2Fu + (uint32_t)(rank + 1) * 0x9E3779B9u;
 }
 
-// The sum over the ranks from `lo`, by `step`, that are below `hi`.
+// Returns element i of the sum over ranks lo, lo + step, ... below hi.
 static uint32_t sum_of(int lo, int hi, int step, size_t i) {
     uint32_t sum = 0;
     for (int k = lo; k < hi; k += step) sum += value_of(k, i);
@@ -57,7 +58,7 @@ static void check_sum(const buffers *b, const char *what, const uint32_t *got, s
     }
 }
 
-// The block that each rank gave as number `block`, behind each other.
+// Checks that the receive buffer holds block number `block` of each rank, in rank order.
 static void check_blocks(const buffers *b, const char *what, int block) {
     for (int k = 0; k < b->n; k++)
         check_sum(b, what, b->recv + (size_t)k * b->block, (size_t)block * b->block, b->block, k,
@@ -90,7 +91,8 @@ static void requests(const buffers *b) {
               b->n, 2);
 }
 
-// Every element is of one sum or of one rank.
+// Runs one operation on whole buffers. Each element of the result is a sum over ranks or comes from
+// one rank.
 static void whole_operation(const buffers *b, int which, int root) {
     idist_opts o = opts_of(b->world);
     const int r = b->rank, n = b->n, next = (r + 1) % n, before = (r + n - 1) % n;
@@ -124,7 +126,7 @@ static void whole_operation(const buffers *b, int which, int root) {
     }
 }
 
-// A block for each rank.
+// Runs one operation on buffers of one block per rank.
 static void block_operation(const buffers *b, int which, int root) {
     idist_opts o = opts_of(b->world);
     const int r = b->rank, n = b->n;
@@ -200,7 +202,7 @@ static void all_operations(idist_group *world, int rank, int n, void *arg) {
     }
     if (!rank_ok(rank, idist_split(world, rank % 2, rank, &b.half))) return;
     for (int round = 0; round < l->rounds; round++) {
-        alarm((unsigned)(60 * test_slow_factor())); // that of the process, anew
+        alarm((unsigned)(60 * test_slow_factor())); // restarts the alarm of this process
         for (int which = 0; which < N_OPERATIONS; which++)
             operation(&b, which, (round + which) % n);
         if (!rank_ok(rank, idist_barrier(&o))) break;
@@ -211,16 +213,16 @@ static void all_operations(idist_group *world, int rank, int n, void *arg) {
 }
 
 //------------------------------------------------------------------------------
-// calls that are cut into pieces, 512 Ki per host each
+// calls that are cut into pieces of 512 KiB per host
 //------------------------------------------------------------------------------
 
-enum { PIECE = 512 * 1024 / 8 }; // doubles, per host
+enum { PIECE = 512 * 1024 / 8 }; // doubles per host
 
 static void fill(double *x, size_t count, int rank) {
     for (size_t i = 0; i < count; i++) x[i] = (double)((i * 7 + (size_t)rank * 13) % 1009);
 }
 
-// Elements are `divided` parts of the sum over all ranks from lo to hi.
+// Checks that each element is the sum over ranks lo .. hi - 1, divided by `divided`.
 static void check_parts(const char *what, int rank, const double *x, size_t count, int lo, int hi,
                         double divided) {
     for (size_t i = 0; i < count; i++) {
@@ -263,7 +265,7 @@ static void pieces(idist_group *world, int rank, int n, void *arg) {
 }
 
 //------------------------------------------------------------------------------
-// idist_free_group reads from the links, perhaps what another thread sleeps for
+// idist_free_group reads from the links, perhaps a message that another thread is waiting for
 //------------------------------------------------------------------------------
 
 enum { N_FREED = 400 };
@@ -279,7 +281,7 @@ static void spin_randomly(uint64_t h) {
     while (tap_now_ns() < until) continue;
 }
 
-// At about the moment at which message k arrives, frees group k.
+// Frees group k at about the moment when message k arrives.
 static void *free_groups(void *arg) {
     freeing *f = (freeing *)arg;
     for (int k = 0; k < N_FREED; k++) {
@@ -290,8 +292,8 @@ static void *free_groups(void *arg) {
     return NULL;
 }
 
-// Rank 0 receives in one thread and frees groups in another, which do nothing else that would wake
-// each other.
+// Receives in one thread of rank 0 and frees groups in another. The two threads do nothing else
+// that would wake each other. A receive that takes 5 seconds has overslept.
 static void free_beside_receive(idist_group *world, int rank, int n, void *arg) {
     freeing *f = (freeing *)arg, mine;
     idist_opts o = opts_of(world);
@@ -312,7 +314,7 @@ static void free_beside_receive(idist_group *world, int rank, int n, void *arg) 
                        "message %d: the receiver overslept", k);
             rank_ok(rank, idist_send(&k, 1, IDIST_I32, 1, 1, &o));
         } else {
-            tap_sleep_ms(1 + k % 2); // until the receiver sleeps
+            tap_sleep_ms(1 + k % 2); // so that the receiver falls asleep
             __atomic_store_n(&f->turn, k + 1, __ATOMIC_RELEASE);
             spin_randomly(tap_mix(tap_seed() + 7u * (uint64_t)k));
             rank_ok(rank, idist_send(&k, 1, IDIST_I32, 0, 0, &o));

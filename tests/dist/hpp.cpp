@@ -1,6 +1,6 @@
-// idist.hpp: values, sizes that do not fit, errors on all ranks, and what destructors do when an
-// exception unwinds the stack. The ranks are threads of this process, so that the address sanitizer
-// sees all that they leave.
+// idist.hpp: values, sizes that do not fit, errors on all ranks, and destructors while an exception
+// unwinds the stack. The ranks are threads of this process, so that the address sanitizer sees
+// everything that they leak.
 #include "idist.hpp"
 
 #include "ranks.h"
@@ -12,13 +12,14 @@
 
 typedef std::function<void(idist::world &)> body;
 
-// The case fails with the first text that a rank throws.
+// Throws `text` if the condition is false. The test case then fails and prints the text.
 static void require(bool right, const char *text) {
     if (!right) throw std::logic_error(text);
 }
 #define REQUIRE(condition) require((condition), #condition)
 
-// Whether f throws an idist::error with this status and text.
+// Returns true if f throws an idist::error with this status and text, and false if f throws
+// nothing. Throws std::logic_error if f throws another idist::error.
 static bool throws(idist_status status, const char *text, const std::function<void()> &f) {
     try {
         f();
@@ -38,7 +39,8 @@ static void run_rank(const idist_desc &desc, const body &f, std::string &failure
     }
 }
 
-// Runs f on n ranks, and reports whether none of them threw. expected: what rank n - 1 throws.
+// Runs f on n ranks as one test case. The case passes if no rank throws, except that rank n - 1
+// must throw `expected` if that is not empty.
 static void run(int n, const char *name, const body &f, const char *expected = "") {
     std::vector<std::thread> threads;
     std::vector<std::string> failures(static_cast<size_t>(n));
@@ -167,7 +169,7 @@ static void messages(idist::world &world) {
         idist::send(x, next, 5, idist::options(world).into(sending));
         const std::vector<float> y = idist::recv_vector<float>(idist::any_source, 5, world, &info);
         REQUIRE(info.source == last && y.size() == size_t(last + 1) && y[0] == float(last));
-    } // waits
+    } // the destructor of `sending` waits
     idist::together(
         [&] {
             idist::send(me, next, 6, world);
@@ -234,7 +236,7 @@ static void operations(idist::world &world) {
 static void owners(idist::world &world) {
     const int n = world.size(), r = world.rank();
     idist::memory<double> shared(50000, world), other;
-    std::vector<idist::request> requests(70); // more than are kept without an allocation
+    std::vector<idist::request> requests(70); // more than wait_all handles without an allocation
     idist::group half = idist::split(r % 2, 0, world), taken;
 
     for (auto &value : shared) value = r;
@@ -275,7 +277,8 @@ static void owners(idist::world &world) {
 // errors
 //------------------------------------------------------------------------------
 
-// A wrong size is an error of the rank alone: nothing is sent, and the world goes on.
+// Passes wrong sizes. Only the rank that passes them gets an error. Nothing is sent, and the world
+// stays usable.
 static void sizes(idist::world &world) {
     const int n = world.size();
     std::vector<int> one(1), two(2), many(size_t(2 * n + 1));
@@ -313,7 +316,7 @@ static void mismatch(idist::world &world) {
     std::vector<int> x(size_t(1 + (world.rank() == 0)), 1);
     int caught = 0;
 
-    for (int i = 0; i < 2; i++) // the first tells, the next ones remember
+    for (int i = 0; i < 2; i++) // the first call detects the mismatch, the second repeats it
         caught += throws(IDIST_ERR_MISMATCH, "the count differs",
                          [&] { idist::all_reduce(x, idist::sum, world); });
     REQUIRE(caught == 2);
@@ -321,7 +324,8 @@ static void mismatch(idist::world &world) {
     REQUIRE(!strcmp(idist::error(IDIST_ERR_MISMATCH, "").name(), "IDIST_ERR_MISMATCH"));
 }
 
-// The last rank throws amid open requests and a group, while the others wait for it without an end.
+// Throws on the last rank while requests and a group are open. The other ranks, which wait for the
+// last rank, must get IDIST_ERR_ABORTED.
 static void unwinds(idist::world &world) {
     std::vector<float> x(1000, 1), y(1000), z(100000);
     const idist::group group = idist::split(0, 0, world);
@@ -334,13 +338,13 @@ static void unwinds(idist::world &world) {
         throw std::runtime_error("exploded");
     }
     REQUIRE(throws(IDIST_ERR_ABORTED, "idist_abort", [&] {
-        idist::all_reduce(x, idist::sum, world); // may be complete before the other rank throws
+        idist::all_reduce(x, idist::sum, world); // may complete before the last rank throws
         idist::barrier(world);
     }));
     REQUIRE(throws(IDIST_ERR_ABORTED, "idist_abort", [&] { idist::barrier(group); }));
 }
 
-// What is complete, or was waited for, takes no group along.
+// Throws after the request is complete. The destructors must abort neither the group nor the world.
 static void unwinds_alone(idist::world &world) {
     std::vector<float> x(1000, 1);
 
@@ -360,7 +364,8 @@ static void unwinds_alone(idist::world &world) {
     REQUIRE(idist::all_reduce(1, idist::sum, world) == world.size());
 }
 
-// An exception within together ends the calls that were made.
+// Throws inside idist::together on the last rank. The calls made there must end, and all ranks must
+// get IDIST_ERR_ABORTED.
 static void together_throws(idist::world &world) {
     std::vector<float> x(10);
     int caught = 0;
@@ -486,7 +491,7 @@ static void other_ends() {
     }
 }
 
-// In this process, in a world of 1.
+// Runs parallel_run and worlds of one rank in this process.
 static void alone() {
     idist_desc desc = idist_desc();
     int where = 0;

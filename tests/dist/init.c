@@ -1,5 +1,6 @@
-// How ranks find each other: every init method between real processes, and the table of hosts with
-// uneven and cyclic placements (hosts are told apart by desc.host_id, the ranks share one machine).
+// How ranks find each other: every init method between real processes, and the host table with
+// uneven and cyclic placements. The ranks share one machine, and desc.host_id tells the simulated
+// hosts apart.
 #include "idist.h"
 
 #include <sys/wait.h>
@@ -18,7 +19,8 @@ static int fail(const char *what, int rank) {
     return 1;
 }
 
-// Whether idist_show_config tells what the program has and what the host gives.
+// Returns true if idist_show_config lists the backends of this program and the limits and
+// interfaces of this host.
 static bool shows_host(void) {
     static const char *const names[] = {"available backends: ", "cores: ",         "descriptors: ",
                                         "processes: ",          "locked memory: ", "interfaces: "};
@@ -32,8 +34,8 @@ static bool shows_host(void) {
     return strstr(config, "\navailable backends: ring,self\n") && strstr(config, "lo 127.0.0.1");
 }
 
-// One rank: joins, opens two more worlds at the same place with no call in between, adds up, looks
-// at its place.
+// Runs one rank: joins, opens two more worlds at the same address with no call in between, adds up,
+// and checks its place. Returns 0 on success.
 static int run_rank(idist_desc d, const placement *p) {
     int64_t sum = 0, mine = 1 << d.rank;
     idist_group *more[2] = {NULL, NULL};
@@ -65,7 +67,8 @@ static int run_rank(idist_desc d, const placement *p) {
     return idist_finalize() == IDIST_OK ? 0 : fail("finalize", d.rank);
 }
 
-// n processes; rank 0 starts last, so that the others have to wait for it.
+// Runs n processes and returns true if all of them succeed. Rank 0 starts last, so that the other
+// ranks have to wait for it.
 static bool run_all(const idist_desc *base, int n, const placement *p) {
     pid_t pid[8];
     bool good = true;
@@ -88,7 +91,7 @@ static bool run_all(const idist_desc *base, int n, const placement *p) {
     return good;
 }
 
-// Hosts told apart by the environment.
+// Runs one rank of three. IDIST_HOSTID tells the hosts of the ranks apart.
 static int of_host_id(int rank, void *arg) {
     static const placement p = {3, {NULL}, {0, 1, 0}, {2, 2, 1}, {0, 0, 1}, 2};
     idist_desc d = desc_with("auto", "auto");
@@ -100,7 +103,7 @@ static int of_host_id(int rank, void *arg) {
     return run_rank(d, &p);
 }
 
-// The ids have 150 characters and differ in the last one.
+// Runs one rank of three. Their host ids have 150 characters and differ only in the last one.
 static int of_long_host_id(int rank, void *arg) {
     static const placement p = {3, {NULL}, {0, 1, 0}, {2, 2, 1}, {0, 0, 1}, 2};
     idist_desc d = desc_with("auto", "auto");
@@ -114,7 +117,7 @@ static int of_long_host_id(int rank, void *arg) {
     return run_rank(d, &p);
 }
 
-// One rank has IDIST_TRANSPORT=tcp; which one, says the first character.
+// Runs one rank of three. The first character of `arg` is the rank that uses only TCP.
 static int of_transports(int rank, void *arg) {
     static const placement p = {3, {NULL}, {0, 1, 2}, {3, 3, 3}, {0, 0, 0}, 1};
     const char *text = (const char *)arg;
@@ -126,8 +129,8 @@ static int of_transports(int rank, void *arg) {
     return run_rank(d, &p);
 }
 
-// Rank 2 comes when the others have given up once; all try again until they meet. None of them
-// takes its own earlier attempt for another process.
+// Runs one rank of three. Rank 2 starts after the other ranks have timed out once, and all ranks
+// retry until they meet. No rank may mistake its own earlier attempt for another process.
 static int tries_again(int rank, void *arg) {
     idist_desc d = desc_with("auto", "auto");
     idist_status status = IDIST_ERR_TIMEOUT;
@@ -152,10 +155,11 @@ static void try_again(char *url) {
     ranks_report("ranks try again after a time-out, %.4s", url);
 }
 
-// Processes 1 and 2 are both rank 1: at least one of them is told so, and nobody joins.
+// A case in which processes 1 and 2 are both rank 1. At least one of them must get
+// IDIST_ERR_RANK_TAKEN, and no process may join.
 typedef struct takers {
     const char *url;
-    int n_told; // atomic
+    int n_told; // processes that got IDIST_ERR_RANK_TAKEN; atomic
 } takers;
 
 static int takes_rank(int number, void *arg) {
@@ -182,7 +186,8 @@ static void rank_taken(const char *url) {
     munmap(t, sizeof *t);
 }
 
-// Joins at a store that has this record of a job; the error says this word.
+// Joins through a store that already holds `job` as the record of a job. Checks that the error text
+// contains `word`, and returns the status.
 static idist_status join_after(const void *job, size_t nbytes, int rank, int world_size,
                                const char *word) {
     idist_store *store = NULL;
@@ -209,7 +214,8 @@ static void used_stores(void) {
            "an earlier world of another size, in which this rank had no part");
 }
 
-// Rank 0 does not come: the others have asked in vain.
+// Asks by multicast for a rank 0 that never starts. idist_open must time out within the limit and
+// say why.
 static void nobody_answers(const char *url) {
     idist_group *world = NULL;
     idist_desc d = desc_with("auto", "auto");
@@ -223,7 +229,8 @@ static void nobody_answers(const char *url) {
     tap_ok(tap_now_ms() - start < 400 + 1000 * test_slow_factor(), "and in time");
 }
 
-// Answers each question of the group first, with a port where nobody listens, until it is killed.
+// Answers the first three questions to the multicast group with a port where nobody listens, and
+// with a datagram that is too short. Runs until it is killed.
 static void lies(int port) {
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), yes = 1;
     struct sockaddr_in a;
@@ -242,18 +249,20 @@ static void lies(int port) {
         unsigned char msg[64];
         socklen_t size = sizeof a;
         ssize_t got = recvfrom(fd, msg, sizeof msg, 0, (struct sockaddr *)&a, &size);
-        if (got != 18 || n++ >= 3) continue; // three lies, then it has had its fun
+        if (got != 18 || n++ >= 3) continue; // answers three times, then only reads
         msg[17] = 9;
         sendto(fd, msg, 18, 0, (struct sockaddr *)&a, size);
         sendto(fd, msg, 5, 0, (struct sockaddr *)&a, size);
     }
 }
 
-// Wrong answers in the group: those who ask go on asking.
+// Joins while another process sends wrong answers to the multicast group. The ranks must keep
+// asking until they meet.
 static void wrong_answers(const char *url, int port) {
     idist_desc d = desc_with("auto", "auto");
-    pid_t liar = fork(); // a thread would be one more in the ranks' parent, which the thread
-                         // sanitizer cannot take
+    // The liar is a process, because the thread sanitizer does not support a fork beside a second
+    // thread.
+    pid_t liar = fork();
     int status = 0;
     if (liar == 0) lies(port);
     d.init_method = url;
@@ -307,11 +316,11 @@ int main(void) {
          2}, // cyclic
         {3, {"c", "b", "a"}, {0, 0, 0}, {1, 1, 1}, {0, 1, 2}, 3}};
     char file[64], url[96];
-    int port = 20000 + (int)(getpid() % 12000); // below those of outgoing connections
+    int port = 20000 + (int)(getpid() % 12000); // below the ports of outgoing connections
     tap_deadline(100);
     snprintf(file, sizeof file, "/tmp/init_test_%d", (int)getpid());
     every_method(file, port);
-    setenv("IDIST_ADDR", "127.0.0.1", 1); // what hosts of their own would find out by themselves
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // separate hosts would find their address themselves
     snprintf(url, sizeof url, "tcp://239.1.2.3:%d", port);
     nobody_answers(url);
     wrong_answers(url, port);

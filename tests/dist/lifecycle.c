@@ -1,4 +1,5 @@
-// lifecycle: worlds one after another and several at once; getters; nothing is left in the process
+// lifecycle: worlds one after another and several at once, getters, handles of closed worlds, fork,
+// and backends; nothing may be left in the process.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -10,7 +11,7 @@ static void a_little_work(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o));
     rank_check(x == n, "rank %d: got %d expected %d", rank, x, n);
-    idist_request request = {NULL}; // which makes the thread that moves requests on
+    idist_request request = {NULL}; // starts the progress thread
     idist_opts a = opts_async(world, &request);
     rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_MAX, &a));
     rank_ok(rank, idist_wait(&request));
@@ -20,13 +21,13 @@ static void one_after_another(const char *transport, int n) {
     idist_desc d = desc_with(transport, "auto");
     tap_running("12 worlds of %d, %s", n, transport);
     ranks_reset();
-    ranks_threads(n, &d, a_little_work,
-                  NULL); // whatever stays for good (a random fd, a lock) is made here
+    // The first worlds create what stays for good (a random fd, a lock).
+    ranks_threads(n, &d, a_little_work, NULL);
     int fds = count_fds(), threads = count_threads();
     for (int i = 0; i < 12; i++) ranks_threads(n, &d, a_little_work, NULL);
     int fds_now = count_fds(), threads_now = count_threads();
-    for (int i = 0; i < 100 && threads_now != threads;
-         i++) { // a joined thread leaves /proc a moment later
+    // A joined thread leaves /proc a moment later.
+    for (int i = 0; i < 100 && threads_now != threads; i++) {
         tap_sleep_ms(5);
         threads_now = count_threads();
     }
@@ -35,8 +36,8 @@ static void one_after_another(const char *transport, int n) {
     ranks_report("12 worlds of %d one after another leave no fd and no thread, %s", n, transport);
 }
 
-// Outside of a world the getters answer as a world of 1; around initialize / finalize the state
-// changes.
+// Checks that the getters answer as in a world of 1 while there is none, and that idist_initialize
+// and idist_finalize change the state.
 static void default_world_of_one(void) {
     idist_desc d = desc_with(NULL, NULL);
     tap_ok(!idist_is_initialized(), "not initialized at first");
@@ -70,7 +71,8 @@ static void default_world_of_one(void) {
     tap_is(idist_finalize(), IDIST_ERR_STATE, "finalize again");
 }
 
-// Two worlds open at the same time in each thread, of different sizes and orders.
+// The stores of two worlds that are open at the same time in each thread. The second world has the
+// ranks in reverse order.
 typedef struct two_worlds {
     idist_store *store[2];
 } two_worlds;
@@ -86,7 +88,8 @@ static void waits_for_all(const void *in, void *inout, size_t count, idist_dtype
     w->status = idist_wait_all(w->requests, 2);
 }
 
-// A callback must not wait, neither for a split nor for requests of two worlds.
+// Waits inside a user op for a split and for a request of another world. The wait must be refused,
+// and the requests must complete afterwards.
 static void waits_in_callback(idist_group *const *worlds, int rank) {
     waits w = {{{NULL}, {NULL}}, IDIST_OK};
     idist_opts o = opts_of(worlds[0]), async = opts_async(worlds[1], &w.requests[1]);
@@ -131,7 +134,7 @@ static void *two_worlds_thread(void *p) {
     waits_in_callback(w, rank);
     rank_ok(rank, idist_close(&w[0]));
     idist_opts o = opts_of(w[1]);
-    rank_ok(rank, idist_barrier(&o)); // the other lives on
+    rank_ok(rank, idist_barrier(&o)); // the other world stays open
     rank_ok(rank, idist_close(&w[1]));
     return NULL;
 }
@@ -155,7 +158,7 @@ static void two_at_once(void) {
     ranks_report("two worlds open at once in each thread");
 }
 
-// What a program holds on to beyond the end of its worlds.
+// Handles that a program keeps after their worlds were closed.
 typedef struct handles {
     idist_group *world[3], *part[3], *outside[3];
 } handles;
@@ -168,12 +171,13 @@ static void hand_out(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_split(world, -1, 0, &h->outside[rank]));
 }
 
-// Every call on such a handle is an error, and none touches what the world has given back.
 static int no_task(void *arg) {
     (void)arg;
     return 0;
 }
 
+// Checks that every call on a handle of a closed world is an error. No call may touch memory that
+// the world has freed.
 static void is_of_no_more_use(idist_group *g) {
     idist_opts o = opts_of(g);
     idist_request request = {NULL};
@@ -210,7 +214,7 @@ static void handles_of_closed_worlds(const char *transport, int n) {
     tap_running("handles of closed worlds, %s", transport);
     ranks_reset();
     ranks_threads(n, &d, hand_out, &old);
-    ranks_threads(n, &d, hand_out, &later); // a new world does not take their places
+    ranks_threads(n, &d, hand_out, &later); // a new world must not reuse the handles
     for (int i = 0; i < n; i++) {
         idist_group *copy = old.world[i];
         for (int k = 0; k < n; k++)
@@ -229,7 +233,8 @@ static void handles_of_closed_worlds(const char *transport, int n) {
     ranks_report("calls on handles of closed worlds of %d are refused, %s", n, transport);
 }
 
-// The same for the groups of the default world, which idist_finalize ends; and they do not pile up.
+// Checks that calls on groups of the default world are refused after idist_finalize, and that ended
+// groups do not pile up.
 static void handles_after_finalize(void) {
     tap_running("handles after finalize");
     ranks_reset();
@@ -240,16 +245,15 @@ static void handles_after_finalize(void) {
         rank_ok(0, idist_finalize());
         if (i % 50 == 0) is_of_no_more_use(g);
     }
-    rank_check(idist__ended_groups.n <=
-                       IDIST__ENDED_GROUPS +
-                           3 * RANKS_MAX && // as many more may have been open at once
+    // The limits allow for 3 * RANKS_MAX groups and RANKS_MAX worlds that were open at once.
+    rank_check(idist__ended_groups.n <= IDIST__ENDED_GROUPS + 3 * RANKS_MAX &&
                    idist__ended_worlds.n <= IDIST__ENDED_WORLDS + RANKS_MAX,
                "%d groups and %d worlds are kept", idist__ended_groups.n, idist__ended_worlds.n);
     ranks_report("calls on groups after idist_finalize are refused");
 }
 
-// A world is closed while other threads of a rank are inside calls that nobody will answer: they
-// come back with an error, before anything that they use is freed.
+// A world is closed while N_INSIDE threads of a rank are inside calls that no rank answers. The
+// calls must return an error before anything that they use is freed.
 enum { N_INSIDE = 3 };
 typedef struct insider {
     idist_group *world, *part;
@@ -259,7 +263,8 @@ typedef struct insider {
     pthread_t thread;
 } insider;
 
-// One receives, one receives twice, one makes a group.
+// Receives once, receives twice in a group of calls, or makes a group, depending on in->number. No
+// rank answers.
 static void *calls_in_vain(void *arg) {
     insider *in = (insider *)arg;
     idist_opts o = opts_of(in->world);
@@ -278,7 +283,7 @@ static void *calls_in_vain(void *arg) {
     return NULL;
 }
 
-// Until so many threads of this rank sleep in calls.
+// Waits until n threads of this rank are blocked in calls.
 static void wait_for_blocked(idist_group *world, int n) {
     int blocked = 0;
     for (int i = 0; i < 5000 && blocked < n; i++) {
@@ -341,13 +346,14 @@ static void closed_beside(const char *transport, int n) {
     ranks_report("a world of %d closes while threads are inside calls, %s", n, transport);
 }
 
-// A world is not closed while another thread has an idist_group_begin open with calls in it. What a
-// failed worker leaves is closed all the same, and the thread still finds its calls.
+// A thread that is between idist_group_begin and idist_group_end, with a call inside. Another
+// thread must then be refused when it closes the world. The world of a failed worker is closed
+// nevertheless, and the thread still finds its call.
 typedef struct opener {
     idist_group *world;
     int32_t got;
     int step;                   // atomic: 1 when the group is open, 2 when it may end
-    idist_status begun, status; // of the call and of idist_group_end
+    idist_status begun, status; // status of the call and of idist_group_end
 } opener;
 
 static void *opens_a_group(void *arg) {
@@ -362,7 +368,7 @@ static void *opens_a_group(void *arg) {
 }
 
 static void group_open_elsewhere(bool worker_failed) {
-    static idist_group *left; // stays in memory, as long as the process lives
+    static idist_group *left; // stays in memory until the process ends
     opener o;
     idist_group *world = NULL;
     idist_desc d = desc_with(NULL, NULL);
@@ -382,8 +388,8 @@ static void group_open_elsewhere(bool worker_failed) {
         rank_ok(0, idist__life_close(left->w, true));
     } else {
         rank_is(0, idist_close(&world), IDIST_ERR_STATE);
-        rank_check(strstr(idist_last_error(), "another thread is inside idist_group_begin"), "got \"%s\"",
-                   idist_last_error());
+        rank_check(strstr(idist_last_error(), "another thread is inside idist_group_begin"),
+                   "got \"%s\"", idist_last_error());
         if (world) rank_ok(0, idist_send(&x, 1, IDIST_I32, 0, 1, &opts));
     }
 
@@ -397,8 +403,8 @@ static void group_open_elsewhere(bool worker_failed) {
                  worker_failed ? "the worker failed" : "the world stays open");
 }
 
-// While rank 0 waits in idist_close for rank 1, another of its threads begins what would outlast
-// the world.
+// A thread of rank 0 that makes calls while another thread waits for rank 1 in idist_close. Calls
+// that would outlast the world must be refused.
 typedef struct latecomer {
     idist_group *world;
     idist_request request;
@@ -446,7 +452,7 @@ static void begun_while_closing(const char *transport) {
     ranks_report("nothing that outlasts the world begins while it closes, %s", transport);
 }
 
-// The allocator of the desc gets everything back.
+// Counters of desc.allocator, which must get back every block.
 typedef struct tally {
     int n_live; // atomic
     int n_calls;
@@ -478,7 +484,7 @@ static void allocator_is_used(void) {
     tap_is(t.n_live, 0, "blocks not given back");
 }
 
-// Memory for buffers: aligned and zeroed, also when it was used before.
+// Checks that idist_alloc returns aligned and zeroed memory, even if the memory was used before.
 static void buffers(void) {
     static const size_t sizes[6] = {0, 1, 63, 64, 65, 100000};
     int wrong = 0;
@@ -545,7 +551,8 @@ static void logger(void) {
     else unsetenv("IDIST_LOG");
 }
 
-// A child of fork has none of its parent's worlds, is told so, and can have one of its own.
+// Runs in a child of fork. Calls on worlds of the parent must be refused with a text that mentions
+// the fork, and the child can open its own world.
 static int child_of_fork(int number, void *arg) {
     idist_opts o = opts_of(*(idist_group **)arg);
     int32_t x = 3;
@@ -557,7 +564,7 @@ static int child_of_fork(int number, void *arg) {
     rank_is(0, idist_finalize(), IDIST_ERR_STATE);
     rank_ok(0, idist_initialize(NULL));
     rank_ok(0, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL));
-    rank_is(0, idist_barrier(&o), IDIST_ERR_STATE); // still
+    rank_is(0, idist_barrier(&o), IDIST_ERR_STATE); // still refused
     rank_check(strstr(idist_last_error(), "fork"), "got \"%s\"", idist_last_error());
     rank_ok(0, idist_finalize());
     return 0;
@@ -570,20 +577,20 @@ static void forked(void) {
     rank_ok(0, idist_initialize(NULL));
     rank_ok(0, idist_split(NULL, 0, 0, &g));
     procs_run(1, 5000, child_of_fork, &g);
-    rank_ok(0, idist_barrier(NULL)); // the parent's lives on
+    rank_ok(0, idist_barrier(NULL)); // the parent's world stays open
     rank_ok(0, idist_free_group(&g));
     rank_ok(0, idist_finalize());
     ranks_report("a child of fork has no world, and can have one");
 }
 
-// A thread that holds locks of the process during a fork, like one that the fork interrupts.
+// A thread that holds locks of the library during a fork, like a thread that the fork interrupts.
 typedef struct holder {
     pthread_t thread;
-    pthread_barrier_t barrier; // it has the locks; it may give them back
-    int n;                     // of the locks, the first n
+    pthread_barrier_t barrier; // first pass: the locks are held; second pass: they may be released
+    int n;                     // the first n locks are held
 } holder;
 
-enum { N_LOCKS = 7, N_LOCKS_OF_WORLDS = 4 }; // idist_spawn itself needs only the others
+enum { N_LOCKS = 7, N_LOCKS_OF_WORLDS = 4 }; // idist_spawn itself needs only the other locks
 
 static void *hold_locks(void *arg) {
     holder *h = (holder *)arg;
@@ -647,7 +654,8 @@ static void spawned_beside_a_thread(void) {
     holder h;
     idist_workers *workers = NULL;
     bool possible = true;
-// The thread sanitizer's runtime cannot start a thread in a process that was forked beside one.
+// The runtime of the thread sanitizer cannot start a thread in a process that was forked while
+// another thread ran.
 #ifdef __SANITIZE_THREAD__
     possible = false;
 #endif
@@ -686,7 +694,7 @@ static void backends(void) {
     tap_is(idist_register_backend(&odd), IDIST_ERR_ARG, "a backend without a name");
     const char *names = idist_available_backends();
     tap_ok(strcmp(names, "ring,self") == 0, "names of the backends: got %s", names);
-    d.backend = "self,ring"; // self refuses a world of two, ring is the next and waits for rank 1
+    d.backend = "self,ring"; // self refuses a world of two; ring is next and waits for rank 1
     d.world_size = 2;
     d.init_method = "tcp://127.0.0.1:1";
     d.init_timeout_ms = 50;
@@ -699,7 +707,7 @@ static void backends(void) {
     if (w) idist_close(&w);
 }
 
-// Names that programs bring along from torch.distributed and Ignite.
+// Device backend of the world that was opened last.
 static char seen_device_backend[32];
 
 static idist_status take_device(idist__world *w) {
@@ -722,7 +730,8 @@ static int gloo_worker(int local_rank, void *arg) {
     return 0;
 }
 
-// Names of backends of torch and Ignite, and one that nobody has.
+// Opens worlds with backend names that programs bring from torch.distributed and Ignite. The name
+// gloo must select ring. Without its header, nccl must be refused with the name of the header.
 static void names_of_host_backends(void) {
     idist_desc d = desc_with(NULL, NULL);
     idist_group *w = NULL;
@@ -751,6 +760,8 @@ static void names_of_host_backends(void) {
     ranks_report("idist_parallel_run with the backend gloo");
 }
 
+// Registers device backends and opens worlds that ask for them by name. Also asks for a name that
+// no backend has.
 static void names_of_device_backends(void) {
     static idist_backend_api nccl, other; // stay registered
     idist_desc d = desc_with(NULL, NULL);

@@ -1,8 +1,8 @@
-// many: hundreds of ranks on this machine, a start among thousands of connections that say nothing,
-// and groups that overlap where shared memory is short
+// many: hundreds of ranks on this machine, a start among thousands of silent connections, and
+// overlapping groups with little shared memory.
 //
-// 64 ranks that share memory in the short form, 512 otherwise; over TCP 96 and 256. MANY_RANKS:
-// another number.
+// Runs 512 ranks over shared memory and 256 over TCP, or 64 and 96 in the quick form. MANY_RANKS
+// sets another number for both.
 #include "idist.h"
 
 #include "ranks.h"
@@ -13,7 +13,7 @@
 
 enum { N_SILENT = 2000, LIMIT_MS = 2000, DESCRIPTORS = 12 };
 
-// Descriptors of this process.
+// Returns the number of open descriptors of this process.
 static int count_descriptors(void) {
     DIR *d = opendir("/proc/self/fd");
     int n = 0;
@@ -25,7 +25,7 @@ static int count_descriptors(void) {
 typedef struct hundred {
     int n;
     int inherited; // descriptors before the start
-    int most;      // that a rank may open
+    int most;      // descriptors that a rank may open
 } hundred;
 
 static int one_barrier(int local_rank, void *arg) {
@@ -40,11 +40,11 @@ static int one_barrier(int local_rank, void *arg) {
         fprintf(stderr, "# %d descriptors for a world of %d, at most %d\n", own, h->n, h->most);
         return 1;
     }
-    // Nobody leaves while another one counts.
+    // No rank leaves while another rank counts.
     return sum == h->n && idist_barrier(NULL) == IDIST_OK ? 0 : 1;
 }
 
-// most: descriptors that a rank may open.
+// Starts n ranks. Each rank may open at most `most` descriptors.
 static void hundreds(const char *transport, int n, int most) {
     int64_t begun = tap_now_ms();
     idist_desc d;
@@ -60,9 +60,10 @@ static void hundreds(const char *transport, int n, int most) {
     tap_diag("after %.1f s", (double)(tap_now_ms() - begun) / 1000);
 }
 
-// Shared memory is so small that the world's collectives are made of messages, while groups of half
-// of the ranks fit into the regions of their members. To the second group, even ranks lend their
-// second region, which is smaller than the first one that odd ranks lend.
+// Runs an all_reduce in overlapping groups. Shared memory is so small that the world's collectives
+// use messages, while groups of half of the ranks fit into the regions of their members. To the
+// second group, even ranks lend their second region. This region is smaller than the first region,
+// which odd ranks lend.
 static int sum_in_overlapping_groups(int rank, void *arg) {
     enum { COUNT = 20000 };
     idist_group *even = NULL, *lower = NULL;
@@ -105,8 +106,8 @@ static int connect_to(const struct sockaddr *a, socklen_t size) {
     return -1;
 }
 
-// Connections to a listener of rank 0: its TCP port, or its local sockets, whose names everybody
-// can read.
+// Opens up to `most` connections to rank 0 that send nothing, and returns how many it opened. They
+// go to the TCP port, or to the local sockets, whose names any process can read.
 static int open_silent(int port, bool local, int *fds, int most) {
     char line[300], name[200];
     int n = 0;
@@ -128,7 +129,7 @@ static int open_silent(int port, bool local, int *fds, int most) {
         for (int i = 0; i < 4 * most && n < most && n_names; i++) {
             fds[n] = connect_to((struct sockaddr *)&names[i % n_names], sizes[i % n_names]);
             if (fds[n] >= 0) n++;
-            else tap_sleep_ms(1); // its queue is full
+            else tap_sleep_ms(1); // the queue of the listener is full
         }
         return n;
     }
@@ -168,7 +169,8 @@ static void one_rank(int rank, int port, const char *transport, start *out) {
     _exit(0);
 }
 
-// Rank 0 listens; the strangers come; then the other ranks. Returns how long the start took then.
+// Starts rank 0, opens n_silent connections to it, and starts the other ranks. Returns the time in
+// ms from then until rank 3 has joined.
 static long long start_among(int n_silent, const char *transport, bool local) {
     start *out = (start *)shared_alloc(sizeof *out);
     int port = free_port(), n = 0, *fds = (int *)calloc(N_SILENT, sizeof(int));

@@ -1,8 +1,7 @@
-// metrics.c - batch statistics and clipped gradients against what PyTorch computes
-// (tests/data/norm.txt, made by norm.py beside it); accuracy, means, confusion and epoch metrics
-// over ranks
+// metrics.c - batch statistics and clipped gradients, compared with PyTorch (tests/data/norm.txt,
+// made by norm.py in that folder); accuracy, means, confusion and epoch metrics over ranks.
 //
-// A rank that has no memory is made by the malloc here.
+// The malloc below can make a rank run out of memory.
 #define malloc test_malloc
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -11,7 +10,8 @@
 
 #include "ranks.h"
 
-static __thread size_t no_memory_from = SIZE_MAX; // bytes, in this thread
+// Size in bytes from which allocations of this thread fail.
+static __thread size_t no_memory_from = SIZE_MAX;
 
 void *test_malloc(size_t nbytes) {
     return nbytes >= no_memory_from ? NULL : calloc(nbytes ? nbytes : 1, 1);
@@ -31,7 +31,8 @@ static void read_floats(FILE *f, float *x, size_t n) {
     }
 }
 
-// r is a root of x when its square is x but for rounding; libm is not there to ask.
+// Checks idist__norm_root: the square of the root must be x, apart from rounding. The test does not
+// use libm for comparison.
 static void roots(void) {
     uint64_t seed = tap_seed();
     int n_wrong = 0;
@@ -66,8 +67,8 @@ static void local_statistics(const float *x, int rows, int channels, float *mean
         for (int i = 0; i < rows; i++) m += (double)x[i * channels + c] / rows;
         for (int i = 0; i < rows; i++)
             v += ((double)x[i * channels + c] - m) * ((double)x[i * channels + c] - m) / rows;
-        mean[c] =
-            rows ? (float)m : 99; // a rank without values has no mean: what is there does not count
+        // A rank without values has no mean. The placeholder must not count.
+        mean[c] = rows ? (float)m : 99;
         var[c] = rows ? (float)v : 99;
     }
 }
@@ -111,7 +112,7 @@ typedef struct clip {
     float before[8][1000], after[8][1000];
 } clip;
 
-// shared: all ranks have all; otherwise gradient i is on rank i % n.
+// Clips gradients. If `shared`, all ranks have all gradients; otherwise rank i % n has gradient i.
 static void clipped(idist_group *world, int rank, int n, void *arg) {
     const clip *c = (const clip *)arg;
     idist_opts o = opts_of(world);
@@ -178,7 +179,7 @@ static void against_torch(void) {
 }
 
 //------------------------------------------------------------------------------
-// what PyTorch has no word for
+// what PyTorch does not offer
 //------------------------------------------------------------------------------
 
 static void norms(idist_group *world, int rank, int n, void *arg) {
@@ -199,7 +200,7 @@ static void norms(idist_group *world, int rank, int n, void *arg) {
         e5m2[i] = idist__small_float_to_f8e5m2(6);
     }
     memcpy(bytes + 1, odd, sizeof odd);
-    // 25 + 4 * 72 + 2 = 315 on each rank
+    // The sum of squares is 25 + 4 * 72 + 2 = 315 on each rank.
     rank_ok(rank, idist_clip_grad_norm(t, 6, 1e9, false, &norm, &o));
     rank_check(near(norm * norm, 315.0 * n, 1e-12) && x[0] == 3, "rank %d: norm %g", rank, norm);
     rank_ok(rank, idist_clip_grad_norm(t, 6, norm / 2, false, NULL, &o));
@@ -212,7 +213,7 @@ static void norms(idist_group *world, int rank, int n, void *arg) {
     rank_check(idist__small_float_from_f8e4m3(e4m3[1]) == -3 &&
                    idist__small_float_from_f8e5m2(e5m2[0]) == 3,
                "rank %d: 8 bits", rank);
-    // One rank has a gradient that is not finite: an error on all.
+    // One rank has a gradient that is not finite. All ranks must get an error.
     for (int k = 0; k < 400; k++) infinite *= rank == n - 1 ? 10.0f : 1.0f;
     memcpy(bytes + 1, &infinite, sizeof infinite);
     norm = -1;
@@ -225,7 +226,7 @@ static void norms(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_clip_grad_norm(t, 1, 1, true, NULL, NULL), IDIST_ERR_ARG);
     rank_is(rank, idist_clip_grad_norm(NULL, 1, 1, true, NULL, NULL), IDIST_ERR_ARG);
     rank_is(rank, idist_clip_grad_norm(t + 1, 1, -1, true, NULL, NULL), IDIST_ERR_ARG);
-    // No values on any rank.
+    // No rank has any values.
     float mean = 5, var = 5;
     uint64_t count = 0;
     rank_ok(rank, idist_sync_batch_norm(&mean, &var, 1, &count, &o));
@@ -248,7 +249,8 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     value = 7;
     rank_ok(rank, idist_mean_compute(&mean, &value, &o));
     rank_check(value != value, "rank %d: mean of nothing is %g", rank, value);
-    // Rank 0 has four right, the others two of four; twice, because compute may be called again.
+    // Rank 0 has four of four right, every other rank two. Computes twice, because compute may be
+    // called again.
     rank_ok(rank, idist_accuracy_update(&accuracy, scores[0], rank ? second : first, 4, 3));
     for (int i = 0; i < 2; i++) {
         rank_ok(rank, idist_accuracy_compute(&accuracy, &value, &o));
@@ -273,7 +275,7 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_mean_compute(&mean, &value, &o));
     rank_check(near(value, (30.0 * n + n * (n - 1) / 2.0) / (4.0 * n), 1e-14), "rank %d: mean %g",
                rank, value);
-    // Only the first rank has begun, then all have.
+    // First only rank 0 has an average, then all ranks have one.
     if (rank == 0) idist_running_average_update(&average, 3);
     rank_ok(rank, idist_running_average_compute(&average, &value, &o));
     rank_check(value == 3, "rank %d: running average %g", rank, value);
@@ -286,11 +288,11 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_running_average_compute(&half, &value, &o));
     rank_check(near(value, 1.5 + (n - 1) / 4.0, 1e-14), "rank %d: running average %g", rank, value);
     rank_is(rank, idist_mean_compute(NULL, &value, &o), IDIST_ERR_ARG);
-    rank_ok(rank,
-            idist_accuracy_compute(&accuracy, rank ? NULL : &value, &o)); // only rank 0 wants it
+    // Only rank 0 wants the value.
+    rank_ok(rank, idist_accuracy_compute(&accuracy, rank ? NULL : &value, &o));
 }
 
-// What has no weight does not count, whatever it is.
+// Checks that a value of weight 0 does not count, even if it is NaN or infinite.
 static void no_weight(idist_group *world, int rank, int n, void *arg) {
     const double nan = (double)idist__small_float_from_bits(0x7fc00000u);
     const double infinity = (double)idist__small_float_from_bits(0x7f800000u);
@@ -332,12 +334,13 @@ static void confusion(idist_group *world, int rank, int n, void *arg) {
     rank_check(own[2] == (uint64_t)rank + 1, "rank %d: its own cells have changed", rank);
     rank_is(rank, idist_confusion_compute(&m, own, &o), IDIST_ERR_ARG);
     memset(all, 0, sizeof all);
-    rank_ok(rank, idist_confusion_compute(&m, rank == n - 1 ? all : NULL,
-                                          &o)); // only the last rank wants it
+    // Only the last rank wants the result.
+    rank_ok(rank, idist_confusion_compute(&m, rank == n - 1 ? all : NULL, &o));
     rank_check(all[0] == (rank == n - 1 ? each : 0), "rank %d: wrong cells of all", rank);
 }
 
-// A number that depends on the order of all rows.
+// Computes a number that depends on the order of all rows. Returns *arg as the status of the
+// callback.
 static int fold(const void *rows, size_t n, void *arg, double *value) {
     const int32_t *x = (const int32_t *)rows;
     *value = (double)n;
@@ -383,7 +386,8 @@ static void epoch_metric(idist_group *world, int rank, int n, void *arg) {
                rank, value);
 }
 
-// One rank has no memory in the middle of what all do: an error on all, which names it.
+// Makes the last rank run out of memory in the middle of a collective call. All ranks must get an
+// error that names this rank.
 static void no_memory(idist_group *world, int rank, int n, void *arg) {
     enum { CHANNELS = 5000 };
     static __thread float a[CHANNELS], b[CHANNELS];

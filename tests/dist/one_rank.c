@@ -1,13 +1,13 @@
-// one_rank_first, one_rank_only: who runs the function, when, and who learns that it failed; on one
-// host and on two
+// one_rank_first, one_rank_only: which ranks run the function, when they run it, and which ranks
+// learn that it failed; on one host and on two.
 #include "idist.h"
 
 #include "grid.h"
 
-// Of one call, shared by its ranks; all atomic.
+// Counters of one call, shared by its ranks and updated atomically.
 typedef struct tally {
     int n_runs[RANKS_MAX];
-    int n_early; // ran before the first one had
+    int n_early; // runs that began before the first rank had run
     int fails_on;
 } tally;
 
@@ -18,7 +18,7 @@ typedef struct job {
 
 static int task(void *arg) {
     job *j = (job *)arg;
-    if (j->rank == j->first) tap_sleep_ms(30); // so that others who do not wait come first
+    if (j->rank == j->first) tap_sleep_ms(30); // so that ranks that do not wait run first
     else if (!__atomic_load_n(&j->all->n_runs[j->first], __ATOMIC_ACQUIRE))
         __atomic_add_fetch(&j->all->n_early, 1, __ATOMIC_ACQ_REL);
     __atomic_add_fetch(&j->all->n_runs[j->rank], 1, __ATOMIC_ACQ_REL);
@@ -26,7 +26,8 @@ static int task(void *arg) {
 }
 
 static void on_one_host(idist_group *world, int rank, int n, void *arg) {
-    tally *all = (tally *)arg; // four, one per call; in the last two rank n - 1, the first, fails
+    // Four tallies, one per call. In the last two calls rank n - 1, the first to run, fails.
+    tally *all = (tally *)arg;
     int first = n - 1;
     idist_opts o = opts_of(world);
     job j = {&all[0], rank, first};
@@ -56,7 +57,8 @@ typedef struct hosts {
     tally calls[3];
 } hosts;
 
-// A rank outside the group is told so, runs nothing, and does not disturb the world.
+// Calls one_rank_first on a group of ranks 0 and 2. The ranks outside the group must get
+// IDIST_ERR_STATE and run nothing, and the world must stay usable.
 static void for_members_only(int rank, tally *all) {
     const int members[2] = {0, 2};
     bool mine = rank % 2 == 0;
@@ -73,7 +75,8 @@ static void for_members_only(int rank, tally *all) {
     rank_ok(rank, idist_free_group(&part));
 }
 
-// Ranks 0 and 2 on host a, 1 and 3 on host b; local: rank 0 of each host is the first.
+// Runs ranks 0 and 2 on host a, and ranks 1 and 3 on host b. All calls pass `local`, so that rank 0
+// of each host runs first.
 static int on_two_hosts(int rank, void *arg) {
     hosts *h = (hosts *)arg;
     tally *all = h->calls;
@@ -90,7 +93,7 @@ static int on_two_hosts(int rank, void *arg) {
     rank_check(all[0].n_runs[rank] == 2 && all[0].n_early == 0, "rank %d ran %d times", rank,
                all[0].n_runs[rank]);
     for_members_only(rank, &all[2]);
-    j.all = &all[1]; // rank 1 fails: rank 3 learns of it, host a does not
+    j.all = &all[1]; // rank 1 fails: rank 3 must learn of it, host a must not
     rank_is(rank, idist_one_rank_first(task, &j, 0, true, NULL),
             rank % 2 ? IDIST_ERR_CALLBACK : IDIST_OK);
     rank_ok(rank, idist_finalize());
@@ -102,7 +105,7 @@ int main(void) {
     tap_deadline(60);
     (void)ranks__log();
     hosts *h = (hosts *)shared_alloc(sizeof *h);
-    setenv("IDIST_ADDR", "127.0.0.1", 1); // what hosts of their own would find out by themselves
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // separate hosts would find their address themselves
     h->port = free_port();
     h->calls[0].fails_on = -1;
     h->calls[1].fails_on = 1;

@@ -1,12 +1,12 @@
-// operations: all ops x all dtypes against the serial reference, user functions, premultiplied
-// sums, reduce_local
+// operations: all ops x all dtypes compared with a serial reference, user functions, premultiplied
+// sums, reduce_local.
 #include "idist.h"
 
 #include "grid.h"
 
 enum { COUNT = 501 };
 
-// Every dtype with every op, through four collectives.
+// Runs every op on every dtype through four collectives.
 static void all_combinations(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     grid_case c;
@@ -79,7 +79,8 @@ static void local_combinations(void) {
     }
 }
 
-// Commutative: gcd-like is overkill; (a + b) mod 1000003 on U32 shows that fn and its arg are used.
+// Computes (a + b) modulo *arg on U32. The op is commutative and shows that fn and its arg are
+// used.
 static void add_mod(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
     const unsigned char *a = (const unsigned char *)in;
     unsigned char *b = (unsigned char *)inout;
@@ -93,8 +94,8 @@ static void add_mod(const void *in, void *inout, size_t count, idist_dtype dtype
     }
 }
 
-// Not commutative, but associative: composition of affine maps x -> p x + q modulo 2^16, packed as
-// p << 16 | q in a U32.
+// Composes two affine maps x -> p x + q modulo 2^16, each packed as p << 16 | q in a U32. The
+// operation is associative but not commutative.
 static uint32_t compose(uint32_t first, uint32_t second) {
     uint32_t p = (first >> 16) * (second >> 16) & 0xFFFF,
              q = ((first & 0xFFFF) * (second >> 16) + (second & 0xFFFF)) & 0xFFFF;
@@ -176,7 +177,8 @@ static void user_ops(idist_group *world, int rank, int n, void *arg) {
     }
     rank_ok(rank, idist_op_free(sum_op, world));
     uint32_t x = 1;
-    rank_is(rank, idist_all_reduce(&x, &x, 1, IDIST_U32, sum_op, &o), IDIST_ERR_ARG); // gone
+    // A freed op is refused.
+    rank_is(rank, idist_all_reduce(&x, &x, 1, IDIST_U32, sum_op, &o), IDIST_ERR_ARG);
     rank_is(rank, idist_op_free(sum_op, world), IDIST_ERR_ARG);
     rank_ok(rank, idist_op_create(add_mod, &modulus, true, world, &again));
     rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_U32, again, &o));
@@ -198,7 +200,8 @@ static void many_user_ops(idist_group *world, int rank, int n, void *arg) {
     (void)n;
 }
 
-// factor_k * x_k with powers of two: exact.
+// Checks the sum of factor_k * x_k over the ranks k. The factors are powers of two, so the results
+// are exact.
 static void premul(idist_group *world, int rank, int n, void *arg) {
     static const idist_dtype dtypes[] = {IDIST_F32,  IDIST_F64,    IDIST_F16,
                                          IDIST_BF16, IDIST_F8E4M3, IDIST_F8E5M2};
@@ -208,7 +211,8 @@ static void premul(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_op_create_premul_sum(rank % 2 ? 0.5 : 2.0, world, &op));
     for (int d = 0; d < 6; d++) {
         size_t esize = idist_dtype_size(dtypes[d]);
-        unsigned char s[COUNT * 8], r[COUNT * 8], copy[COUNT * 8], once[8]; // as the dtype holds it
+        // `once` holds a value as rounded to the dtype.
+        unsigned char s[COUNT * 8], r[COUNT * 8], copy[COUNT * 8], once[8];
         for (size_t i = 0; i < COUNT; i++)
             store_double(s + i * esize, dtypes[d], (double)((int)(i % 7) - 3 + rank) * 2);
         memcpy(copy, s, sizeof s);
@@ -233,7 +237,7 @@ static void premul(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_op_free(op, world));
 }
 
-// A user function must not call back into the library.
+// A user function that calls back into the library, which must be refused.
 typedef struct inside {
     idist_group *world;
     idist_status status;
@@ -263,13 +267,14 @@ static void call_from_an_op(idist_group *world, int rank, int n, void *arg) {
     o.timeout_ms = 3000 * test_slow_factor();
     rank_ok(rank, idist_op_create(calls_back, &i, true, world, &op));
     rank_ok(rank, idist_all_reduce(&x, &x, 1, IDIST_I32, op, &o));
-    if (i.called) rank_is(rank, i.status, IDIST_ERR_STATE); // an MPI may compute on one rank alone
+    // An MPI may call the op on one rank only.
+    if (i.called) rank_is(rank, i.status, IDIST_ERR_STATE);
     rank_ok(rank, idist_op_free(op, world));
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A call keeps the function it was made with, although the op is freed and its number used again
-// while it runs; also one of several that wait for their turn.
+// Frees an op while several calls that use it run or wait for their turn. A new op then gets the
+// same number. Each call must keep the function it was made with.
 static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
     enum { MANY = 5000, CALLS = 6 };
     uint32_t all = UINT32_MAX, tiny = 1; // modulo 1 everything is 0
@@ -281,9 +286,9 @@ static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (uint32_t k = 0; k < CALLS * MANY; k++) x[k] = k + 1;
     rank_ok(rank, idist_op_create(add_mod, &all, true, world, &op));
-    if (rank == 0)
-        tap_sleep_ms(
-            50); // the others are in the call, with the op already gone; right without it as well
+    // By then the other ranks are in their calls and have freed the op. The results must be right
+    // without the sleep as well.
+    if (rank == 0) tap_sleep_ms(50);
     for (int c = 0; c < CALLS; c++) {
         idist_opts a = opts_async(world, &r[c]);
         rank_ok(rank, idist_all_reduce(x + c * MANY, x + c * MANY, MANY, IDIST_U32, op, &a));

@@ -1,9 +1,10 @@
-// send, recv, sendrecv: order, tags, wildcards, sizes from nothing to large, time-outs
+// send, recv, sendrecv: order, tags, wildcards, probes, sizes from zero to large, time-outs
 #include "idist.h"
 
 #include "grid.h"
 
-// Every rank sends to its right neighbour and receives from its left one, all sizes and dtypes.
+// Passes messages of many sizes and all dtypes around a ring. Each rank sends to its right neighbor
+// and receives from its left neighbor.
 static void ring_sendrecv(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[9] = {0, 1, 2, 3, 1000, 8191, 8193, 65537, 300001};
     idist_opts o = opts_of(world);
@@ -34,7 +35,8 @@ static void ring_sendrecv(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Small messages are kept until asked for, whatever the order of the tags.
+// Sends small messages and receives them in reverse order of their tags. Each message must be kept
+// until a receive asks for it.
 static void tags_out_of_order(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x;
@@ -54,8 +56,8 @@ static void tags_out_of_order(idist_group *world, int rank, int n, void *arg) {
 }
 
 static void same_tag_in_order(idist_group *world, int rank, int n, void *arg) {
-    static const size_t counts[5] = {1, 20000, 3, 200000,
-                                     0}; // across both ways a message can travel
+    // The sizes cover both ways in which a message can travel.
+    static const size_t counts[5] = {1, 20000, 3, 200000, 0};
     idist_opts o = opts_of(world);
     int32_t *x = (int32_t *)malloc(200000 * sizeof *x);
     TAP_REQUIRE(x);
@@ -108,7 +110,8 @@ static void wildcards(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A specific receive leaves what a wildcard could have had, and largest tag works.
+// Receives from rank n - 1 first and from rank 1 last. A receive must not take a message from
+// another rank. All messages have the largest tag.
 static void selective(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x = rank * 10, y = -1;
@@ -133,8 +136,9 @@ static void check_info(int rank, const idist_recv_info *info, int source, int ta
                idist_dtype_name(dtype));
 }
 
-// A message that is too long, or of another dtype, stays for a better receive. Both for messages
-// that were sent at once and for large ones that wait at the sender.
+// Receives a message into too small a buffer, and as another dtype. Both receives must fail and
+// leave the message for a receive that fits. Covers messages that are sent at once and large ones
+// that wait at the sender.
 static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[3] = {10, 5000, 100000};
     idist_opts o = opts_of(world);
@@ -164,11 +168,12 @@ static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
                        "count %zu: wrong data", count);
         }
         guarded_buffer_free(&b);
-        rank_ok(rank, idist_barrier(&o)); // nothing is broken
+        rank_ok(rank, idist_barrier(&o)); // the group must still work
     }
 }
 
-// What rank 0 sends for rank 1 to probe, and a message behind it; with i odd, when rank 1 says so.
+// Sends, from rank 0, a message for rank 1 to probe and a second message behind it. If i is odd,
+// waits until rank 1 asks for them.
 static void send_to_probe(idist_group *world, int i, int tag, size_t count, unsigned char *p) {
     idist_request request = {NULL};
     idist_opts o = opts_of(world), a = opts_async(world, &request);
@@ -180,8 +185,8 @@ static void send_to_probe(idist_group *world, int i, int tag, size_t count, unsi
     rank_ok(0, idist_wait(&request));
 }
 
-// A probe describes a message, of any size, and leaves it. Rank 1 probes before the message is sent
-// (when i is odd) or after.
+// Probes for messages of several sizes. A probe must describe the message and leave it. Rank 1
+// probes before the message is sent if i is odd, otherwise after.
 static void probes(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[4] = {0, 10, 5000, 100000};
     idist_opts o = opts_of(world);
@@ -222,7 +227,8 @@ static void probes(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// A receive that was posted before a probe gets the message; the probe gets the next one.
+// Posts a receive and then a probe. The receive must get the first message, and the probe the
+// second.
 static void probe_after_receive(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x[2] = {7, 8}, y = 0;
@@ -271,7 +277,8 @@ static void probe_times_out(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A program that only probes hears of an abort, too.
+// Probes in a loop on rank 0 while rank 1 aborts. A program that only probes must learn of the
+// abort, too.
 static void probes_in_vain(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     idist_status status = IDIST_OK;
@@ -280,7 +287,8 @@ static void probes_in_vain(idist_group *world, int rank, int n, void *arg) {
     int32_t x = 0;
     (void)arg;
     (void)n;
-    if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 0, &o)); // a barrier could fail
+    // A message, because a barrier could fail when rank 1 aborts.
+    if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 0, &o));
     if (rank == 1) rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 0, 0, NULL, &o));
     if (rank == 1) rank_ok(rank, idist_abort(world));
     while (rank == 0 && status == IDIST_OK && !found)
@@ -293,8 +301,8 @@ static void probes_in_vain(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Nobody but the holder finds a matched message: neither probes nor receives, which get the next
-// one. With i odd it is matched before it was sent.
+// Matches a message and receives it. Until then, probes must not find the message, and a receive
+// must get the next message. If i is odd, the probe comes before the send.
 static void matched_once(idist_group *world, int rank, int i, size_t count, unsigned char *p) {
     idist_request request = {NULL};
     idist_opts o = opts_of(world), a = opts_async(world, &request);
@@ -343,8 +351,8 @@ static void matched(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Messages of one tag are matched in order, and received in any order. A receive that was posted
-// before a matched probe comes first.
+// Matches messages of one tag, which must come in order, and receives them in reverse order. A
+// receive that was posted before a matched probe must get the earlier message.
 static void matched_in_order(idist_group *world, int rank, int n, void *arg) {
     enum { K = 5 };
     static const size_t counts[K] = {1, 40000, 2, 30000, 3};
@@ -360,7 +368,7 @@ static void matched_in_order(idist_group *world, int rank, int n, void *arg) {
         int32_t *at = x + k * 40000;
         requests[k].impl = NULL;
         if (rank == 0) {
-            if (k == 0) rank_ok(rank, idist_barrier(&o)); // rank 1 has posted
+            if (k == 0) rank_ok(rank, idist_barrier(&o)); // rank 1 has posted its calls
             pattern_fill((unsigned char *)at, 0, counts[k], 4, 0, (uint64_t)k);
             rank_ok(rank, idist_send(at, counts[k], IDIST_I32, 1, 3, &a));
         } else if (rank == 1) {
@@ -384,13 +392,13 @@ static void matched_in_order(idist_group *world, int rank, int n, void *arg) {
     free(x);
 }
 
-// Two threads of rank 0 probe for messages of any rank, which all differ in size, and take what
-// they have found.
+// Two threads of rank 0 match messages from any rank and receive the messages that they matched.
+// All messages differ in size.
 enum { EACH_SENDS = 60 };
 
 typedef struct contest {
     idist_group *world;
-    int *left, *seen; // messages that no thread waits for yet; how often each has come
+    int *left, *seen; // messages that no thread waits for yet; arrivals of each message
     int thread;
 } contest;
 
@@ -449,7 +457,8 @@ static void matched_by_two_threads(idist_group *world, int rank, int n, void *ar
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A receive that does not fit leaves a matched message with its holder.
+// Receives a matched message into too small a buffer, and as another dtype. The receives must fail,
+// and the holder must keep the message.
 static void matched_misfit(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[3] = {10, 5000, 100000};
     idist_opts o = opts_of(world);
@@ -509,7 +518,7 @@ static void matched_wrongly(idist_group *world, int rank, int n, void *arg) {
         rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, NULL, &o), IDIST_ERR_ARG);
         rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, &none, &o), IDIST_ERR_ARG);
     }
-    rank_ok(rank, idist_barrier(&o)); // the probe that timed out takes nothing
+    rank_ok(rank, idist_barrier(&o)); // the probe that timed out must take nothing
     if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 1, &o));
     if (rank == 1) {
         rank_ok(rank, idist_mprobe(0, 1, &m, &o));
@@ -521,7 +530,8 @@ static void matched_wrongly(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A matched message that nobody receives goes with its group.
+// Matches messages and never receives them. They must be freed with their groups, and a receive
+// after that must be refused.
 static void matched_and_left(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     idist_group *group = NULL;
@@ -538,13 +548,14 @@ static void matched_and_left(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
     rank_ok(rank, idist_free_group(&group));
     if (rank == 1) rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, &m[0], &o), IDIST_ERR_STATE);
-    if (!rank_ok(rank, idist_split(world, 0, rank, &group))) return; // at the same address, perhaps
+    if (!rank_ok(rank, idist_split(world, 0, rank, &group))) return; // perhaps at the same address
     if (rank == 1) rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, &m[0], &o), IDIST_ERR_STATE);
     rank_ok(rank, idist_free_group(&group));
-    rank_ok(rank, idist_barrier(&o)); // m[1] goes with the world
+    rank_ok(rank, idist_barrier(&o)); // m[1] is freed with the world
 }
 
-// To oneself: small ones are matched after they are sent, large ones while their send waits.
+// Matches messages that a rank sends to itself. Small messages are matched after they are sent,
+// large messages while their send waits. If i is odd, the probe comes first.
 static void matched_to_self(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[3] = {0, 1000, 200000};
     idist_opts o = opts_of(world);
@@ -574,7 +585,8 @@ static void matched_to_self(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// A posted receive that turns out too short fails when the message comes; the message stays.
+// Posts a receive that turns out to be too short. The receive must fail when the message arrives,
+// and the message must stay.
 static void posted_too_short(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x[4] = {1, 2, 3, 4}, y[4] = {0, 0, 0, 0};
@@ -638,7 +650,8 @@ static void nothing_sent(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// Large messages, blocking: the sender goes first for even ranks.
+// Exchanges large messages in pairs with blocking calls. Even ranks send first, odd ranks receive
+// first.
 static void large_blocking(idist_group *world, int rank, int n, void *arg) {
     const size_t counts[3] = {65536, 65537, 3000001};
     idist_opts o = opts_of(world);
@@ -664,7 +677,8 @@ static void large_blocking(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Large messages both ways, sends and receives posted in opposite orders of tags.
+// Exchanges large messages in both directions. Sends and receives are posted in opposite orders of
+// tags.
 static void large_reversed(idist_group *world, int rank, int n, void *arg) {
     enum { K = 8 };
     const size_t count = 50000;
@@ -704,7 +718,7 @@ static void many_outstanding(idist_group *world, int rank, int n, void *arg) {
     int32_t *s = (int32_t *)calloc(total, sizeof *s), *r = (int32_t *)calloc(total, sizeof *r);
     TAP_REQUIRE(request && s && r);
     (void)arg;
-    for (size_t i = 0; i < total; i++) { // all ranks to all ranks, themselves too
+    for (size_t i = 0; i < total; i++) { // from all ranks to all ranks, including themselves
         int peer = (int)(i % (size_t)n), tag = (int)(i / (size_t)n);
         idist_opts a = opts_async(world, &request[i]);
         rank_ok(rank, idist_recv(&r[i], 1, IDIST_I32, peer, tag, NULL, &a));
@@ -725,7 +739,8 @@ static void many_outstanding(idist_group *world, int rank, int n, void *arg) {
     free(r);
 }
 
-// Nobody sends: the receive is cancelled, and what is sent later goes to the next receive.
+// Receives when no rank sends. The time-out must cancel the receive, and a message that is sent
+// later must go to the next receive.
 static void recv_times_out(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world), brief = opts_of(world);
     int32_t x = 41, y = 0, z = 0;
@@ -753,7 +768,8 @@ static void recv_times_out(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// The same by a request, whose buffer must be free to use afterwards.
+// Receives by a request when no rank sends. After the time-out the library must no longer write to
+// the buffer.
 static void request_times_out(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -784,7 +800,8 @@ static void request_times_out(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// A send to oneself that timed out is gone: the next receive gets the next message.
+// Lets a send of a rank to itself time out. The next receive must get the next message, not the
+// cancelled one.
 static void cancelled_to_self(idist_group *world, int rank, int n, void *arg) {
     const size_t count = 200000;
     idist_opts o = opts_of(world), brief = opts_of(world);
@@ -817,9 +834,9 @@ static void own_tags(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// After megabytes of small messages that were received, a small blocking send returns by itself:
-// what a sender may have on the way without being asked for it was given back. The messages, of
-// many sizes, pass the ends of pipes everywhere, and arrive as they were sent.
+// Sends megabytes of small messages, which are received. After that, a small blocking send must
+// return by itself, because the receiver has returned the credit of the sender. The messages have
+// many sizes, so that they cross the end of a pipe at any offset. They must arrive unchanged.
 static void window_opens_again(idist_group *world, int rank, int n, void *arg) {
     enum { EACH = 3000, NBYTES = 2000 };
     idist_opts o = opts_of(world), brief = opts_of(world);
@@ -838,9 +855,8 @@ static void window_opens_again(idist_group *world, int rank, int n, void *arg) {
     }
     rank_check(!wrong, "rank %d: %d wrong bytes", rank, wrong);
     rank_ok(rank, idist_barrier(&o));
-    if (rank == 0)
-        rank_ok(rank,
-                idist_send(x, NBYTES, IDIST_U8, 1, 1, &brief)); // received after the barrier only
+    // Rank 1 receives this message only after the barrier.
+    if (rank == 0) rank_ok(rank, idist_send(x, NBYTES, IDIST_U8, 1, 1, &brief));
     rank_ok(rank, idist_barrier(&o));
     if (rank == 1) rank_ok(rank, idist_recv(x, NBYTES, IDIST_U8, 0, 1, NULL, &o));
 }
@@ -864,7 +880,7 @@ int main(void) {
         const char *name = transport_names[t];
         idist_desc d = desc_with(name, "auto");
         for (int n = 1; n <= 2; n++) {
-#ifndef RANKS_MPI // which takes a message to itself of any size at once
+#ifndef RANKS_MPI // MPI completes a send to itself of any size at once
             ranks_case(n, &d, cancelled_to_self, NULL, "a send to oneself that timed out n=%d, %s",
                        n, name);
 #endif

@@ -1,5 +1,5 @@
-// plans: calls that are prepared once and made often. That each operation works from a plan is
-// checked by its grid, in one case of eight.
+// plans: calls that are prepared once and made often. In one case of eight, the grid of each
+// operation checks that the operation works from a plan.
 #include "idist.h"
 
 #include "ranks.h"
@@ -12,8 +12,9 @@ static idist_opts opts_plan(idist_group *world, idist_plan *plan) {
     return o;
 }
 
-// A reduction, and messages around a ring, with new values each time; every third time by a
-// request, every fifth time by the plain call, which the plans of others meet.
+// Starts a planned reduction and planned messages around a ring many times, with new values each
+// time. Every third reduction uses a request. Every fifth is a plain call, which meets the plans of
+// other ranks.
 static void made_often(idist_group *world, int rank, int n, void *arg) {
     int right = (rank + 1) % n, left = (rank + n - 1) % n;
     idist_plan *sum = NULL, *send = NULL, *recv = NULL;
@@ -90,14 +91,14 @@ static void misuse(idist_group *world, int rank, int n, void *arg) {
     o.request = NULL;
     rank_is(rank, idist_broadcast_bytes(x, 8, &nbytes, 0, &o), IDIST_ERR_ARG);
     rank_is(rank, idist_sendrecv(x, 1, rank, 0, y, 1, rank, 0, IDIST_I32, NULL, &o), IDIST_ERR_ARG);
-    // A group that is freed, and another one in its place.
+    // The group of the plan is freed, and another group takes its place.
     rank_ok(rank, idist_split(world, 0, 0, &group));
     o.group = group;
     rank_ok(rank, idist_all_reduce(x, y, 2, IDIST_I32, IDIST_SUM, &o));
     rank_ok(rank, idist_plan_start(plan, NULL));
     rank_ok(rank, idist_free_group(&group));
     rank_is(rank, idist_plan_start(plan, NULL), IDIST_ERR_STATE);
-    for (int key = 0; key < 2; key++) { // the same ranks, then in reverse
+    for (int key = 0; key < 2; key++) { // ranks in the same order, then in reverse
         rank_ok(rank, idist_split(world, 0, key * (n - rank), &group));
         rank_is(rank, idist_plan_start(plan, NULL), IDIST_ERR_STATE);
         rank_ok(rank, idist_free_group(&group));
@@ -113,7 +114,7 @@ static void add(const void *in, void *inout, size_t count, idist_dtype dtype, vo
     for (size_t i = 0; i < count; i++) b[i] += a[i];
 }
 
-// An op that is freed after the plan was made.
+// Frees the op of a plan. The plan must then be refused.
 static void freed_op(idist_group *world, int rank, int n, void *arg) {
     idist_plan *plan = NULL;
     idist_op op = IDIST_OP_COUNT;
@@ -135,10 +136,10 @@ static void freed_op(idist_group *world, int rank, int n, void *arg) {
 // the order in which plans start
 //------------------------------------------------------------------------------
 
-// Who gets data that comes from the last rank, or that the last rank gets from others.
+// Ranks that get wrong data if the last rank swaps two plans: all ranks, root 0, or the last rank.
 typedef enum reached { ALL_RANKS, ROOT_0, LAST_RANK } reached;
 
-// A collective of which a rank can have two that look the same to the others.
+// A collective that a rank plans twice. Both plans look the same to the other ranks.
 typedef struct twins {
     const char *name;
     size_t count;
@@ -165,8 +166,8 @@ static idist_status call_twin(const twins *twin, int32_t *x, int32_t *y, const s
     return idist_broadcast(x, n, IDIST_I32, 0, o);
 }
 
-// The last rank starts two plans of the same collective in the other order. Nobody whom data of the
-// wrong one has reached completes the first start, and all ranks learn of it.
+// Starts two plans of the same collective, on the last rank in reverse order. No rank that gets
+// data of the wrong plan may complete a start. All ranks must learn of the mismatch.
 static void twins_swapped(idist_group *world, int rank, int n, void *arg) {
     const twins *twin = (const twins *)arg;
     const size_t nbytes = twin->count * (size_t)n * sizeof(int32_t);
@@ -211,7 +212,8 @@ static void twins_swapped(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// MPI would let these start in any order: the broadcast on one rank meets the barrier of another.
+// Starts the plans of a broadcast and a barrier, on the last rank in reverse order. MPI would allow
+// any order. Here the broadcast of one rank meets the barrier of another, which must be a mismatch.
 static void others_swapped(idist_group *world, int rank, int n, void *arg) {
     idist_plan *plan[2] = {NULL, NULL};
     idist_request r[2] = {{NULL}, {NULL}};
@@ -236,8 +238,8 @@ static void others_swapped(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 2; i++) rank_ok(rank, idist_plan_free(&plan[i]));
 }
 
-// What the ranks may do differently: fill plans of different collectives in another order, fill one
-// again with another buffer, have more plans, or use none.
+// Does what the ranks may do differently: fills plans of different collectives in another order,
+// fills a plan again, has more plans, or uses none.
 static void filled_differently(idist_group *world, int rank, int n, void *arg) {
     enum { N = 3 };
     idist_plan *plan[N] = {NULL}, *own = NULL;
@@ -249,10 +251,10 @@ static void filled_differently(idist_group *world, int rank, int n, void *arg) {
     p = opts_plan(world, own);
     if (rank % 2) rank_ok(rank, idist_all_gather(x[0], y[0], 1, IDIST_I32, &p)); // never started
     for (int k = 0; k < N; k++) {
-        int i = rank % 2 ? N - 1 - k : k; // of all_reduces with 1, 2 and 3 elements
+        int i = rank % 2 ? N - 1 - k : k; // plans of all_reduces with 1, 2 and 3 elements
         p.plan = plan[i];
         if (rank == 1) rank_ok(rank, idist_barrier(&p));
-        for (int times = 0; times <= rank; times++) // the same once more
+        for (int times = 0; times <= rank; times++) // fills the plan again with the same call
             rank_ok(rank, idist_all_reduce(x[i], y[i], (size_t)i + 1, IDIST_I32, IDIST_SUM, &p));
     }
     for (int turn = 0; turn < 20; turn++)
@@ -269,7 +271,8 @@ static void filled_differently(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_plan_free(&own));
 }
 
-// The ranks around the one that swaps make the call without a plan, and do not hide that.
+// Swaps two plans on the last rank while odd ranks make the calls without plans. The calls without
+// plans must not hide the swap.
 static void swapped_beside_plain_ones(idist_group *world, int rank, int n, void *arg) {
     idist_plan *plan[2] = {NULL, NULL};
     int32_t x[2] = {1, 100}, y[2] = {0};
@@ -341,7 +344,7 @@ static void mismatch(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_plan_free(&plan));
 }
 
-// A plan of a world that was closed.
+// Plans of a world that was closed, one for each rank, and their buffers.
 static idist_plan *kept[RANKS_MAX];
 static int32_t kept_x[RANKS_MAX], kept_y[RANKS_MAX];
 
@@ -354,7 +357,8 @@ static void outlives_its_world(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_plan_start(kept[rank], NULL));
 }
 
-// A plan of the default world, which was closed; there is a new one.
+// Starts a plan of a default world that was closed while a new default world is open. The start
+// must be refused.
 static void outlives_the_default_world(void) {
     idist_plan *plan = NULL;
     idist_opts o;

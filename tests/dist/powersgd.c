@@ -1,6 +1,8 @@
-// powersgd.c - gradients sent as products of thin matrices: those of torch's PowerSGD hooks
-// (tests/data/powersgd.txt, made by the script beside it), a training, the bytes that are sent,
-// gradients that are zero or not finite, uneven inputs, wrong descriptions
+// powersgd.c - gradients sent as products of thin matrices.
+//
+// Compares the gradients with the results of torch's PowerSGD hooks (tests/data/powersgd.txt, made
+// by the script beside it). Also tests a training, the number of bytes sent, gradients that are
+// zero or not finite, uneven inputs, and wrong descriptions.
 #include <sys/types.h>
 
 #include <sys/socket.h>
@@ -16,7 +18,7 @@ static ssize_t counted_sendmsg(int fd, const struct msghdr *message, int flags);
 #include "grid.h"
 #include "ranks.h"
 
-static uint64_t *sent_nbytes; // over sockets, by all ranks
+static uint64_t *sent_nbytes; // bytes sent over sockets by all ranks
 
 static ssize_t counted_sendmsg(int fd, const struct msghdr *message, int flags) {
     ssize_t n = sendmsg(fd, message, flags);
@@ -26,7 +28,7 @@ static ssize_t counted_sendmsg(int fd, const struct msghdr *message, int flags) 
 
 enum { N = 4, ELEMENTS = 300 };
 
-// Up to N gradients in one bucket.
+// A model with up to N gradients in one bucket.
 typedef struct model {
     idist_tensor params[N], grads[N];
     size_t rows[N];
@@ -78,7 +80,7 @@ enum { START = 2, ITERATIONS = 3 };
 typedef struct torch_case {
     int ranks, batched, rank, feedback, warm;
     double rate;
-    size_t q_cols[ITERATIONS][2]; // of the starts that are drawn
+    size_t q_cols[ITERATIONS][2]; // columns of the random starts
     float q[ITERATIONS][2][100];
     float grads[ITERATIONS][ELEMENTS];
     int q_count[ITERATIONS], iterations;
@@ -117,14 +119,14 @@ static int read_cases(torch_case *cases, int capacity) {
     return n;
 }
 
-// As in powersgd.py.
+// Returns element i of a gradient, computed as in powersgd.py.
 static float torch_gradient(int64_t i, int param, int rank, int iteration) {
     i += 7 * param;
     int64_t x = (i * i * (3 + rank) + i * (17 + 5 * iteration) + 29 * rank + 11 * iteration) % 101;
     return (float)(x - 50) / 64;
 }
 
-// Puts the start that torch has drawn in the place of ours.
+// Replaces our random start with torch's. Returns the number of matrices replaced.
 static int put_start(idist_ddp *ddp, const torch_case *c, int iteration) {
     idist__powersgd_state *state = (idist__powersgd_state *)ddp->buckets[0].exposed.state;
     int placed = 0;
@@ -179,10 +181,11 @@ static void against_torch(idist_group *world, int rank, int n, void *arg) {
 }
 
 //------------------------------------------------------------------------------
-// by itself
+// without torch
 //------------------------------------------------------------------------------
 
-// Gradients of rank 1, which every rank of the factors contains exactly.
+// Returns element i of a gradient matrix of rank 1. Factors of any rank represent this matrix
+// exactly.
 static float simple_gradient(int i, int rank) {
     int row = i / 12, col = i % 12;
     return (float)(row % 5 + 1) * (float)(col - 4) * (float)(rank + 1) / 8;
@@ -190,8 +193,8 @@ static float simple_gradient(int i, int rank) {
 
 static const size_t even_counts[N] = {96, 144, 12, 12}, even_rows[N] = {8, 12, 0, 0};
 
-// Gradients that the factors contain come out as they are: averaged, summed, of no rank, in
-// doubles.
+// Sends gradients that the factors represent exactly. The gradients must arrive unchanged:
+// averaged, summed, scaled, in doubles, and when all are zero.
 static void exact(idist_group *world, int rank, int n, void *arg) {
     const int how = *(const int *)arg;
     double wide[ELEMENTS] = {0};
@@ -230,7 +233,8 @@ static void exact(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-// A NaN on one rank is seen by all in its matrix only, and is gone in the next iteration.
+// Sends a NaN or an infinity from one rank. All ranks must get NaN in this matrix only, and none in
+// the next iteration.
 static void not_finite(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;
@@ -253,8 +257,9 @@ static void not_finite(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-// What one iteration takes away comes later: over many, the average is right. Of matrices of full
-// rank, and of a bucket that is no full square.
+// Checks the error feedback: what one iteration loses arrives in later ones, so the average over
+// many iterations must be right. Covers matrices of full rank, and a bucket that does not fill its
+// square.
 static void feedback(idist_group *world, int rank, int n, void *arg) {
     enum { STEPS = 200, USED = 264 };
     const bool square = *(const int *)arg != 0;
@@ -281,7 +286,7 @@ static void feedback(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-static int warning_count; // of all ranks
+static int warning_count; // warnings of all ranks
 
 static void count_warnings(idist_log_level level, const char *line, void *user) {
     (void)user;
@@ -291,12 +296,12 @@ static void count_warnings(idist_log_level level, const char *line, void *user) 
 
 typedef struct spike {
     float value;
-    int columns; // of P
+    int columns; // number of columns of P
     bool square, no_warm_start;
 } spike;
 
-// One gradient is far too large on one rank. Later iterations are as if it had not been: over many,
-// the average is right.
+// Sends one gradient that is far too large from one rank. Later iterations must be unaffected: the
+// average over many iterations must be right.
 static void spiked(idist_group *world, int rank, int n, void *arg) {
     enum { STEPS = 200, USED = 264, AT = 5 };
     const spike *how = (const spike *)arg;
@@ -308,7 +313,8 @@ static void spiked(idist_group *world, int rank, int n, void *arg) {
     m.powersgd.no_warm_start = how->no_warm_start;
     m.powersgd.min_compression_rate = 1;
     if (!rank_ok(rank, idist_ddp_create(&m.desc, &ddp))) return;
-    for (int step = -20; step < STEPS; step++) { // at 0 its own rounding errors have been sent
+    // By step 0 the rounding errors of the spike have been sent.
+    for (int step = -20; step < STEPS; step++) {
         for (int i = 0; i < USED; i++) m.values[i] = torch_gradient(i, 0, rank, 0);
         if (step == -10 && rank == n - 1) m.values[AT] = how->value;
         rank_ok(rank, idist_ddp_wait(ddp));
@@ -326,7 +332,8 @@ static void spiked(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-// Gradients that cancel out on purpose are no reason to drop anything.
+// Sends gradients that cancel out on purpose. The library must not drop the error feedback because
+// of this.
 static void opposite(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;
@@ -367,7 +374,8 @@ static void spikes(void) {
     tap_is(warning_count, 0, "no warning");
 }
 
-// With a warm start, results of the same gradients come to rest; with new ones they do not.
+// Sends the same gradients many times. The results must converge with a warm start, and must not
+// with a new start each time.
 static void starts(idist_group *world, int rank, int n, void *arg) {
     const bool warm = *(const int *)arg != 0;
     float before[96] = {0}, change = 0;
@@ -393,7 +401,8 @@ static void starts(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-// Each rank pulls the weights to a target of its own; together they find the mean of the targets.
+// Trains weights that each rank pulls toward its own target. The weights must reach the mean of the
+// targets.
 static void learns(idist_group *world, int rank, int n, void *arg) {
     enum { STEPS = 600, USED = 264 };
     double loss = 0;
@@ -418,7 +427,7 @@ static void learns(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-// Ranks that run out of data, and gradients that accumulate first.
+// Lets the ranks run out of data one by one, with gradients that accumulate before they are sent.
 static void uneven(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;
@@ -448,7 +457,8 @@ static void uneven(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-// Matrices of 8 x 1,000 and 300 x 40: 1,348 floats per iteration instead of 20,000.
+// Counts the bytes sent for matrices of 8 x 1,000 and 300 x 40. With PowerSGD this takes 1,348
+// floats per iteration instead of 20,000.
 static void fewer_bytes(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[2] = {8000, 12000}, rows[2] = {8, 300};
     uint64_t *used = (uint64_t *)arg;

@@ -1,4 +1,4 @@
-// reduce: result on root only, nothing written elsewhere
+// reduce: the result arrives on the root only, and nothing is written on other ranks
 #include "idist.h"
 
 #include "grid.h"
@@ -6,7 +6,7 @@
 static void check_case(grid_case *c) {
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
     bool is_root = c->rank == c->root;
-    bool no_recv = !is_root && c->salt % 2 == 0; // NULL is allowed there
+    bool no_recv = !is_root && c->salt % 2 == 0; // NULL is allowed on other ranks
     guarded_buffer send = guarded_buffer_make(nbytes, c->misalign),
                    recv = guarded_buffer_make(nbytes, c->misalign);
     bool in_place = c->in_place && is_root;
@@ -39,7 +39,8 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// A root that is slow must not make the others' next reduce arrive in the wrong one.
+// Makes 300 reduces in a row with changing roots. On a slow root, data of the next reduce must not
+// end up in the current one.
 static void many_in_a_row(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;

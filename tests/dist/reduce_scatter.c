@@ -3,8 +3,9 @@
 
 #include "grid.h"
 
-// Rank r has counts[r] elements, which v passes on. In place (recv lies at this rank's block of
-// send) the other blocks may be used as scratch, so only the result and the guards are checked.
+// Checks one call in which rank r gets counts[r] elements. `v` selects reduce_scatterv, which takes
+// the counts. In place, recv is our block of send, and the library may use the other blocks as
+// scratch. So only the result and the guards are checked then.
 static void check_blocks(grid_case *c, const size_t *counts, bool v) {
     size_t esize = idist_dtype_size(c->dtype), own = counts[c->rank], total = 0, at = 0;
     for (int k = 0; k < c->n; k++) {
@@ -34,7 +35,7 @@ static void check_case(grid_case *c) {
     check_blocks(c, counts, false);
 }
 
-// Blocks of different sizes, some of them empty.
+// Checks blocks of different sizes, some of them empty.
 static void check_case_v(grid_case *c) {
     size_t counts[RANKS_MAX];
     for (int k = 0; k < c->n; k++) {
@@ -54,7 +55,8 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
                (double)f32_of_bf16(y));
 }
 
-// One rank gets all, of narrow floats and of a premultiplied sum, which are reduced in scratch.
+// Gives the whole result to one rank. Narrow floats and a premultiplied sum are reduced in scratch
+// memory.
 static void one_rank_gets_all(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 400000 };
     idist_opts o = opts_of(world);

@@ -38,7 +38,7 @@ static void check_sum(int rank, int n, const int64_t *x, size_t count, int which
     }
 }
 
-// Completes the n_requests all_reduces, as many at a time as wait_some gives.
+// Completes n_requests all_reduces with wait_some and checks each result as soon as it is complete.
 static void complete_some(int rank, int n, idist_request *r, size_t n_requests, int64_t *const *x,
                           const size_t *counts) {
     size_t some[16], left = n_requests, count = 0;
@@ -55,7 +55,8 @@ static void complete_some(int rank, int n, idist_request *r, size_t n_requests, 
     }
 }
 
-// K all_reduces of different sizes at once, completed in an order that differs from rank to rank.
+// Starts K all_reduces of different sizes and completes them in an order that differs from rank to
+// rank.
 static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
     enum { K = 12 };
     static const size_t counts[4] = {1, 100, 5000, 60000};
@@ -85,7 +86,8 @@ static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
                 break;
             }
             seen[index] = true;
-            check_sum(rank, n, x[index], counts[index % 4], (int)index); // valid at once
+            // The result is valid at once.
+            check_sum(rank, n, x[index], counts[index % 4], (int)index);
         }
     } else if (how == 4) {
         complete_some(rank, n, r, K, x, counts);
@@ -109,11 +111,10 @@ static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// More at once than what is kept of past calls, and the last rank comes late to most of them.
-static int32_t *let_go_buffers[3]; // by rank
+static int32_t *let_go_buffers[3]; // buffers of let_go, by rank
 
-// Requests that are let go: the messages arrive all the same, also if the receiver comes after the
-// sender has begun to leave the world.
+// Frees requests that are not complete. The messages must still arrive, even if the receive starts
+// after the sender has begun to leave the world.
 static void let_go(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 300000 };
     idist_request request = {NULL}, copy;
@@ -143,15 +144,17 @@ static void let_go(idist_group *world, int rank, int n, void *arg) {
         for (int i = 0; i < COUNT; i += 999) rank_check(x[i] == i, "element %d: got %d", i, x[i]);
         rank_check(sum == 5, "a receive that was let go got %d", sum);
     }
-    rank_ok(rank, idist_request_free(&request)); // empty
+    rank_ok(rank, idist_request_free(&request)); // an empty request
     rank_ok(rank, idist_barrier(&o));
     if (rank == 0) rank_ok(rank, idist_send(x, COUNT, IDIST_I32, 1 % n, 3, &a));
     if (rank == 0) rank_ok(rank, idist_request_free(&request));
     if (rank == 1 % n) rank_ok(rank, idist_recv(x, COUNT, IDIST_I32, 0, 3, NULL, &a));
     if (rank == 1 % n) rank_ok(rank, idist_request_free(&request));
-    let_go_buffers[rank] = x; // stays until the world is closed
+    let_go_buffers[rank] = x; // used until the world is closed
 }
 
+// Starts more collectives at once than the library remembers of past calls. The last rank comes
+// late to most of them.
 static void very_many(idist_group *world, int rank, int n, void *arg) {
     enum { K = 300 };
     idist_request r[K];
@@ -173,7 +176,7 @@ static void very_many(idist_group *world, int rank, int n, void *arg) {
                        (long long)x[k]);
 }
 
-// Different collectives at once.
+// Runs eight different collectives at once.
 static void a_mix(idist_group *world, int rank, int n, void *arg) {
     enum { C = 3000 };
     const size_t m = (size_t)n;
@@ -219,12 +222,13 @@ static void a_mix(idist_group *world, int rank, int n, void *arg) {
     free(buf);
 }
 
-// Rank 1 starts its part and then only computes, without any call, until rank 0 says that its own
-// call has returned. If requests made no progress there, rank 0 would run into its time-out.
+// Flags that the ranks share in the tests of progress.
 typedef struct flags {
     int rank0_done; // atomic
 } flags;
 
+// Starts a request on every rank but rank 0. These ranks then only compute, without any call, until
+// the call of rank 0 has returned. If their requests made no progress, rank 0 would time out.
 static void progress_without_calls(idist_group *world, int rank, int n, void *arg) {
     flags *shared = (flags *)arg;
     const size_t count = 200000; // many steps
@@ -252,7 +256,8 @@ static void progress_without_calls(idist_group *world, int rank, int n, void *ar
     free(x);
 }
 
-// The same for a large message: its data has to move while the sender is away.
+// Sends a large message from rank 1, which then only computes. The data must move while the sender
+// makes no calls.
 static void p2p_without_calls(idist_group *world, int rank, int n, void *arg) {
     flags *shared = (flags *)arg;
     const size_t count = 500000;
@@ -277,7 +282,7 @@ static void p2p_without_calls(idist_group *world, int rank, int n, void *arg) {
     free(x);
 }
 
-// One thread starts, another waits.
+// Waits for a request that another thread started.
 static void *waiter(void *arg) {
     idist_request *r = (idist_request *)arg;
     idist_status status = idist_wait(r);
@@ -297,7 +302,8 @@ static void another_thread_waits(idist_group *world, int rank, int n, void *arg)
     rank_check(x == n * (n + 1) / 2, "rank %d: got %d expected %d", rank, x, n * (n + 1) / 2);
 }
 
-// wait_all goes on after a failure and returns the first one by index.
+// Makes one request fail. wait_all must complete the other requests and then return the first
+// failure by index.
 static void first_failure(idist_group *world, int rank, int n, void *arg) {
     idist_request r[3] = {{NULL}, {NULL}, {NULL}};
     idist_opts o = opts_async(world, &r[0]), b = opts_of(world);
@@ -314,13 +320,14 @@ static void first_failure(idist_group *world, int rank, int n, void *arg) {
         rank_check(y == 1, "the other one completed: got %d expected 1", y);
     }
     if (rank == 1) {
-        tap_sleep_ms(80); // so that the first one fails before the second can complete
+        tap_sleep_ms(80); // so that request 0 fails before request 1 can complete
         rank_ok(rank, idist_send(&z, 1, IDIST_I32, 0, 2, &b));
     }
     rank_ok(rank, idist_barrier(&b));
 }
 
-// One of two receives is too short. Whoever completes it is told, once.
+// Starts two receives, one of them too short. wait_some or test_all must report the failure exactly
+// once.
 static void some_fail(idist_group *world, int rank, int n, void *arg) {
     idist_request r[2] = {{NULL}, {NULL}};
     idist_opts a = opts_async(world, &r[0]), b = opts_async(world, &r[1]), o = opts_of(world);
@@ -337,7 +344,7 @@ static void some_fail(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_send(x, 1, IDIST_I32, 0, 3, &o));
         }
         if (rank == 0) {
-            rank_ok(rank, idist_probe(1, 2, &info, &o)); // so that both are complete at once
+            rank_ok(rank, idist_probe(1, 2, &info, &o)); // so that both receives complete at once
             rank_ok(rank, idist_probe(1, 3, &info, &o));
             rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 3, NULL, &a));
             rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 2, NULL, &b)); // too short
@@ -359,7 +366,8 @@ static void some_fail(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Two requests fail differently: the first by index counts, not the first in time.
+// Makes two requests fail in different ways. wait_all must return the first failure by index, not
+// the first in time.
 static void first_of_two_failures(idist_group *world, int rank, int n, void *arg) {
     idist_request r[2] = {{NULL}, {NULL}};
     idist_opts a = opts_async(world, &r[0]), b = opts_async(world, &r[1]), o = opts_of(world);
@@ -379,7 +387,7 @@ static void first_of_two_failures(idist_group *world, int rank, int n, void *arg
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A program that only ever tests sees the time-out as well.
+// Tests a request until it times out. A program that never waits must see the time-out as well.
 static void test_has_deadlines(idist_group *world, int rank, int n, void *arg) {
     idist_request r = {NULL};
     idist_opts a = opts_async(world, &r), o = opts_of(world);
@@ -395,8 +403,7 @@ static void test_has_deadlines(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A thread sleeps in a call of long patience; the call of another has a nearer deadline, which
-// holds.
+// Receives, in a second thread, a message that comes late.
 static void *receive(void *arg) {
     idist_group *world = (idist_group *)arg;
     idist_opts o = opts_of(world);
@@ -406,6 +413,8 @@ static void *receive(void *arg) {
     return NULL;
 }
 
+// Receives with a short time-out while another thread sleeps in a call with a long one. The short
+// time-out must be kept.
 static void beside_a_sleeping_thread(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world), brief = opts_of(world);
     pthread_t thread;
@@ -413,7 +422,9 @@ static void beside_a_sleeping_thread(idist_group *world, int rank, int n, void *
     (void)arg;
     brief.timeout_ms = 80;
     TAP_REQUIRE(pthread_create(&thread, NULL, receive, world) == 0);
-    tap_sleep_ms(150); // it sleeps, and has announced that; right without it as well
+    // By then the thread sleeps and has announced it. The result must be right without the sleep as
+    // well.
+    tap_sleep_ms(150);
     // The time in which a thread or the machine waits for a processor does not count.
     int64_t start_ns = tap_now_ns(), waited_ns = tap_all_waited_ns() + tap_stolen_ns();
     rank_is(rank, idist_recv(&x, 1, IDIST_I32, (rank + 1) % n, 2, NULL, &brief), IDIST_ERR_TIMEOUT);
@@ -424,16 +435,16 @@ static void beside_a_sleeping_thread(idist_group *world, int rank, int n, void *
     TAP_REQUIRE(pthread_join(thread, NULL) == 0);
 }
 
-// Who gets which of many messages: the oldest receive that wants it, whether the receives were
-// there before the messages or after them, and whether they name a tag, a source, both or none. A
-// model decides it; rank 1 sends, rank 0 receives.
+// A model that says which receive gets which message: the oldest receive that matches. Receives
+// come before or after the messages, and name a tag, a source, both or none. Rank 1 sends, rank 0
+// receives.
 enum { RECEIVES = 400, MATCHES = 3 * RECEIVES };
 
 typedef struct matching {
     int n_receives, n_messages;
-    int wants[MATCHES], source[MATCHES]; // of a receive
-    int tag[MATCHES];                    // of a message
-    int got[MATCHES];                    // which message a receive gets, -1: none yet
+    int wants[MATCHES], source[MATCHES]; // tag and source of a receive
+    int tag[MATCHES];                    // tag of a message
+    int got[MATCHES];                    // message that a receive gets, -1 if none yet
 } matching;
 
 static bool matching_send(matching *m, int tag) {
@@ -454,14 +465,15 @@ static void matching_make(matching *m, uint64_t seed) {
         m->source[m->n_receives] = x / 200 % 4 == 0 ? IDIST_ANY_SOURCE : 1;
         m->got[m->n_receives++] = -1;
     }
+    // A message that no receive wants gets a receive of its own.
     for (int k = 0; k < RECEIVES; k++)
-        if (!matching_send(m, (int)(tap_mix(seed + 500 + (uint64_t)k) %
-                                    40))) { // a receive for what nobody wants
+        if (!matching_send(m, (int)(tap_mix(seed + 500 + (uint64_t)k) % 40))) {
             m->wants[m->n_receives] = IDIST_ANY_TAG;
             m->source[m->n_receives] = 1;
             m->got[m->n_receives++] = m->n_messages - 1;
         }
-    for (int i = 0; i < m->n_receives; i++) // and a message for those that got none
+    // Each receive that got nothing gets a message of its own.
+    for (int i = 0; i < m->n_receives; i++)
         while (m->got[i] < 0) (void)matching_send(m, m->wants[i] < 0 ? 0 : m->wants[i]);
 }
 
@@ -471,9 +483,8 @@ static void who_gets_what(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int turn = 0; turn < 4; turn++) {
         matching model, *m = &model;
-        int first = turn == 0   ? 0
-                    : turn == 1 ? RECEIVES
-                                : RECEIVES / 2; // receives that are there before the messages
+        // Number of receives that are posted before the messages.
+        int first = turn == 0 ? 0 : turn == 1 ? RECEIVES : RECEIVES / 2;
         idist_request r[MATCHES];
         idist_recv_info info[MATCHES];
         int32_t x[MATCHES];
@@ -511,9 +522,9 @@ static void who_gets_what(idist_group *world, int rank, int n, void *arg) {
 #ifndef RANKS_MPI
 // ---- a request costs the same beside thousands of others ----
 //
-// What MANY at once cost is compared with what as many cost in parts of FEW: processor time of both
-// ranks, all of it. One list that every call or frame searches from its beginning makes it ten
-// times as much.
+// Compares the cost of MANY requests at once with the cost of MANY requests in parts of FEW. The
+// cost is the processor time of the process, which runs both ranks. One list that every call or
+// frame searches from its beginning makes the cost ten times as high.
 enum { FEW = 1000, MANY = 16000 };
 
 static idist_request *crowd_requests[2];
@@ -530,8 +541,8 @@ static void crowd_send(idist_group *world, int rank, int k, size_t nbytes, int t
     rank_ok(rank, idist_send(crowd_buffers[rank], nbytes, IDIST_U8, 0, tag, &a));
 }
 
-// The receives first, and the messages from the last to the first: none is for the oldest receive.
-// Both sides have told each other that they wait before it goes on.
+// Posts the receives first and sends the messages from the last to the first, so that no message is
+// for the oldest receive. Before the messages come, both sides have announced that they wait.
 static void receives_first(idist_group *world, int rank, int count) {
     idist_opts o = opts_of(world);
     for (int k = 0; k < count && rank == 0; k++) crowd_recv(world, rank, k, 4, k);
@@ -541,7 +552,7 @@ static void receives_first(idist_group *world, int rank, int count) {
     rank_ok(rank, idist_wait_all(crowd_requests[rank], (size_t)count));
 }
 
-// The messages first, too many for the room that there is for early ones.
+// Sends the messages first, more than the space for early messages holds.
 static void messages_first(idist_group *world, int rank, int count) {
     idist_opts o = opts_of(world);
     for (int k = 0; k < count && rank == 1; k++) crowd_send(world, rank, k, 1500, k);
@@ -575,7 +586,7 @@ static void in_one_group(idist_group *world, int rank, int count) {
     rank_ok(rank, idist_group_end());
 }
 
-// Nobody sends: the receives are cancelled one by one.
+// Receives when no rank sends. The receives are cancelled one by one.
 static void time_outs(idist_group *world, int rank, int count) {
     idist_opts o = opts_of(world);
     for (int k = 0; k < count && rank == 0; k++) {
@@ -619,7 +630,7 @@ static void crowded(idist_group *world, int rank, int n, void *arg) {
     if (rank == 0)
         tap_diag("%s: %.2f and %.2f us", c->name, (double)best[0] / 1e3 / MANY,
                  (double)best[1] / 1e3 / MANY);
-    // Up to 10 us more for memory that is in no cache any more.
+    // Allows up to 10 us more per request for memory that is no longer in any cache.
     rank_check(best[1] <= 4 * best[0] + (int64_t)MANY * 10000 * test_slow_factor(),
                "rank %d: a request costs %.2f us of processor time among %d, %.2f us among %d",
                rank, (double)best[0] / 1e3 / MANY, FEW, (double)best[1] / 1e3 / MANY, MANY);
@@ -637,7 +648,7 @@ static void crowds(void) {
         for (int i = 0; i < 5; i++) {
             idist_desc d = desc_with(transport_names[t], "auto");
             crowd c = all[i];
-            if (test_quick() && i % N_TRANSPORTS != t) continue; // each over one transport
+            if (test_quick() && i % N_TRANSPORTS != t) continue; // each case over one transport
             ranks_case(2, &d, crowded, &c,
                        "a request costs the same among 16,000 as among 1,000: %s, %s", c.name,
                        d.transport);
@@ -674,8 +685,8 @@ static void two_worlds(void) {
 #endif
 
 #ifndef RANKS_MPI
-// A large request goes on while the program computes and exchanges small messages with itself all
-// the time: these are complete at once, and no reason to leave the work to the program.
+// Starts a large request, then computes and exchanges small messages with itself all the time. The
+// small messages complete at once. The library must still move the large request by itself.
 static void progress_beside_small_ones(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 4 << 20 };
     static int arrived;
@@ -714,7 +725,8 @@ static void keep_line(idist_log_level level, const char *line, void *user) {
     if (strstr(line, "after idist_request_free")) snprintf((char *)user, 400, "%s", line);
 }
 
-// idist_close waits for what was let go: until it is complete or, as here, the deadline has passed.
+// Closes a world with a freed request that never completes. idist_close must wait for the request
+// until its deadline and then log a warning.
 static void let_go_and_lost(void) {
     static int32_t x[100000];
     const char *before = getenv("IDIST_LOG");
@@ -741,7 +753,7 @@ static void let_go_and_lost(void) {
 }
 #endif
 
-// What is done in every placement of the ranks.
+// Runs the cases that are repeated for every placement of the ranks.
 static void placed(const char *transport) {
     idist_desc many = desc_with(transport, "latency"), d = desc_with(transport, "auto");
     ranks_case(3, &many, very_many, NULL, "300 collectives in flight, one rank late, %s",

@@ -1,4 +1,4 @@
-// scatter: block r of root's buffer arrives on rank r; send may be NULL elsewhere
+// scatter: block r of the root's buffer arrives on rank r; send may be NULL on other ranks
 #include "idist.h"
 
 #include "grid.h"

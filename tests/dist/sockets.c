@@ -1,6 +1,6 @@
-// sockets: links of several sockets, in stripes of 1,000 bytes, so that frames and payloads are cut
-// in all places
-static int few_are_many; // whether connections are made on demand
+// sockets: links of several sockets, with stripes of 1,000 bytes that cut frames and payloads in
+// all places
+static int few_are_many; // 1 if connections are made on demand
 #define IDIST__STRIPE_BYTES ((size_t)1000)
 #define IDIST__LINKS_MANY (few_are_many ? 0 : 64)
 #define IDIST__LINKS_NEAR 0
@@ -19,7 +19,7 @@ static int32_t value_of(int from, int to, int message, size_t i) {
 
 // ---- values ----
 
-// Messages of many sizes between all pairs, in both directions at once.
+// Exchanges messages of many sizes between all pairs, in both directions at once.
 static void exchange(idist_group *world, int rank, int n) {
     static const size_t counts[] = {0, 1, 7, 234, 250, 251, 1000, 20000, LARGEST};
     enum { MESSAGES = (int)(sizeof counts / sizeof counts[0]) };
@@ -53,7 +53,7 @@ static void exchange(idist_group *world, int rank, int n) {
     free(out);
 }
 
-// A collective that goes in chunks around a ring, and one of few steps.
+// Runs all_reduces. Large ones go in chunks around a ring, small ones take few steps.
 static void collectives(idist_group *world, int rank, int n) {
     static const size_t counts[] = {1, 999, LARGEST};
     idist_opts o = opts_of(world);
@@ -74,7 +74,7 @@ static void collectives(idist_group *world, int rank, int n) {
 }
 
 typedef struct plan {
-    int sockets; // of a link
+    int sockets; // sockets per link
 } plan;
 
 static void values(idist_group *world, int rank, int n, void *arg) {
@@ -92,7 +92,7 @@ static void values(idist_group *world, int rank, int n, void *arg) {
         rank_check(s->count == p->sockets && idist__sockets_is_complete(s),
                    "rank %d: the link to %d has %d sockets", rank, k, s->count);
     }
-    rank_ok(rank, idist_barrier(&o)); // nobody leaves while another one looks
+    rank_ok(rank, idist_barrier(&o)); // no rank leaves while another rank looks
 }
 
 static void one_count(const char *transport, int sockets) {
@@ -129,7 +129,8 @@ static int asks(int number, void *arg) {
     return 0;
 }
 
-// Without a setting: as many as it takes to hold what is under way while the network is full.
+// Checks the automatic number of sockets. They must hold all data that is in flight while the
+// network is full.
 static void automatic(void) {
     static const struct {
         uint32_t round_trip_us, mbits;
@@ -149,7 +150,7 @@ static void automatic(void) {
     }
 }
 
-// desc.sockets is checked.
+// Checks that invalid values of desc.sockets are refused.
 static void bad_numbers(void) {
     static const int bad[] = {-1, 9};
     for (int i = 0; i < 2; i++) {
@@ -163,7 +164,8 @@ static void bad_numbers(void) {
 
 // ---- failures ----
 
-// Rank 0 shuts down one of the sockets of its link to rank 1, in the middle of a stream.
+// Shuts down one socket of the link from rank 0 to rank 1, in the middle of a stream. Each rank
+// must report the other as lost.
 static int breaks(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     idist__ring *ring = idist__ring_of(world->w);
@@ -196,7 +198,7 @@ static void broken(int which) {
     ranks_report("one of three sockets breaks: number %d", which);
 }
 
-// A rank is killed while others stream to it.
+// Runs all_reduces until one fails because another rank was killed.
 static int streams(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     int32_t *x = (int32_t *)calloc(LARGEST, sizeof *x);

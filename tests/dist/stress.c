@@ -1,14 +1,16 @@
 // stress: all collectives and messages in a random order, over a world and overlapping groups,
-// several at a time
+// several at a time.
 //
-// A seed and the number of a call say what all ranks call: operation, group, dtype, op, root and
-// size, which is most often one at which the library changes its way. Each rank then decides for
-// itself: blocking or with a request, in place or not, memory from malloc or from idist_alloc, at
-// which offset, and in which order it waits. Every element that arrives is compared with a value
-// computed from (rank, index, call). IDIST_TEST_SECONDS: how long, without it 6 seconds.
+// A seed and the number of a call determine what all ranks call: operation, group, dtype, op, root
+// and size. Most sizes are at a border where the library changes its algorithm. Each rank then
+// decides for itself: blocking or with a request, in place or not, and in which order to wait. Each
+// rank also chooses malloc or idist_alloc, and the offset of each buffer. Every element that
+// arrives is compared with a value computed from (rank, index, call). IDIST_TEST_SECONDS sets how
+// long the test runs. The default is 6 seconds, or 4 in the quick form.
 //
-// A rank that waits announces it after 20 ms, and the announcement wakes the others: it would turn
-// a lost wake-up into a short stall that nobody sees. Here it never comes, so that one is a hang.
+// A rank that waits announces it after 20 ms, and the announcement wakes the other ranks. It would
+// turn a lost wake-up into a short stall that nobody sees. Here the announcement never comes, so a
+// lost wake-up becomes a hang.
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST_IMPLEMENTATION
@@ -18,13 +20,13 @@
 #include "grid.h"
 
 enum {
-    PERIOD = 1021, // values repeat after so many elements: no multiple of anything the library
-                   // divides by
+    // Values repeat after PERIOD elements, which is no multiple of anything the library divides by.
+    PERIOD = 1021,
     MOST_CALLS = 6,
     MOST_RANKS = 10,
     MOST_BYTES = 5 << 20,
     GROUPS = 4,
-    N_SLICES = 21, // of the time; each has its own number of ranks, transport and algorithm
+    N_SLICES = 21, // time slices; each has its own number of ranks, transport and algorithm
     GUARD = 64
 };
 
@@ -46,9 +48,10 @@ typedef enum {
     ALL_TO_ALLV,
     REDUCE_SCATTERV,
     MESSAGE,
-    SENDRECV, // this one and those below block, and cannot stand between group_begin and group_end
-    BROADCAST_BYTES,  //
-    ALL_GATHER_BYTES, //
+    // SENDRECV and the kinds below block, and cannot stand between group_begin and group_end.
+    SENDRECV,
+    BROADCAST_BYTES,
+    ALL_GATHER_BYTES,
     N_KINDS
 } kind;
 static const char *const kind_names[N_KINDS] = {
@@ -58,13 +61,13 @@ static const char *const kind_names[N_KINDS] = {
     "gatherv", "scatterv",       "all_to_allv",     "reduce_scatterv",
     "message", "sendrecv",       "broadcast_bytes", "all_gather_bytes"};
 
-// User ops, beside the built-in ones.
+// User ops, in addition to the built-in ops.
 enum { MIXED = IDIST_MINLOC, AFFINE, PREMUL, N_OPS };
 
 typedef struct stress {
     uint64_t seed;
     int64_t end_ns;
-    int64_t n_calls; // of rank 0; atomic
+    int64_t n_calls; // calls of rank 0; atomic
 } stress;
 
 typedef struct rank_state {
@@ -74,30 +77,31 @@ typedef struct rank_state {
     idist_op user_ops[3];
     uint64_t own; // random numbers of this rank only
     uint64_t number;
-    bool wrong;  // a value: goes on to the end of the round, so that the others do
+    // A value was wrong. The rank continues to the end of the round, so that other ranks can.
+    bool wrong;
     bool broken; // a call failed
 } rank_state;
 
-// Memory between guards.
+// A buffer between guards.
 typedef struct area {
     unsigned char *base, *p;
     size_t nbytes, before;
     bool window;
 } area;
 
-// One call, the first part the same on all ranks of its group.
+// One call. The fields from `number` to `tag` are the same on all ranks of its group.
 typedef struct doing {
     uint64_t number, salt;
     kind what;
     int group, op, root;
     idist_dtype dtype;
     size_t count;
-    int src, dst, tag; // of a message
+    int src, dst, tag; // source, destination and tag of a message
     idist_group *world, *g;
-    int n, r; // of the group
+    int n, r; // size of the group, and our rank in it
     bool in_place, async, started;
     area send, recv;
-    unsigned char *to; // where the result is
+    unsigned char *to; // where the result goes
     size_t scounts[MOST_RANKS], sdispls[MOST_RANKS], rcounts[MOST_RANKS], rdispls[MOST_RANKS];
     size_t nbytes, sizes[MOST_RANKS];
     idist_recv_info info;
@@ -131,7 +135,8 @@ static void complain(rank_state *s, const doing *d, const char *fmt, ...) {
 // memory
 //------------------------------------------------------------------------------
 
-// In some calls all buffers of all ranks are shared, in the others each is or is not.
+// Allocates a buffer between guards. In some calls all buffers of all ranks are shared; in other
+// calls each buffer is shared or not.
 static area area_make(rank_state *s, const doing *d, size_t nbytes) {
     static const size_t offsets[6] = {0, 0, 0, 1, 8, 13};
     uint64_t h = own_random(s);
@@ -168,7 +173,7 @@ static bool area_guards_hold(const area *a) {
 // user ops
 //------------------------------------------------------------------------------
 
-// (1 + a)(1 + b) - 1, modulo 2^32.
+// Computes (1 + a)(1 + b) - 1 modulo 2^32.
 static void op_mixed(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
     const unsigned char *a = (const unsigned char *)in;
     unsigned char *b = (unsigned char *)inout;
@@ -183,7 +188,8 @@ static void op_mixed(const void *in, void *inout, size_t count, idist_dtype dtyp
     }
 }
 
-// x -> p x + q modulo 2^16, packed as p << 16 | q: does not commute.
+// Composes two maps x -> p x + q modulo 2^16, each packed as p << 16 | q. The operation does not
+// commute.
 static uint32_t compose(uint32_t first, uint32_t second) {
     uint32_t p = (first >> 16) * (second >> 16) & 0xFFFF,
              q = ((first & 0xFFFF) * (second >> 16) + (second & 0xFFFF)) & 0xFFFF;
@@ -228,7 +234,7 @@ static void repeat(unsigned char *p, size_t count, size_t esize) {
         memcpy(p + have * esize, p, (count - have < have ? count - have : have) * esize);
 }
 
-// What a rank of the group gives to `block`.
+// Fills p with what `rank` of the group contributes to `block`.
 static void fill_block(const doing *d, unsigned char *p, int rank, int block, size_t count) {
     size_t esize = idist_dtype_size(d->dtype), first = count < PERIOD ? count : PERIOD;
     uint64_t salt = block_salt(d, block);
@@ -246,7 +252,7 @@ static void fill_block(const doing *d, unsigned char *p, int rank, int block, si
     repeat(p, count, esize);
 }
 
-// Element i of the reduction over ranks lo .. hi - 1 of the group.
+// Computes element i of the reduction over ranks lo .. hi - 1 of the group.
 static void reduced(const doing *d, int lo, int hi, int block, size_t i, unsigned char *out) {
     uint64_t salt = block_salt(d, block);
     if (d->op == MIXED || d->op == AFFINE) {
@@ -267,7 +273,7 @@ static void reduced(const doing *d, int lo, int hi, int block, size_t i, unsigne
     }
 }
 
-// got[0 .. count) must be `want`, which has the first PERIOD of them.
+// Checks got[0 .. count) against `want`, which holds only the first PERIOD elements.
 static void compare(rank_state *s, const doing *d, const unsigned char *got,
                     const unsigned char *want, size_t count, int from) {
     size_t esize = idist_dtype_size(d->dtype), first = count < PERIOD ? count : PERIOD, i = 0;
@@ -300,7 +306,7 @@ static void check_reduced(rank_state *s, const doing *d, const unsigned char *go
 }
 
 //------------------------------------------------------------------------------
-// what call number k is
+// the plan of a call
 //------------------------------------------------------------------------------
 
 static bool wide(kind what) {
@@ -330,7 +336,8 @@ static void plan_op(doing *d, uint64_t h) {
     if (d->op == IDIST_AVG && (d->what == SCAN || d->what == EXSCAN)) d->op = IDIST_SUM;
 }
 
-// False when this rank is not in the group.
+// Plans call `number`, which stands between group_begin and group_end if `between` is true. Returns
+// false if this rank is not in the group of the call.
 static bool plan(rank_state *s, doing *d, uint64_t number, bool between) {
     uint64_t x = s->shared->seed ^ (number * 0x9E3779B97F4A7C15u), h = tap_rand(&x);
     memset(d, 0, sizeof *d);
@@ -366,7 +373,7 @@ static size_t v_count(const doing *d, int from, int to) {
     return h % 4 == 1 ? d->count : (size_t)(h >> 8) % (d->count + 1);
 }
 
-// Where the blocks lie is each rank's own affair. Returns the extent.
+// Places the blocks at random; each rank chooses its own layout. Returns the extent.
 static size_t v_layout(rank_state *s, const doing *d, const size_t *counts, size_t *displs) {
     uint64_t h = own_random(s);
     size_t at = (size_t)(h % 3);
@@ -486,12 +493,13 @@ static size_t sent_count(const doing *d, int rank) {
     return d->count + (d->salt % 2 ? (size_t)rank : 0);
 }
 
-// The sizes of broadcast_bytes and all_gather_bytes.
+// Returns how many bytes `rank` contributes to a broadcast_bytes or all_gather_bytes.
 static size_t bytes_of(const doing *d, int rank) {
     return d->what == BROADCAST_BYTES ? d->count : v_count(d, rank, 0);
 }
 
-// Who a rank sends to in a sendrecv, and who it receives from: round the circle, or in pairs.
+// Returns the rank that this rank sends to in a sendrecv if `sends`, otherwise the rank that it
+// receives from. Ranks exchange around a ring or in pairs.
 static int partner(const doing *d, bool sends) {
     int shift = (int)((d->salt >> 8) % (uint64_t)d->n);
     if (d->salt >> 4 & 1) return (shift - d->r + d->n) % d->n;
@@ -540,7 +548,8 @@ static idist_status call_message(doing *d, const idist_opts *o, bool between) {
     if (d->what == ALL_GATHER_BYTES)
         return idist_all_gather_bytes(d->send.p, d->send.nbytes, d->recv.p, d->recv.nbytes,
                                       d->sizes, &plain);
-    if (d->r == d->src && d->r == d->dst) { // to itself: one of the two must not block
+    // A send to itself: either the send or the receive must not block.
+    if (d->r == d->src && d->r == d->dst) {
         status = idist_send(d->send.p, sent, d->dtype, d->dst, d->tag, between ? &plain : &other);
     } else if (d->r == d->src) {
         status = idist_send(d->send.p, sent, d->dtype, d->dst, d->tag, o);
@@ -583,7 +592,7 @@ static void check_message(rank_state *s, const doing *d) {
 // the other collectives
 //------------------------------------------------------------------------------
 
-// Blocks in the send and in the receive buffer of this rank.
+// Returns the number of blocks in the send buffer of this rank.
 static size_t send_blocks(const doing *d) {
     bool root = d->r == d->root;
     if (d->what == REDUCE_SCATTER || d->what == ALL_TO_ALL) return (size_t)d->n;
@@ -591,6 +600,7 @@ static size_t send_blocks(const doing *d) {
     return d->what == BARRIER || d->what == BROADCAST ? 0 : 1;
 }
 
+// Returns the number of blocks in the receive buffer of this rank.
 static size_t recv_blocks(const doing *d) {
     bool root = d->r == d->root;
     if (d->what == ALL_GATHER || d->what == ALL_TO_ALL) return (size_t)d->n;
@@ -723,7 +733,8 @@ static void check(rank_state *s, doing *d) {
     d->started = false;
 }
 
-// A few calls; which ones is known to all ranks, in which order each waits for its own is not.
+// Makes a few calls. All ranks know which calls these are, but each rank waits for its own in
+// another order.
 static void one_round(rank_state *s, doing *calls) {
     uint64_t h = tap_mix(s->shared->seed + s->number);
     int k, n = 1 + (int)(h % MOST_CALLS);
@@ -754,7 +765,7 @@ static void one_round(rank_state *s, doing *calls) {
         if (calls[k].started) check(s, &calls[k]);
 }
 
-// Two halves, and two groups of some ranks in an order of their own.
+// Splits the world into two halves, and makes two groups of some ranks, each in its own order.
 static bool make_groups(rank_state *s) {
     uint64_t h = tap_mix(s->shared->seed ^ 77),
              mine = tap_mix(s->shared->seed + (uint64_t)s->rank * 13);
@@ -819,7 +830,7 @@ int main(void) {
     tap_deadline((int)seconds + 60);
     (void)ranks__log();
     tap_diag("seed %llu", (unsigned long long)tap_seed());
-#ifdef RANKS_MPI // every process has to come to the same number
+#ifdef RANKS_MPI // every process has to arrive at the same number of slices
     end_ns = tap_now_ns();
     slice_ns = 200000000;
 #endif
@@ -832,7 +843,7 @@ int main(void) {
 #ifdef RANKS_MPI
         d = desc_with(NULL, NULL);
 #else
-        if (i % 3 == 2) { // in turn as threads and as processes
+        if (i % 3 == 2) { // alternately as threads and as processes
             n = placements[i / 3 % 7].n;
             d.transport = placements[i / 3 % 7].hosts;
         }

@@ -1,5 +1,5 @@
-// unreadable: buffers that other processes cannot read (memfd_secret), where large buffers are
-// otherwise read from the memory of the other process
+// unreadable: buffers that other processes cannot read (memfd_secret). Normally a rank reads large
+// buffers directly from the memory of the other process.
 #include "idist.h"
 
 #include "ranks.h"
@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 
 enum { COUNT = 200000, KINDS = 10 };
-enum { SEND_BUFFER = 1, RECV_BUFFER = 2, SECOND_HALF = 4 }; // what is unreadable
+enum { SEND_BUFFER = 1, RECV_BUFFER = 2, SECOND_HALF = 4 }; // the parts that are unreadable
 
 static const char *const kind_names[KINDS] = {"all_reduce", "broadcast", "all_gather",
                                               "gather",     "scatter",   "reduce_scatter",
@@ -17,7 +17,7 @@ static const char *const kind_names[KINDS] = {"all_reduce", "broadcast", "all_ga
 
 typedef struct setting {
     int where; // SEND_BUFFER, ...
-    int who;   // the rank with such buffers; -1: all
+    int who;   // rank with such buffers, -1 for all ranks
     bool in_place;
 } setting;
 
@@ -27,7 +27,8 @@ static bool has_secret_memory(void) {
     return fd >= 0;
 }
 
-// Zeroed memory; secret: no other process can read it, or not the second half of it.
+// Returns zeroed memory. If `secret`, no other process can read the memory. If `half` as well, only
+// its second half is unreadable.
 static int32_t *get_memory(size_t nbytes, bool secret, bool half) {
     size_t at = half ? nbytes / 2 / 4096 * 4096 : 0;
     char *p =
@@ -43,9 +44,10 @@ static int32_t *get_memory(size_t nbytes, bool secret, bool half) {
     return (int32_t *)(void *)p;
 }
 
-// Element i of block b that rank k sends, and of block b of the result on rank r.
+// Returns element i of block b that rank k sends.
 static int32_t gives(int k, int b, int i) { return k * 1000 + b * 100 + i % 97; }
 
+// Returns element i of block b of the result on rank r.
 static int32_t arrives(int kind, int n, int r, int b, int i) {
     int32_t sum = 0;
     int last = kind == 7 ? r : n - 1;

@@ -1,17 +1,18 @@
-// all_gatherv, gatherv, scatterv, all_to_allv: counts that differ from rank to rank, with gaps and
-// in any order of blocks
+// all_gatherv, gatherv, scatterv, all_to_allv: counts that differ from rank to rank, gaps between
+// blocks, and blocks in any order
 #include "idist.h"
 
 #include "grid.h"
 
-// Where the blocks of all ranks lie in one large buffer, in elements.
+// Positions of the blocks of all ranks in one large buffer, in elements.
 typedef struct layout {
     size_t counts[RANKS_MAX];
     size_t displs[RANKS_MAX];
     size_t extent; // elements of the large buffer
 } layout;
 
-// Style 0: one after the other. 1: gaps between them. 2: gaps, and the blocks in reversed order.
+// Returns a layout of n blocks. Style 0 has no gaps, style 1 has gaps, and style 2 has gaps and the
+// blocks in reverse order.
 static layout make_layout(int n, size_t count, int style, uint64_t salt) {
     layout l;
     size_t at = style ? 3 : 0;
@@ -33,7 +34,7 @@ static const size_t *displs_of(const grid_case *c, const layout *l) {
     return style_of(c) == 0 ? NULL : l->displs;
 }
 
-// Bytes of the large buffer that belong to no block must be as they were.
+// Checks that bytes of the large buffer that belong to no block are unchanged.
 static void check_gaps(const grid_case *c, const guarded_buffer *b, const layout *l) {
     size_t esize = idist_dtype_size(c->dtype);
     for (size_t i = 0; i < l->extent; i++) {
@@ -92,7 +93,7 @@ static void gatherv(grid_case *c) {
     guarded_buffer_free(&recv);
 }
 
-// Block k of root holds elements 0 .. counts[k]-1 of the pattern of "rank k".
+// Checks scatterv. Block k of the root holds elements 0 .. counts[k] - 1 of the pattern of rank k.
 static void scatterv(grid_case *c) {
     size_t esize = idist_dtype_size(c->dtype);
     bool is_root = c->rank == c->root, in_place = c->in_place && is_root;
@@ -108,7 +109,7 @@ static void scatterv(grid_case *c) {
                                     c->root, &c->opts))) {
         grid_check_pattern(c, to, 0, own, c->rank);
         grid_check_guards(c, &recv, "receive");
-        if (is_root) check_blocks(c, &send, &l); // still as it was
+        if (is_root) check_blocks(c, &send, &l); // must be unchanged
     }
     guarded_buffer_free(&send);
     guarded_buffer_free(&recv);
@@ -134,8 +135,8 @@ static layout pair_layout(const grid_case *c, bool sending) {
     return l;
 }
 
-// What a sends to b are elements b*100000 .. of a's pattern, so that a block at the wrong place is
-// seen.
+// Checks all_to_allv. Rank a sends to rank b the elements of its pattern from b * 100000 on. This
+// exposes a block at the wrong place.
 static void all_to_allv(grid_case *c) {
     size_t esize = idist_dtype_size(c->dtype);
     layout out = pair_layout(c, true), in = pair_layout(c, false);
@@ -161,7 +162,8 @@ static void all_to_allv(grid_case *c) {
     guarded_buffer_free(&recv);
 }
 
-// What two ranks exchange has the same place and count in both directions.
+// Checks all_to_allv in place. Each block that two ranks exchange has the same place and count in
+// both directions.
 static void all_to_allv_in_place(grid_case *c) {
     size_t esize = idist_dtype_size(c->dtype), counts[RANKS_MAX];
     layout l = pair_layout(c, true);
@@ -190,7 +192,7 @@ static void all_to_allv_in_place(grid_case *c) {
     guarded_buffer_free(&x);
 }
 
-// In place, and a rank with nothing passes NULL.
+// Calls all_to_allv in place. Ranks with nothing to exchange pass NULL.
 static void in_place_of_nothing(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     size_t counts[RANKS_MAX] = {0};
@@ -204,7 +206,7 @@ static void in_place_of_nothing(idist_group *world, int rank, int n, void *arg) 
                    n);
 }
 
-// Ranks 2k and 2k + 1 exchange elements of a dtype of their own, and nothing with the others.
+// Exchanges elements only between ranks 2k and 2k + 1. Each pair of ranks has its own dtype.
 static void dtypes_of_pairs(idist_group *world, int rank, int n, void *arg) {
     static const idist_dtype dtypes[4] = {IDIST_F64, IDIST_U8, IDIST_F32_I64, IDIST_I16};
     static const size_t counts[3] = {1, 1000, 70001};
@@ -228,7 +230,8 @@ static void dtypes_of_pairs(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// One pair of ranks does not agree on the dtype, which has the same size.
+// Makes one pair of ranks disagree on the dtype. The two dtypes have the same size. All ranks must
+// get IDIST_ERR_MISMATCH.
 static void dtypes_that_differ(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     size_t sends[RANKS_MAX] = {0}, recvs[RANKS_MAX] = {0};
@@ -246,8 +249,8 @@ static void dtypes_that_differ(idist_group *world, int rank, int n, void *arg) {
                "the text is: %s", idist_last_error());
 }
 
-// One rank has everything, the others nothing: an algorithm that divides by the average count shows
-// here.
+// Gives everything to one rank and nothing to the other ranks. This exposes an algorithm that
+// divides by the average count.
 static void one_rank_has_all(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -269,7 +272,8 @@ static void one_rank_has_all(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Counts and displacements mean something on the root only; elsewhere they may point anywhere.
+// Passes invalid pointers for counts and displacements on all ranks but the root. Only the root may
+// read them.
 static void counts_of_the_root(idist_group *world, int rank, int n, void *arg) {
     const size_t *nowhere = (const size_t *)(uintptr_t)8;
     idist_opts o = opts_of(world);
@@ -300,7 +304,7 @@ int main(void) {
     grid_run("all_to_allv in place", all_to_allv_in_place, GRID_ONE_WAY | GRID_WIDE);
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc d = desc_with("auto", algorithm_names[a]);
-#ifndef ON_DEVICE_H // on device memory, where a pointer tells that the call is for the device
+#ifndef ON_DEVICE_H // in device memory, only a pointer tells that a call is for the device
         ranks_case(4, &d, in_place_of_nothing, NULL, "all_to_allv in place of nothing, %s",
                    algorithm_names[a]);
 #endif

@@ -1,10 +1,10 @@
-// wakes: ranks sleep in collectives at random moments, with one thread or two, and nothing but the
-// others wakes them
+// wakes: ranks sleep in collectives at random moments, with one thread or two, and only other ranks
+// wake them.
 //
-// A rank that waits for the next step of one member says so, and others let it sleep. A wake-up
-// that was lost would show only as a delay, because a sleeper looks around every 10 to 30 ms and is
-// woken by announcements after 20 ms. Here neither ever happens: a lost wake-up is a hang, and that
-// a time-out.
+// A rank that waits for the next step of one member says so, and other ranks let it sleep. Normally
+// a lost wake-up shows only as a delay: a sleeper looks around every 10 to 30 ms, and announcements
+// wake it after 20 ms. Here neither ever happens, so a lost wake-up becomes a hang, and the hang a
+// time-out.
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST__LOOK_NS ((int64_t)3600 * 1000000000)
@@ -19,11 +19,11 @@ enum { N_THREADS = 2, COUNT_MAX = 60000, N_OPERATIONS = 6 };
 typedef struct caller { // one thread of a rank
     idist_group *group;
     int rank, n, number, turns;
-    uint64_t seed; // the same for this thread on all ranks
+    uint64_t seed; // equal on all ranks for threads of the same number
     int32_t *x, *y;
 } caller;
 
-// The same value for element i on all ranks but for the rank itself.
+// Returns element i of `rank`. Only the term 1000 * rank differs between ranks.
 static int32_t value_of(int rank, size_t i) { return (int32_t)(i % 1000) + 1000 * rank; }
 
 static void check(const caller *c, const char *what, const int32_t *got, size_t count,
@@ -73,7 +73,7 @@ static void one_call(const caller *c, int operation, size_t count, int root) {
     }
 }
 
-// Ranks come late at random, now and then so late that the others sleep.
+// Makes a rank come late by a random time, now and then so late that other ranks sleep.
 static void come_late(uint64_t h) {
     int64_t until = tap_now_ns() + (int64_t)(h % 100000);
     if (h / 100000 % 12 == 0) tap_sleep_ms(8 + (int)(h % 8));
@@ -123,8 +123,9 @@ static void sleep_and_wake(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// Small sends that follow each other closely may wait for each other, but not for the program: they
-// arrive although rank 0 computes, and makes no call, until they have.
+// Sends a burst of small messages from rank 0, which then makes no call until they have arrived.
+// The library may hold back such sends to combine them, but must not wait for a call of the
+// program.
 static void burst_while_computing(idist_group *world, int rank, int n, void *arg) {
     enum { K = 20 };
     static int arrived;
