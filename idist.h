@@ -69,6 +69,7 @@ CONTENTS
 
       idist_mpi.h      the MPI backend
       idist_nccl.h     device memory through NCCL, CUDA IPC or pinned memory
+      idist_xla.h      device memory of XLA: TPUs, and whatever else has a PJRT plug-in
       idist_train.h    data-parallel training: samplers, loaders, gradient averaging, metrics
       idist.hpp        this API for C++: exceptions, spans, owners of handles, lambdas as workers
 
@@ -135,9 +136,10 @@ BACKENDS
 
     gloo   an alias of ring, for programs that ask for torch.distributed's gloo.
     nccl   ring with the device backend nccl, as in Ignite; needs idist_nccl.h.
+    xla    ring with a device of XLA; xla-tpu, as in Ignite: with a TPU. Both need idist_xla.h.
 
-    idist_nccl.h adds device memory to any of them. A program has the backends whose headers it
-    includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
+    idist_nccl.h and idist_xla.h add device memory to any of them. A program has the backends whose
+    headers it includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
     idist_register_backend. The world uses the backend that desc.backend or IDIST_BACKEND names.
     Otherwise it uses the first backend that accepts the configuration, in this order: the one
     registered last, ..., mpi, ring, self.
@@ -736,8 +738,9 @@ typedef struct idist_report {
 typedef struct idist_desc {
     // "ring", "mpi", "self", the name of another registered backend, or a list such as "mpi,ring".
     // The world uses the first backend of a list that accepts the configuration. The name "gloo" is
-    // an alias of "ring". The name "nccl" means "ring" with device_backend "nccl", unless that
-    // field is set. Environment: IDIST_BACKEND.
+    // an alias of "ring". The name "nccl" means "ring" with device_backend "nccl", and the names
+    // "xla" and "xla-tpu" mean "ring" with device "xla" and "tpu", unless those fields are set.
+    // Environment: IDIST_BACKEND.
     const char *backend;
 
     // "env://", "tcp://host:port", "tcp://239.x.y.z:port" or "file:///path". All but the first need
@@ -826,16 +829,18 @@ typedef struct idist_desc {
     // For idist_spawn: filled in if a worker failed. May be NULL.
     idist_report *report;
 
-    // "cuda:1", "cuda" (local rank modulo number of devices) or "cpu". The default, NULL, is "cuda"
-    // if all ranks have a device and the program includes idist_nccl.h, otherwise "cpu".
-    // Environment: IDIST_DEVICE.
+    // "cpu", "cuda", "cuda:1", "tpu", "tpu:1", "xla" or "xla:1". Without a number the device is the
+    // local rank modulo the number of devices. The default, NULL, is a device that all ranks have:
+    // "cuda" if the program includes idist_nccl.h, "tpu" or "xla" if the program includes
+    // idist_xla.h, otherwise "cpu". Environment: IDIST_DEVICE.
     const char *device;
 
     // For idist_spawn: "fork", or "exec" to run the program anew. Environment: IDIST_START_METHOD.
     const char *start_method;
 
-    // "nccl", "ipc" or "staged". The default, NULL or "auto", is the best that is available (see
-    // idist_nccl.h). Ignored without a device backend. Environment: IDIST_DEVICE_BACKEND.
+    // "nccl", "ipc", "xla" or "staged". The default, NULL or "auto", is the best that is available
+    // (see idist_nccl.h and idist_xla.h). Ignored without a device backend. Environment:
+    // IDIST_DEVICE_BACKEND.
     const char *device_backend;
 
     // An ncclComm_t * over the ranks of the world. The caller owns it until the world fails, which
@@ -845,6 +850,12 @@ typedef struct idist_desc {
     // An ncclConfig_t * for the communicators that idist creates. It is copied, but strings in it
     // must stay valid until the world is closed. May be NULL.
     const void *nccl_config;
+
+    // A PJRT_Api * and a PJRT_Client * that the program has opened, for idist_xla.h: set both or
+    // neither. The caller owns them, and they must stay until every world and idist_xla_buffer of
+    // the process has ended. Only one client of a process can have a TPU.
+    const void *xla_api;
+    void *xla_client;
 
     // Give idist's own work on the device priority. Environment: IDIST_HIGH_PRIORITY_STREAM=1.
     bool high_priority_stream;
@@ -909,10 +920,11 @@ IDIST_API int idist_get_node_rank(void);      // index of this host, in order of
 // Returns the name of the backend: "self", "ring", "mpi", or another registered name.
 IDIST_API const char *idist_backend(void);
 
-// Returns the device of this rank, such as "cpu" or "cuda:0".
+// Returns the device of this rank, such as "cpu", "cuda:0", "tpu:0" or "xla:0".
 IDIST_API const char *idist_device(void);
 
-// Returns the device backend: "none", or with idist_nccl.h "nccl", "ipc" or "staged".
+// Returns the device backend: "none"; with idist_nccl.h "nccl", "ipc" or "staged"; with idist_xla.h
+// "xla" or "staged".
 IDIST_API const char *idist_device_backend(void);
 
 // Returns the name of this host.
@@ -1754,8 +1766,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
-// restores the settings. Without an include guard, so that each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins. base/end.h ends the implementation
+// and restores the settings. Has no include guard, so that each drop-in gets a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -1767,7 +1779,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+// C++ programs may enable these warnings, but code that is also C needs the casts they report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -1777,7 +1789,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #endif
 #endif
 
-// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
+// memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -1799,10 +1812,10 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
-// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
-// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
-// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
-// The function around the macro is IDIST__NOINLINE.
+// IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
+// catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
+// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
+// the macro is IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -1827,8 +1840,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
         }                                                                         \
     } while (0)
 #else
-// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
-// unwind tables the stack ends here anyway.
+// Tells the unwinder that the stack ends in this function, because the return address is undefined.
+// Without unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
@@ -1846,7 +1859,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
     } while (0)
 #endif
 
-// The same for a callback, which must not call idist: see base/fail.h.
+// IDIST__CALLBACK(statement) is IDIST__TRY for a callback, which must not call idist and runs with
+// cancellation disabled: see base/fail.h.
 #define IDIST__CALLBACK(statement)                           \
     do {                                                     \
         int cancel_state_ = idist__os_unwind_block_cancel(); \
@@ -1859,16 +1873,18 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // ---- os/mutex_init.h -----------------------------------------------------------------------------
 
-// os/mutex_init.h: what a lock in static memory begins as
+// os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+// Included by base/begin.h. Neither file has an include guard, because each drop-in has locks of
+// its own.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
-// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
-// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+// A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
+// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
+// norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -1892,19 +1908,21 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // os/system.h: the operating system as idist sees it
 //
-// The files of this folder are an interface: types, constants and functions named idist__os_*, with
-// the contract of each function above its declaration. It says whether the function may block, what
-// it returns, and who owns what. The bodies for one system are in a folder of their own; os/linux
-// is the only one so far. The rest of idist includes no system header and calls nothing else of the
-// system; lint checks that.
+// The files of this folder are an interface of types, constants and functions named idist__os_*.
+// The comment above a function is its contract: whether the function may block, what it returns,
+// and who owns what. The bodies for each system are in a folder of their own; os/linux is the only
+// one so far. The rest of idist includes no system header and makes no system call by itself; lint
+// checks this rule.
 //
-// A port adds a folder with types.h, which has the system headers and the types that depend on the
-// system, and with a body for every function. Where a system lacks a service (reading the memory of
-// another process, fencing the others), its function may fail always: the callers have another way.
-// IDIST__OS_TYPES and IDIST__OS_BODIES name two headers that take the place of both, for tests.
+// A port adds a folder with a body for every function. Its types.h includes the system headers and
+// defines the types that depend on the system. If a system lacks a service (reading the memory of
+// another process, fencing other processes), the function for the service may always fail; its
+// callers have a fallback. For tests, IDIST__OS_TYPES and IDIST__OS_BODIES name two headers that
+// replace types.h and the bodies.
 //
-// Errors are numbers of errno.h, as C compilers for all systems have them; a port translates those
-// of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int, and -1 is none.
+// Errors are the numbers of errno.h, which C compilers for all systems have. A port translates the
+// errors of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int; -1 is no
+// descriptor.
 
 #if defined(IDIST__OS_TYPES)
 #include IDIST__OS_TYPES
@@ -1957,8 +1975,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // ---- of unwind.h ----
 
-// Evaluates an expression that is a cancellation point, and lets no request to cancel this thread
-// interrupt it. Leaves errno as the expression does.
+// Evaluates an expression that is a cancellation point, and postpones any request to cancel this
+// thread. Leaves errno as the expression sets it.
 #define IDIST__OS_CALL(expression)                                       \
     __extension__({                                                      \
         int cancel_before_;                                              \
@@ -1970,7 +1988,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
         value_;                                                          \
     })
 
-// Only the first member is set by glibc's callers; the struct is glibc's _pthread_cleanup_buffer.
+// The frame of a watch. Has the layout of glibc's struct _pthread_cleanup_buffer, whose members
+// _pthread_cleanup_push sets.
 typedef struct idist__os_unwind_frame {
     void (*left)(void *arg);
     void *arg;
@@ -1982,18 +2001,18 @@ typedef struct idist__os_unwind_frame {
 
 typedef pthread_t idist__os_thread; // a thread of this process
 typedef pthread_mutex_t idist__os_mutex;
-typedef pthread_cond_t idist__os_cond; // stays where it is in memory
+typedef pthread_cond_t idist__os_cond; // must not move in memory
 
 // ---- of process.h ----
 
-typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0: none
+typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0 if none
 typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
 
-// Signals that idist sends itself. A system without signals ends the process on the first two.
+// Signals that idist itself sends. A system without signals ends the process on the first two.
 enum {
-    IDIST__OS_PROCESS_TERMINATE = SIGTERM, // it may clean up
+    IDIST__OS_PROCESS_TERMINATE = SIGTERM, // the process may clean up
     IDIST__OS_PROCESS_KILL = SIGKILL,
-    IDIST__OS_PROCESS_CONTINUE = SIGCONT // if it is stopped
+    IDIST__OS_PROCESS_CONTINUE = SIGCONT // continues a stopped process
 };
 
 // ---- of poll.h ----
@@ -2002,7 +2021,7 @@ typedef struct pollfd idist__os_poll_entry;
 
 enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
 
-enum { IDIST__OS_WATCH_EVENTS = 32 }; // that are taken at once, at most
+enum { IDIST__OS_WATCH_EVENTS = 32 }; // maximum number of events in one take
 
 typedef struct idist__os_watch_events {
     struct epoll_event event[IDIST__OS_WATCH_EVENTS];
@@ -2021,15 +2040,17 @@ enum {
     IDIST__OS_HERE = AT_FDCWD // the current folder, where paths begin; needs no closing
 };
 
-// A walk over the names in a folder. The caller ends it, unless idist__os_folder_begin has failed.
+// A walk over the names in a folder. The caller ends the walk, unless idist__os_folder_begin
+// failed.
 typedef struct idist__os_folder_walk {
     DIR *dir;
 } idist__os_folder_walk;
 
 // ---- of socket.h ----
 
-// Where a socket is or connects to. A local address is a name in the abstract namespace, which
-// leaves no file behind and is visible inside one network namespace only, as loopback TCP is.
+// The address where a socket is bound or connects to. A local address is a name in the abstract
+// namespace. It leaves no file behind, and is visible only inside one network namespace, like
+// loopback TCP.
 typedef struct idist__os_address {
     struct sockaddr_storage sa;
     socklen_t nbytes;
@@ -2045,27 +2066,29 @@ enum { IDIST__OS_SOCKET_NAME_MAX = (int)sizeof(((struct sockaddr_un *)0)->sun_pa
 
 // os/unwind.h: what may leave a function without returning: cancellation, exceptions, longjmp
 //
-// A thread that left the implementation in the middle would keep locks for ever. So every system
-// call that is a cancellation point (POSIX, pthread_cancel) is an IDIST__OS_CALL, which disables
-// cancellation, and base/fail.h calls the functions of the program.
+// A thread that leaves the implementation in the middle would keep locks forever. Two rules prevent
+// this. Every system call that is a cancellation point (POSIX, pthread_cancel) is wrapped in
+// IDIST__OS_CALL, which disables cancellation. All functions of the program are called through
+// base/fail.h.
 //
-// IDIST__OS_CALL(expression) evaluates an expression that is a cancellation point, and lets no
-// request to cancel this thread interrupt it. It leaves errno as the expression does. types.h of a
-// system defines it; Windows cancels no threads, and there the macro is its argument.
+// IDIST__OS_CALL(expression) evaluates an expression that is a cancellation point, and postpones
+// any request to cancel this thread. It leaves errno as the expression sets it. The types.h of each
+// system defines the macro. Windows cancels no threads, so there the macro is its argument.
 
-// Disables cancellation of this thread. Returns what idist__os_unwind_allow_cancel needs.
+// Disables cancellation of this thread. Returns the value that idist__os_unwind_allow_cancel takes.
 static inline int idist__os_unwind_block_cancel(void);
 
+// Restores the cancellation state that idist__os_unwind_block_cancel returned.
 static inline void idist__os_unwind_allow_cancel(int before);
 
-// Ends the process as std::terminate does, with a core dump where these are made.
+// Ends the process as std::terminate does, with a core dump if core dumps are enabled.
 IDIST__UNUSED static void idist__os_unwind_terminate(void);
 
-// Calls `left` when longjmp or pthread_exit leaves the function that called idist__os_unwind_watch.
-// Only glibc does that. `left` must not return.
+// Calls `left` if longjmp or pthread_exit leaves the function that called idist__os_unwind_watch.
+// Works with glibc only. `left` must not return.
 static void idist__os_unwind_watch(idist__os_unwind_frame *frame, void (*left)(void *), void *arg);
 
-// The function that watched is about to return.
+// Ends the watch. Called when the watching function is about to return.
 static void idist__os_unwind_unwatch(idist__os_unwind_frame *frame);
 
 // ---- os/clock.h ----------------------------------------------------------------------------------
@@ -2081,41 +2104,45 @@ static void idist__os_unwind_unwatch(idist__os_unwind_frame *frame);
 static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
 static const int64_t IDIST__FOREVER = INT64_MAX;
 
-// Now. Never goes back; only differences between times of one host have a meaning.
+// Returns the current time. The clock never goes back. Only differences between times of one host
+// have a meaning.
 static int64_t idist__os_clock_now_ns(void);
 
-// The deadline `timeout_ms` from now; negative: never.
+// Returns the deadline that is `timeout_ms` from now, or IDIST__FOREVER if `timeout_ms` is
+// negative.
 static int64_t idist__os_clock_deadline(int64_t timeout_ms);
 
-// Milliseconds until a deadline, rounded up, as poll(2) wants them: 0 when it has passed, -1 for
-// never. At most 1000 seconds, so callers look again.
+// Returns the milliseconds until a deadline, rounded up, as poll(2) expects them: 0 if the deadline
+// has passed, -1 for IDIST__FOREVER. Returns at most 1000 seconds, so callers check again.
 static int idist__os_clock_ms_until(int64_t deadline_ns);
 
-// Blocks, for longer where the system's timer is coarse. A signal may cut it short: callers loop
-// over deadlines.
+// Blocks for `ns` nanoseconds, or longer if the system's timer is coarse. A signal may end the
+// pause early, so callers loop until a deadline.
 static void idist__os_clock_pause_ns(int64_t ns);
 
-// The same in milliseconds.
+// Blocks for `ms` milliseconds. A signal may end the pause early.
 static void idist__os_clock_pause_ms(int ms);
 
 //------------------------------------------------------------------------------
 // the time of day, as a calendar and other hosts have it
 //------------------------------------------------------------------------------
 
-// Nanoseconds since 1970, UTC. Jumps when somebody sets the clock: never wait by it.
+// Returns the nanoseconds since 1970, UTC. The time jumps when somebody sets the clock, so never
+// wait by it.
 IDIST__UNUSED static int64_t idist__os_calendar_ns(void);
 
-// Prints such a time in the local time zone as "2026-01-30 19:26:12"; "" if that is impossible.
+// Prints a time of idist__os_calendar_ns in the local time zone as "2026-01-30 19:26:12", or "" if
+// that is impossible.
 IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_t capacity);
 
 // ---- os/random.h ---------------------------------------------------------------------------------
 
 // os/random.h: random bytes
 //
-// Elsewhere: arc4random_buf on macOS, BCryptGenRandom on Windows.
+// macOS has arc4random_buf, and Windows BCryptGenRandom.
 
-// Fills the buffer with random bytes fit for keys. Never fails: in a sandbox with neither source it
-// falls back to clock and process id, because nonces must differ at least.
+// Fills the buffer with random bytes fit for keys. Never fails. In a sandbox without a random
+// source the bytes come from the clock and the process id, because nonces must at least differ.
 static void idist__os_random(void *buf, size_t nbytes);
 
 // ---- os/process.h --------------------------------------------------------------------------------
@@ -2129,6 +2156,10 @@ static void idist__os_random(void *buf, size_t nbytes);
 // Returns the value of a variable, owned by the environment, or NULL if the variable is unset or
 // empty, as torch's env:// does.
 static const char *idist__os_env(const char *name);
+
+// Sets a variable that is unset or empty, for a library that reads the environment. No other thread
+// may read or change the environment meanwhile. Returns false without memory.
+IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value);
 
 //------------------------------------------------------------------------------
 // what the system allows this process
@@ -2146,9 +2177,9 @@ static long long idist__os_limit_locked_nbytes(void);
 //------------------------------------------------------------------------------
 // this process, its children, the memory of others
 //
-// Child processes are created by fork. They are watched through a descriptor that becomes readable
-// when the child ends, if the kernel has such descriptors (pidfd, Linux 5.3), and by polling
-// otherwise. A port may use CreateProcess and a job object, or kqueue and a pipe. Without fork,
+// Child processes are created by fork. If the kernel has descriptors that become readable when a
+// child ends (pidfd, Linux 5.3), such a descriptor watches each child. Otherwise the parent polls.
+// A port may use CreateProcess and a job object, or kqueue and a pipe. Without fork,
 // idist__os_process_fork always fails, and a launcher starts the workers.
 //------------------------------------------------------------------------------
 
@@ -2211,8 +2242,8 @@ static char **idist__os_process_variables(void);
 // Sets whether a descriptor stays open in a program that this process executes. Safe after fork.
 static void idist__os_process_pass(int fd, bool pass);
 
-// Moves a descriptor above those of stdin, stdout and stderr, which may be closed. Returns false
-// with errno on failure. *fd is valid in both cases.
+// Moves a descriptor above 2, because stdin, stdout and stderr may be closed. Returns false with
+// errno on failure. *fd is valid in both cases.
 static bool idist__os_process_move_fd(int *fd);
 
 // Maps memory that this process shares with its children: the memory of a file or, if fd is -1,
@@ -2272,9 +2303,9 @@ IDIST__UNUSED static size_t idist__os_terminal_columns(void);
 //------------------------------------------------------------------------------
 // shared libraries that are loaded at run time
 //
-// Only idist_nccl.h uses these functions. They are inline so that programs without GPUs need no
-// -ldl, even without optimization. No function blocks for longer than reading a file takes.
-// Libraries are never unloaded, because they may have threads.
+// Only idist_nccl.h and idist_xla.h use these functions. They are inline so that programs without
+// devices need no -ldl, even without optimization. No function blocks for longer than reading a
+// file takes. Libraries are never unloaded, because they may have threads.
 //------------------------------------------------------------------------------
 
 // Loads a library. The loader searches its folders if `path` is a plain name. If `path` is NULL,
@@ -2295,46 +2326,55 @@ IDIST__UNUSED static inline void *idist__os_library_find(void *library, const ch
 // call.
 IDIST__UNUSED static inline const char *idist__os_library_error(void);
 
+//------------------------------------------------------------------------------
+// devices on the PCI bus
+//------------------------------------------------------------------------------
+
+// Returns true if the bus has a device of this vendor (0x1ae0 is Google). Returns false if the
+// system does not tell.
+IDIST__UNUSED static bool idist__os_pci_has_vendor(unsigned vendor);
+
 // ---- os/cpu.h ------------------------------------------------------------------------------------
 
 // os/cpu.h: processors, and hints to them
 //
-// Windows has all of it (SetThreadAffinityMask, FlushProcessWriteBuffers). macOS binds no thread
-// and fences no other process: there the set has as many processors as the machine, and the two
-// functions that ask for more return false.
+// Windows has all these services (SetThreadAffinityMask, FlushProcessWriteBuffers). macOS cannot
+// bind a thread or fence other processes. There the set has as many processors as the machine, and
+// idist__os_cpu_bind and idist__os_cpu_fence_others return false.
 
 enum { IDIST__CPU_WORDS = 128 };
 typedef struct idist__os_cpu_set {        // a set of processors
-    unsigned long bits[IDIST__CPU_WORDS]; // 8192 on 64-bit systems
+    unsigned long bits[IDIST__CPU_WORDS]; // 8192 processors on 64-bit systems
 } idist__os_cpu_set;
 
-// The processors that the calling thread may run on.
+// Gets the processors that the calling thread may run on.
 static void idist__os_cpu_usable(idist__os_cpu_set *cpus);
 
-// How many processors are in the set.
+// Returns the number of processors in the set.
 static int idist__os_cpu_set_count(const idist__os_cpu_set *cpus);
 
-// How many processors the calling thread may run on.
+// Returns the number of processors that the calling thread may run on.
 static int idist__os_cpu_count(void);
 
-// Moves the calling thread to one of the processors that it may run on (the index-th). If `stay` is
-// set it may run nowhere else from then on. False: the system refused.
+// Moves the calling thread to the index-th processor that it may run on. If `stay` is set, the
+// thread may run nowhere else from then on. Returns false if the system refuses.
 static bool idist__os_cpu_bind(int index, bool stay);
 
-// Tells the processor that this is a loop that waits.
+// Tells the processor that the caller spins in a loop.
 IDIST__UNUSED static void idist__os_cpu_relax(void);
 
-// Prefetches a cache line for writing, without waiting for it.
+// Prefetches a cache line for writing. Does not wait for the line.
 IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p);
 
-// Copies with stores that go to memory past the caches, where the processor has them. A release
-// store publishes them as usual. In assembly because reading <emmintrin.h> takes time;
-// sanitizers would not see what it reads and writes.
+// Copies with non-temporal stores, which bypass the caches, if the processor has them. A release
+// store publishes the copied bytes as usual. The stores are written in assembly because
+// <emmintrin.h> takes long to compile. Sanitizers would not see the accesses, so builds with a
+// sanitizer use memcpy.
 IDIST__UNUSED static void idist__os_cpu_stream(char *to, const char *from, size_t nbytes);
 
-// Makes all other processes that have announced themselves execute a full memory fence before it
-// returns (membarrier(2)). `announce` is that announcement, once per process. False: the system has
-// no such call.
+// Makes every other registered process execute a full memory fence before this function returns
+// (membarrier(2)). If `announce` is set, registers this process instead, which is needed once per
+// process. Returns false if the system has no such call.
 IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce);
 
 // ---- os/thread.h ---------------------------------------------------------------------------------
@@ -2344,7 +2384,7 @@ IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce);
 //------------------------------------------------------------------------------
 // threads
 //
-// Elsewhere: pthreads on macOS; on Windows _beginthreadex, a handle with the id of the thread, and
+// macOS has pthreads. Windows has _beginthreadex, a handle with the id of the thread, and
 // SwitchToThread.
 //------------------------------------------------------------------------------
 
@@ -2378,11 +2418,11 @@ IDIST__UNUSED static void idist__os_thread_handover(void);
 //------------------------------------------------------------------------------
 // locks among the threads of a process
 //
-// A mutex is not recursive, belongs to the thread that has locked it, and does not move in memory.
-// Only idist__os_mutex_lock blocks. No function fails if these rules are kept. A mutex in static
-// memory may be initialized with IDIST__OS_MUTEX_INIT (os/mutex_init.h).
+// A mutex is not recursive and does not move in memory. The thread that has locked a mutex unlocks
+// it. Only idist__os_mutex_lock blocks. No function fails if these rules are kept. A mutex in
+// static memory may be initialized with IDIST__OS_MUTEX_INIT (os/mutex_init.h).
 //
-// Elsewhere: pthreads on macOS; SRWLOCK and CONDITION_VARIABLE on Windows.
+// macOS has pthreads; Windows has SRWLOCK and CONDITION_VARIABLE.
 //------------------------------------------------------------------------------
 
 // Initializes a mutex, unlocked. Also resets a mutex that a child inherited by fork, whatever its
@@ -2431,136 +2471,147 @@ static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, in
 //------------------------------------------------------------------------------
 // files, and locks on single bytes of them
 //
-// Transfers block as long as the file system takes; locks are only tried. Failures leave the reason
-// in errno. Open files are closed on exec and belong to the caller, who closes them with
-// idist__os_file_close.
+// Transfers block as long as the file system takes. Lock calls never wait for a lock. Failures
+// leave the reason in errno. Open files are closed on exec. They belong to the caller, who closes
+// them with idist__os_file_close.
 //
 // A lock belongs to the open file, not to the process, so the ranks of one process can exclude each
-// other; it ends when the last descriptor of that open file is closed, at the latest when the
-// process dies. The locked byte need not exist. macOS and Windows have the same in flock and
+// other. The lock ends when the last descriptor of the open file is closed, at the latest when the
+// process dies. The locked byte need not exist. macOS and Windows have such locks in flock and
 // LockFileEx.
 //------------------------------------------------------------------------------
 
 typedef enum idist__os_file_mode {
     IDIST__OS_FILE_READ,   // an existing file
     IDIST__OS_FILE_UPDATE, // an existing file, to read and write; no symbolic link
-    IDIST__OS_FILE_CREATE, // the same; a missing file is made, for this user only
-    IDIST__OS_FILE_OUTPUT  // to read and write, perhaps through a link; made as other programs do
+    IDIST__OS_FILE_CREATE, // like UPDATE, but creates a missing file, for this user only
+    IDIST__OS_FILE_OUTPUT  // to read and write, also through a link; created with mode 0666
 } idist__os_file_mode;
 
 typedef enum idist__os_file_lock {
     IDIST__OS_FILE_UNKNOWN, // the file system cannot tell
     IDIST__OS_FILE_FREE,
-    IDIST__OS_FILE_LOCKED // by another open file
+    IDIST__OS_FILE_LOCKED // another open file has the lock
 } idist__os_file_lock;
 
-// IDIST__OS_NO_FILE on failure. Blocks where the path is a pipe, until it has a writer.
+// Opens a file. Returns IDIST__OS_NO_FILE on failure. If the path is a pipe, blocks until the pipe
+// has a writer.
 static idist__os_file idist__os_file_open(const char *path, idist__os_file_mode mode);
 
-// Closes a file, if it is open, and sets it to IDIST__OS_NO_FILE. False: an earlier write failed.
+// Closes a file, if it is open, and sets it to IDIST__OS_NO_FILE. Returns false if an earlier write
+// failed.
 static bool idist__os_file_close(idist__os_file *file);
 
-// Reads from the start of a file or from where the last call ended. Returns bytes, 0 at the end of
-// the file, or -1.
+// Reads from the start of a file, or from where the last call ended. Returns the number of bytes, 0
+// at the end of the file, or -1.
 static ptrdiff_t idist__os_file_read(idist__os_file file, void *buf, size_t capacity);
 
-// All bytes or none. False: errno is 0 where the file ends before.
+// Reads exactly nbytes at a position. Returns false on failure; errno is 0 if the file ends too
+// early.
 static bool idist__os_file_read_at(idist__os_file file, void *buf, size_t nbytes, uint64_t at);
 
-// After a failure some of the bytes may be written.
+// Writes nbytes at a position. Returns false on failure; some of the bytes may then be written.
 static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t nbytes,
                                     uint64_t at);
 
-// Returns when the bytes of a file are on the disk. False: errno.
+// Waits until the bytes of a file are on the disk. Returns false with errno on failure.
 IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file);
 
-// Returns true if an error of a sync means that the file system, or a sandbox, does not sync such a
-// file or folder. Other errors mean that something may be lost. The manual of fsync names EINVAL
-// and EROFS for this; file systems of networks and of user space, and sandboxes, use the others.
+// Returns true if an error of a sync means that the file system or a sandbox cannot sync such a
+// file or folder. Other errors mean that data may be lost. The manual of fsync names EINVAL and
+// EROFS for this case. Sandboxes, and file systems of networks and of user space, return the
+// others.
 IDIST__UNUSED static bool idist__os_file_refuses_sync(int error);
 
-// Cuts a file off, or prolongs it with zeros.
+// Truncates a file, or extends it with zeros.
 static bool idist__os_file_resize(idist__os_file file, uint64_t nbytes);
 
-// The size of a regular file; -1 for a folder, a pipe or a device (errno 0), and on failure.
+// Returns the size of a regular file. Returns -1 on failure, and with errno 0 for a folder, a pipe
+// or a device.
 static int64_t idist__os_file_size(idist__os_file file);
 
-// What tells the present contents of a file from those of other files and other times.
+// A version of a file: numbers that differ between two files, and change with the contents of a
+// file.
 typedef struct idist__os_file_version {
     uint64_t device, number, nbytes, modified_ns, changed_ns;
 } idist__os_file_version;
 
-// Gets the version of an open file. All zero: it is not known.
+// Gets the version of an open file, or all zeros if the version is unknown.
 IDIST__UNUSED static void idist__os_file_version_of(idist__os_file file,
                                                     idist__os_file_version *version);
 
-// Whether an error of a write means that there is no space left, for anybody or for this user.
+// Returns true if an error of a write means that the disk is full, or the quota of this user is
+// used up.
 IDIST__UNUSED static bool idist__os_file_no_space(int error);
 
-// Whether the file is ours and nobody else may read or write it.
+// Returns true if the file belongs to this user and nobody else may read or write it.
 static bool idist__os_file_is_private(idist__os_file file);
 
-// Whether a path still leads to an open file.
+// Returns true if a path still leads to an open file.
 static bool idist__os_file_is_at(idist__os_file file, const char *path);
 
-// Removes the name; those who have the file open keep it. Fails silently.
+// Removes the name of a file. Processes that have the file open keep it. Fails silently.
 static void idist__os_file_remove(const char *path);
 
-// Whether the folder exists in which a file at this path lies.
+// Returns true if the folder that would contain a file at this path exists.
 static bool idist__os_file_has_folder(const char *path);
 
-// Tries to lock one byte against all other open files. False: errno EAGAIN when another has it.
+// Tries to lock one byte against all other open files. Returns false on failure, with errno EAGAIN
+// if another open file has the lock.
 static bool idist__os_file_try_lock(idist__os_file file, uint64_t byte);
 
-// Gives the byte back.
+// Unlocks one byte.
 static void idist__os_file_unlock(idist__os_file file, uint64_t byte);
 
-// Whether another open file has locked a byte.
+// Reports whether another open file has locked a byte.
 static idist__os_file_lock idist__os_file_locked(idist__os_file file, uint64_t byte);
 
 //------------------------------------------------------------------------------
 // the names in a folder
 //
-// Calls return 0 or an errno, and may block for as long as the disk takes. A name is looked up in
-// the open folder, even if that has been moved. The caller closes what it has opened.
+// Calls return 0 or an errno unless their comments say otherwise, and may block as long as the disk
+// takes. Names are looked up in the open folder, even after the folder has been moved. The caller
+// closes the folders and files that it opens.
 //------------------------------------------------------------------------------
 
-// Creates a folder. It is no error if there is one already.
+// Creates a folder. An existing folder is no error.
 IDIST__UNUSED static int idist__os_folder_make(const char *path);
 
-// Opens an existing folder. *folder is IDIST__OS_NO_FOLDER on failure.
+// Opens an existing folder. Sets *folder to IDIST__OS_NO_FOLDER on failure.
 IDIST__UNUSED static int idist__os_folder_open(const char *path, idist__os_folder *folder);
 
 // Closes a folder, if it is open, and sets it to IDIST__OS_NO_FOLDER.
 IDIST__UNUSED static void idist__os_folder_close(idist__os_folder *folder);
 
-// Returns when the names in a folder are on the disk.
+// Waits until the names in a folder are on the disk.
 IDIST__UNUSED static int idist__os_folder_sync(idist__os_folder folder);
 
-// Opens a file for reading. If it is a pipe, does not wait for its writer.
+// Opens a file for reading. If the file is a pipe, does not wait for a writer.
 IDIST__UNUSED static int idist__os_folder_read_file(idist__os_folder folder, const char *name,
                                                     idist__os_file *file);
 
-// Creates a file for writing. EEXIST: the name is taken.
+// Creates a file for writing. EEXIST means that the name is taken.
 IDIST__UNUSED static int idist__os_folder_new_file(idist__os_folder folder, const char *name,
                                                    idist__os_file *file);
 
-// Renames a file within the folder, atomically. It replaces a file that has the new name.
+// Renames a file within the folder atomically. Replaces a file that has the new name.
 IDIST__UNUSED static int idist__os_folder_rename(idist__os_folder folder, const char *from,
                                                  const char *to);
 
-// Removes a file. ENOENT: there is none of this name.
+// Removes a file. ENOENT means that no file has this name.
 IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const char *name);
 
-// Begins a walk at the first name. Names that come or go meanwhile may be missed or seen.
+// Begins a walk at the first name. The walk may miss or see names that are added or removed
+// meanwhile.
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
                                                 idist__os_folder folder);
 
-// The next name, valid until the next call. NULL: the end, or *error is not 0.
+// Returns the next name, which is valid until the next call. Returns NULL at the end (*error is 0)
+// and on failure.
 IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_walk *walk,
                                                        int *error);
 
-// Ends a walk and frees what it has used.
+// Ends a walk and frees its resources.
 IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk);
 
 // ---- os/memory.h ---------------------------------------------------------------------------------
@@ -2570,86 +2621,93 @@ IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk
 //------------------------------------------------------------------------------
 // pages, aligned memory, memory that processes share
 //
-// Elsewhere: a file without a name is shm_open and shm_unlink on macOS, and on Windows
-// CreateFileMapping, whose handle stands for the descriptor. Discarding pages may do nothing, and
-// the guard against fork may be NULL.
+// A file without a name is made by shm_open and shm_unlink on macOS, and by CreateFileMapping on
+// Windows, where its handle serves as the descriptor. On other systems idist__os_memory_discard may
+// do nothing, and idist__os_memory_fork_word may return NULL.
 //------------------------------------------------------------------------------
 
 // A number in shared memory that is read and written atomically. i386 would align it to 4 bytes, so
-// that it could lie in two cache lines.
+// that it could span two cache lines.
 typedef uint64_t idist__counter __attribute__((aligned(8)));
 
-// The size of a page: a mapping begins and ends at multiples of it.
+// Returns the size of a page. A mapping begins and ends at a multiple of the page size.
 static size_t idist__os_memory_page_nbytes(void);
 
-// Memory at a multiple of `alignment`, a power of two from 64 to 4096, with anything in it. NULL:
-// no memory. The caller frees it with idist__os_memory_free_aligned, and with nothing else.
+// Allocates memory at a multiple of `alignment`, a power of two from 64 to 4096. The contents are
+// undefined. Returns NULL without memory. The caller frees the memory with
+// idist__os_memory_free_aligned, and with no other function.
 IDIST__UNUSED static void *idist__os_memory_aligned(size_t alignment, size_t nbytes);
 
-// NULL is no error.
+// Frees memory of idist__os_memory_aligned. Accepts NULL.
 IDIST__UNUSED static void idist__os_memory_free_aligned(void *p);
 
-// Maps a part of a file, shared with the other processes that map it, without reserving memory.
-// `at` and `nbytes` are multiples of the page size. Core dumps leave the mapping out. NULL and
-// errno on failure. The caller unmaps it; `fd` stays the caller's.
+// Maps a part of a file, shared with other processes that map it, without reserving memory. `at`
+// and `nbytes` are multiples of the page size. Core dumps leave the mapping out. Returns NULL with
+// errno on failure. The caller unmaps the memory and keeps `fd`.
 IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes);
 
-// Takes such a mapping back, whole.
+// Unmaps a whole mapping of idist__os_memory_map.
 IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes);
 
-// Gives whole pages of a mapped file back to the system, for all processes: they read as zeros from
-// then on.
+// Returns whole pages of a mapped file to the system. From then on they read as zeros in all
+// processes.
 IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes);
 
-// A file in memory, without a name, whose size can never change. -1 and errno on failure. The
-// caller closes it.
+// Reserves a range of addresses that nobody can read or write, and that takes no memory. Returns
+// NULL if the address space of the process is too small. The range is never given back.
+IDIST__UNUSED static char *idist__os_memory_addresses(size_t nbytes);
+
+// Creates a file in memory, without a name, whose size can never change. Returns its descriptor, or
+// -1 with errno. The caller closes the descriptor.
 IDIST__UNUSED static int idist__os_memory_file(size_t nbytes);
 
-// Says which limit of this process is in the way of nbytes more memory, as "locked memory is
-// limited to 8192 KiB (ulimit -l), and the program locks all its memory (mlockall)". "" if none is.
-// Elsewhere: always "".
+// Names the limit of this process that prevents an allocation of nbytes, or writes "" if no limit
+// does. For example: "locked memory is limited to 8192 KiB (ulimit -l), and the program locks all
+// its memory (mlockall)". On other systems than Linux the text is always "".
 static void idist__os_memory_limit(size_t nbytes, char *text, size_t capacity);
 
-// Takes memory for a part of such a file now, so that no access to it can fail later. 0, or an
-// errno. May take long for large parts.
+// Allocates memory for a part of a file of idist__os_memory_file now, so that no access to the part
+// can fail later. Returns 0 or an errno. May take long for large parts.
 static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes);
 
-// A new word, 0, that also reads 0 in a child made by fork until somebody writes to it there. NULL:
-// the kernel cannot do that. Freed by idist__os_memory_fork_word_free.
+// Allocates a word that is 0, and reads as 0 in a forked child until the child writes to it.
+// Returns NULL if the kernel cannot do this. The caller frees the word with
+// idist__os_memory_fork_word_free.
 static uint32_t *idist__os_memory_fork_word(void);
 
-// NULL is no error.
+// Frees a word of idist__os_memory_fork_word. Accepts NULL.
 static void idist__os_memory_fork_word_free(uint32_t *word);
 
 //------------------------------------------------------------------------------
 // a part of a file as memory
 //------------------------------------------------------------------------------
 
-// Where a window may begin: at, rounded down.
+// Returns `at` rounded down to a position where a window may begin.
 IDIST__UNUSED static size_t idist__os_window_begin(size_t at);
 
-// Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
-// long, with space on the disk, so that no access to the window can fail. What is written to the
-// window is in the file even if the process is killed. 0 or an errno. The caller unmaps it.
+// Maps nbytes of a file from a position that idist__os_window_begin returned. Extends the file to
+// the end of the window and reserves the disk space, so that no access to the window can fail.
+// Bytes written to the window are in the file even if the process is killed. Returns 0 or an errno.
+// The caller unmaps the window.
 IDIST__UNUSED static int idist__os_window_map(idist__os_file file, size_t at, size_t nbytes,
                                               char **window);
 
-// NULL is no error.
+// Unmaps a window of idist__os_window_map. Accepts NULL.
 IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes);
 
 // ---- os/wake.h -----------------------------------------------------------------------------------
 
 // os/wake.h: sleeping until another process changes a word
 //
-// Elsewhere: os_sync_wait_on_address on macOS. Windows has the like within one process only. A port
-// may sleep for a moment instead of waiting for the word, because the callers look again.
+// macOS has os_sync_wait_on_address. Windows has such a wait within one process only. A port may
+// sleep for a moment instead of waiting for the word, because the callers check the word again.
 
-// Blocks while a word in shared memory has this value, at most until the deadline; may return for
-// no reason.
+// Blocks while a word in shared memory has this value, until the deadline at the latest. May return
+// early for no reason.
 IDIST__UNUSED static void idist__os_wake_await_word(uint32_t *word, uint32_t value,
                                                     int64_t deadline_ns);
 
-// Wakes all who sleep on the word, in all processes.
+// Wakes all threads that sleep on the word, in all processes.
 IDIST__UNUSED static void idist__os_wake_word(uint32_t *word);
 
 // ---- os/poll.h -----------------------------------------------------------------------------------
@@ -2666,63 +2724,67 @@ static void idist__os_descriptor_close(int *fd);
 //------------------------------------------------------------------------------
 // waiting for descriptors, and waking the thread that waits
 //
-// A poll set is an array of entries, one per descriptor. Where there is no poll(2), WSAPoll takes
-// the same entries. Other files use an entry through these functions only.
+// A poll set is an array of entries, one per descriptor. A system without poll(2) passes the same
+// entries to WSAPoll. Other files access an entry through these functions only.
 //
-// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal:
-// eventfd on Linux, a kqueue with EVFILT_USER on macOS, a UDP socket connected to itself on
-// Windows. It is closed by idist__os_descriptor_close.
+// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal. It
+// is an eventfd on Linux, a kqueue with EVFILT_USER on macOS, and a UDP socket connected to itself
+// on Windows. The caller closes it with idist__os_descriptor_close.
 //------------------------------------------------------------------------------
 
-// Fills an entry: which events of the descriptor to wait for. The end of a stream and errors are
+// Fills an entry with a descriptor and the events to wait for. Errors and the end of the stream are
 // always reported. An entry without a descriptor (-1) never becomes ready.
 IDIST__UNUSED static void idist__os_poll_watch(idist__os_poll_entry *entry, int fd, int events);
 
-// Blocks until an entry is ready, for at most timeout_ms: 0 does not block, -1 waits forever.
-// Returns the number of entries that are ready, 0 after the time-out, or -1 and errno; EINTR means
+// Blocks until an entry is ready, for at most timeout_ms; 0 does not block, and -1 waits forever.
+// Returns the number of entries that are ready, 0 after the time-out, or -1 with errno. EINTR means
 // that a signal arrived.
 IDIST__UNUSED static int idist__os_poll(idist__os_poll_entry *entries, int count, int timeout_ms);
 
-// Whether the last idist__os_poll found anything about the descriptor, if only an error.
+// Returns true if the last idist__os_poll reported an event or an error for the descriptor.
 IDIST__UNUSED static bool idist__os_poll_ready(const idist__os_poll_entry *entry);
 
-// Blocks until one descriptor is ready for `events`, has failed or was closed by the peer. False:
-// the deadline has passed, or poll failed.
+// Blocks until a descriptor is ready for `events`, has failed or was closed by the peer. Returns
+// false if the deadline has passed or poll failed.
 static bool idist__os_poll_wait(int fd, int events, int64_t deadline_ns);
 
-// A new wake-up, or -1 and errno.
+// Returns a new wake-up, or -1 with errno.
 IDIST__UNUSED static int idist__os_poll_wakeup_new(void);
 
-// Makes the wake-up readable. Does not block; any thread may call it.
+// Makes a wake-up readable. Does not block. Any thread may call this function.
 IDIST__UNUSED static void idist__os_poll_wakeup_signal(int wakeup);
 
-// Makes it unreadable again. Does not block.
+// Makes a wake-up unreadable again. Does not block.
 IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup);
 
 //------------------------------------------------------------------------------
 // waiting for descriptors that are watched again and again
 //
-// The cost of a look does not grow with the number of descriptors: epoll on Linux, a kqueue on
-// macOS. A watch is itself a descriptor, readable while one of those is ready, and closed by
-// idist__os_descriptor_close. A descriptor is removed before it is closed.
+// The cost of a check does not grow with the number of descriptors. A watch is an epoll on Linux
+// and a kqueue on macOS: a descriptor that is readable while a descriptor in it is ready. The
+// caller closes the watch with idist__os_descriptor_close. Remove a descriptor from the watch
+// before closing it.
 //------------------------------------------------------------------------------
 
-// A new watch, or -1 and errno.
+// Returns a new watch, or -1 with errno.
 IDIST__UNUSED static int idist__os_watch_new(void);
 
-// Watches a descriptor from now on for bytes and the end of its stream (input), for space (output),
-// for both or for neither; its events carry this tag. False: errno says why it cannot.
+// Watches a descriptor for data and the end of its stream (input), for free space (output), or for
+// both. With neither, removes the descriptor. Its events carry this tag. Returns false with errno
+// on failure.
 IDIST__UNUSED static bool idist__os_watch_set(int watch, int fd, int tag, bool input, bool output);
 
-// Takes what has happened, without blocking. Returns the number of events, in turns of all
-// descriptors that are ready.
+// Gets the events that are pending, without blocking. Returns their number. If not all fit, later
+// calls report the other descriptors in turn.
 IDIST__UNUSED static int idist__os_watch_take(int watch, idist__os_watch_events *events);
 
+// Returns the tag of an event.
 IDIST__UNUSED static int idist__os_watch_tag(const idist__os_watch_events *events, int i);
 
-// As idist__os_poll_writable and idist__os_poll_readable.
+// Returns true if the descriptor of an event takes more data.
 IDIST__UNUSED static bool idist__os_watch_writable(const idist__os_watch_events *events, int i);
 
+// Returns true if the descriptor of an event has data, the end of its stream, or an error.
 IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events *events, int i);
 
 // ---- os/socket.h ---------------------------------------------------------------------------------
@@ -2730,9 +2792,9 @@ IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events 
 // os/socket.h: stream sockets, multicast datagrams, addresses and name lookup
 //
 // Every socket is non-blocking and closed on exec. The caller owns the descriptors. Only functions
-// with a deadline, and the name lookup, block. Failures leave the reason in errno. Elsewhere: on
-// macOS and Windows a local name becomes a path in a private folder. On Windows a SOCKET is cast to
-// int, as its values allow.
+// with a deadline, and the name lookup, block. Failures leave the reason in errno. On macOS and
+// Windows a local name becomes a path in a private folder. On Windows a SOCKET is cast to int, as
+// its values allow.
 
 // Makes the address of a local socket. Returns false if the name is empty or longer than
 // IDIST__OS_SOCKET_NAME_MAX bytes.
@@ -2878,67 +2940,68 @@ static unsigned long idist__os_socket_user(void);
 // Gets the name of this host. Returns false if the host has no name that fits.
 static bool idist__os_socket_host_name(char *buf, size_t capacity);
 
-// Writes a text that all processes of one machine have in common, in whatever container they run:
-// the id of the boot, or else the host name.
+// Writes a text that all processes of one machine have in common, even across containers: the id of
+// the boot, or else the host name.
 static void idist__os_socket_machine(char *text, size_t capacity);
 
-// Writes a text that two processes have in common if, and only if, they can connect through local
-// sockets: the machine, the network namespace and the user.
+// Writes a text that is equal in two processes if and only if local sockets can connect them. It
+// names the machine, the network namespace and the user.
 IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity);
 
 // ---- os/beacon.h ---------------------------------------------------------------------------------
 
 // os/beacon.h: a name that exists as long as its process, and wakes it
 //
-// A process opens a beacon under a local name. The kernel takes the name away when the process
-// ends, however it ends. Others need no connection to see that, or to wake the process while it
-// watches its beacon in poll: one socket of their own serves for any number of beacons.
+// A process opens a beacon under a local name. The kernel removes the name when the process ends,
+// for whatever reason. Other processes need no connection to see this, or to wake the process while
+// it polls its beacon. One socket per observer serves any number of beacons.
 //
-// Here a beacon is a datagram socket. On macOS its name is a path, and one on which no socket is
-// open gives ECONNREFUSED, too. On Windows the same takes a named mutex, which tells that its owner
-// has ended, and an event.
+// On Linux a beacon is a datagram socket. On macOS its name is a path; a path on which no socket is
+// open gives ECONNREFUSED, too. On Windows a beacon takes an event, and a named mutex, which shows
+// that its owner has ended.
 
-// A beacon under a local address, or -1 and errno. Watch it for IDIST__OS_READABLE.
+// Opens a beacon under a local address. Returns its descriptor, or -1 with errno. Poll the
+// descriptor for IDIST__OS_READABLE.
 IDIST__UNUSED static int idist__os_beacon_light(const idist__os_address *address);
 
-// The socket that the next two functions take, or -1 and errno.
+// Returns the socket that idist__os_beacon_wake and idist__os_beacon_look take, or -1 with errno.
 IDIST__UNUSED static int idist__os_beacon_observer(void);
 
 // Makes a beacon readable. Never blocks.
 //
-// EAGAIN has two reasons. The queue of the beacon may be full; then it is readable already. Or the
-// bytes that we have sent to all beacons, and that nobody has read yet, fill the send buffer of our
-// socket (about 280 of them); then another socket can send.
+// EAGAIN has two possible reasons. The queue of the beacon may be full; then the beacon is already
+// readable. Or the send buffer of our socket is full of datagrams that nobody has read yet (about
+// 280 of one byte each, over all beacons). Then another socket can still send.
 IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address);
 
-// Looks at a beacon, without waking its process. 0: it is lit; ECONNREFUSED: it has gone out;
-// another errno: the system does not let us see it.
+// Checks a beacon without waking its process. Returns 0 if the beacon is open, ECONNREFUSED if it
+// is closed, or another errno if the system does not let us see the beacon.
 IDIST__UNUSED static int idist__os_beacon_look(int observer, const idist__os_address *address);
 
-// Makes our own beacon unreadable again.
+// Makes the beacon of this process unreadable again.
 IDIST__UNUSED static void idist__os_beacon_clear(int beacon);
 
 // ---- os/segment.h --------------------------------------------------------------------------------
 
 // os/segment.h: passing a file in memory to another process of this host
 //
-// A descriptor travels with a short message over a local socket. Where sockets cannot carry one, a
-// port uses a name instead (shm_open, CreateFileMapping) and passes that.
+// A descriptor travels with a short message over a local socket. If the sockets of a system cannot
+// pass descriptors, a port passes a name instead (shm_open, CreateFileMapping).
 
-// Sends a message, with a descriptor unless fd is -1. Does not block. Returns the bytes sent, or -1
-// and errno; EAGAIN: the socket is full.
+// Sends a message, with a descriptor unless fd is -1. Does not block. Returns the number of bytes
+// sent, or -1 with errno. EAGAIN means that the socket is full.
 IDIST__UNUSED static ptrdiff_t idist__os_segment_send(int sock, const void *buf, size_t nbytes,
                                                       int fd);
 
-// Receives a message; *fd becomes its descriptor, which the caller closes, or -1. Does not block.
-// Returns the bytes received, 0 at the end of the stream, or -1 and errno.
+// Receives a message. Sets *fd to its descriptor, which the caller closes, or to -1. Does not
+// block. Returns the number of bytes received, 0 at the end of the stream, or -1 with errno.
 IDIST__UNUSED static ptrdiff_t idist__os_segment_receive(int sock, void *buf, size_t nbytes,
                                                          int *fd);
 
-// The size of such a file; 0 when it cannot be told.
+// Returns the size of a file that was passed this way, or 0 if the size is unknown.
 IDIST__UNUSED static size_t idist__os_segment_nbytes(int fd);
 
-// The memory of this host in bytes.
+// Returns the size of this host's memory in bytes.
 IDIST__UNUSED static uint64_t idist__os_segment_ram(void);
 
 #ifdef IDIST__OS_BODIES
@@ -3049,8 +3112,8 @@ IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_
 
 // os/linux/random.h: random bytes
 
-// Some random bytes: how many, or -1 and errno. The system call goes by number, because glibc
-// before 2.25 has no getrandom(); kernels before 3.17 have none either.
+// Gets up to nbytes random bytes. Returns their number, or -1 with errno. Makes the system call by
+// number, because glibc before 2.25 has no getrandom(). Kernels before 3.17 have no such call.
 static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
     ssize_t n = -1;
     int fd;
@@ -3099,7 +3162,11 @@ static const char *idist__os_env(const char *name) {
     return value && value[0] ? value : NULL;
 }
 
-// The soft limit; -1: there is none.
+IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value) {
+    return idist__os_env(name) || setenv(name, value, 1) == 0;
+}
+
+// Returns the soft limit, or -1 if there is none.
 static long long idist__os_limit_get(int resource) {
     struct rlimit limit;
 
@@ -3322,6 +3389,34 @@ IDIST__UNUSED static inline const char *idist__os_library_error(void) {
     return text ? text : "no reason given";
 }
 
+//------------------------------------------------------------------------------
+// devices on the PCI bus
+//------------------------------------------------------------------------------
+
+IDIST__UNUSED static bool idist__os_pci_has_vendor(unsigned vendor) {
+    char found[16], wanted[16];
+    glob_t files;
+    bool has = false;
+    size_t i;
+
+    snprintf(wanted, sizeof wanted, "0x%04x", vendor);
+    if (IDIST__OS_CALL(glob("/sys/bus/pci/devices/*/vendor", GLOB_NOSORT, NULL, &files)) != 0)
+        return false;
+
+    for (i = 0; i < files.gl_pathc && !has; i++) {
+        int fd = IDIST__OS_CALL(open(files.gl_pathv[i], O_RDONLY | O_CLOEXEC));
+
+        memset(found, 0, sizeof found);
+        if (fd < 0) continue;
+        has = IDIST__OS_CALL(read(fd, found, 6)) == 6 && strcmp(found, wanted) == 0;
+        idist__os_descriptor_close(&fd);
+    }
+
+    globfree(&files);
+
+    return has;
+}
+
 // ---- os/linux/cpu.h ------------------------------------------------------------------------------
 
 // os/linux/cpu.h: processors, and hints to them
@@ -3359,7 +3454,8 @@ static bool idist__os_cpu_bind(int index, bool stay) {
         one.bits[i / width] = 1ul << (i % width);
         if (syscall(SYS_sched_setaffinity, 0, sizeof one, &one) != 0) return false;
         if (stay) return true;
-        return syscall(SYS_sched_setaffinity, 0, sizeof all, &all) == 0; // it has moved by now
+        // The thread has moved by now.
+        return syscall(SYS_sched_setaffinity, 0, sizeof all, &all) == 0;
     }
 
     return false;
@@ -3375,7 +3471,7 @@ IDIST__UNUSED static void idist__os_cpu_relax(void) {
 
 IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p) {
 #if defined(__x86_64__)
-    // For old targets the builtin would prefetch for reading only.
+    // For old targets the builtin would only prefetch for reading.
     __asm__ __volatile__("prefetchw %0" : : "m"(*(const char *)p));
 #else
     __builtin_prefetch(p, 1);
@@ -3453,7 +3549,7 @@ IDIST__UNUSED static inline bool idist__os_thread_equal(idist__os_thread a, idis
 IDIST__UNUSED static inline void idist__os_thread_yield(void) { sched_yield(); }
 
 IDIST__UNUSED static int idist__os_thread_count(void) {
-    enum { UNKNOWN = 1000, FIELD = 20 }; // of /proc/self/stat
+    enum { UNKNOWN = 1000, FIELD = 20 }; // FIELD of /proc/self/stat
     char text[512], *at;
     ssize_t n;
     int i, fd = IDIST__OS_CALL(open("/proc/self/stat", O_RDONLY | O_CLOEXEC));
@@ -3466,7 +3562,7 @@ IDIST__UNUSED static int idist__os_thread_count(void) {
     if (n <= 0) return UNKNOWN;
 
     text[n] = 0;
-    at = strrchr(text, ')'); // field 2 is the program's name, which may contain anything
+    at = strrchr(text, ')'); // field 2 is the program's name, which may contain any character
     for (i = 2; at && i < FIELD; i++) at = strchr(at + 1, ' ');
 
     return at ? atoi(at) : UNKNOWN;
@@ -3544,7 +3640,7 @@ static ptrdiff_t idist__os_file_read(idist__os_file file, void *buf, size_t capa
     return n;
 }
 
-static const size_t IDIST__OS_FILE_AT_ONCE = (size_t)1 << 30; // bytes, per system call
+static const size_t IDIST__OS_FILE_AT_ONCE = (size_t)1 << 30; // bytes per system call
 
 static bool idist__os_file_read_at(idist__os_file file, void *buf, size_t nbytes, uint64_t at) {
     char *to = (char *)buf;
@@ -3655,10 +3751,10 @@ static bool idist__os_file_has_folder(const char *path) {
     return access(folder, F_OK) == 0;
 }
 
-// The fcntl command of a lock; headers hide its name in strict modes.
+// The fcntl commands for locks. In strict modes the headers hide their names.
 enum { IDIST__OS_FILE_GETLK = 36 /* F_OFD_GETLK */, IDIST__OS_FILE_SETLK = 37 /* F_OFD_SETLK */ };
 
-// Asks for a lock on one byte, or about it: 0, or -1 and errno.
+// Sets or queries a lock on one byte. Returns 0, or -1 with errno.
 static int idist__os_file_fcntl(idist__os_file file, int command, uint64_t byte,
                                 struct flock *lock_at) {
     lock_at->l_whence = SEEK_SET;
@@ -3740,7 +3836,7 @@ IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const 
 
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
                                                 idist__os_folder folder) {
-    // A handle of its own: two that are duplicates would share the position in the folder.
+    // The walk has a handle of its own, because duplicates would share the position in the folder.
     idist__os_folder own = IDIST__OS_CALL(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     int error;
 
@@ -3756,8 +3852,9 @@ IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_wa
                                                        int *error) {
     struct dirent *entry;
 
-    errno = 0; // readdir returns NULL at the end, and when it fails: on a number that 32 bits
-               // cannot hold, for example
+    // readdir returns NULL both at the end and on failure, for example if an entry has a number
+    // that 32 bits cannot hold.
+    errno = 0;
     entry = IDIST__OS_CALL(readdir(walk->dir));
     *error = entry ? 0 : errno;
 
@@ -3791,6 +3888,15 @@ IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes
 }
 
 IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes) { munmap(map, nbytes); }
+
+IDIST__UNUSED static char *idist__os_memory_addresses(size_t nbytes) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *map = mmap(NULL, nbytes, PROT_NONE, flags, -1, 0);
+
+    if (map == MAP_FAILED) return NULL;
+    madvise(map, nbytes, MADV_DONTDUMP);
+    return (char *)map;
+}
 
 IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes) {
     enum { REMOVE = 9 }; // MADV_REMOVE, which older headers lack
@@ -3882,7 +3988,7 @@ IDIST__UNUSED static int idist__os_window_map(idist__os_file file, size_t at, si
     *window = NULL;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         limit.rlim_cur < at + nbytes)
-        return EFBIG; // to exceed the limit would raise a signal
+        return EFBIG; // exceeding the limit would raise a signal
 
     error = idist__os_memory_reserve(file, at, nbytes);
     if (error) return error;
@@ -3901,9 +4007,9 @@ IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
 
 // os/linux/wake.h: sleeping until another process changes a word
 
-// The futex system call takes a time of its own, which is not always struct timespec: two longs on
-// most architectures, even where time_t has 64 bits and long has 32; two 64-bit numbers on those
-// that came later (futex_time64).
+// A timeout of the futex system call is not always a struct timespec. It is two longs on most
+// architectures, even if time_t has 64 bits and long has 32. On newer architectures it is two
+// 64-bit numbers (futex_time64).
 #ifdef SYS_futex
 enum { IDIST__OS_FUTEX = SYS_futex };
 typedef long idist__os_futex_part;
@@ -3955,12 +4061,12 @@ IDIST__UNUSED static bool idist__os_poll_ready(const idist__os_poll_entry *entry
     return entry->revents != 0;
 }
 
-// Whether it found that the descriptor takes bytes.
+// Returns true if the last idist__os_poll found that the descriptor takes bytes.
 IDIST__UNUSED static bool idist__os_poll_writable(const idist__os_poll_entry *entry) {
     return (entry->revents & POLLOUT) != 0;
 }
 
-// Whether it found bytes, the end of the stream, or an error.
+// Returns true if the last idist__os_poll found bytes, the end of the stream, or an error.
 IDIST__UNUSED static bool idist__os_poll_readable(const idist__os_poll_entry *entry) {
     return (entry->revents & ~POLLOUT) != 0;
 }
@@ -4037,7 +4143,7 @@ static bool idist__os_socket_local_address(idist__os_address *address, const cha
     memset(address, 0, sizeof *address);
     if (!nbytes || nbytes > IDIST__OS_SOCKET_NAME_MAX) return false;
     local->sun_family = AF_UNIX;
-    memcpy(local->sun_path + 1, name, nbytes); // the zero byte before it means abstract
+    memcpy(local->sun_path + 1, name, nbytes); // a leading zero byte: abstract namespace
     address->nbytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + nbytes);
 
     return true;
@@ -4137,7 +4243,8 @@ static bool idist__os_socket_peer_address(int fd, idist__os_address *address) {
     return getpeername(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
 }
 
-// The congestion control of a TCP socket. False: the system does not tell.
+// Gets the name of the congestion control of a TCP socket. Returns false if the system does not
+// tell.
 static bool idist__os_socket_congestion(int fd, char name[16]) {
     socklen_t nbytes = 15;
 
@@ -4147,10 +4254,10 @@ static bool idist__os_socket_congestion(int fd, char name[16]) {
 
 static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || error == ENFILE; }
 
-// A stream socket without Nagle's delay, or -1.
+// Opens a stream socket without Nagle's delay. Returns -1 on failure.
 //
-// BBR sends by a timer, which inside a machine room costs more than half of the bandwidth. Another
-// congestion control takes its place until idist__os_socket_measured.
+// BBR paces its sends by a timer, which costs more than half of the bandwidth inside a machine
+// room. Another congestion control replaces BBR until idist__os_socket_measured.
 static int idist__os_socket_open(int family) {
     int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     char name[16];
@@ -4175,7 +4282,8 @@ static int idist__os_socket_local_error(void) {
 }
 
 IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
-    enum { MIN_RTT_AT = 148 }; // in struct tcp_info, of which the C library may know the beginning
+    // Offset in struct tcp_info. The C library may declare only the beginning of the struct.
+    enum { MIN_RTT_AT = 148 };
     unsigned char info[256];
     socklen_t nbytes = sizeof info;
     uint32_t min_rtt_us = 0;
@@ -4185,10 +4293,11 @@ IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
     if (nbytes >= MIN_RTT_AT + sizeof min_rtt_us)
         memcpy(&min_rtt_us, info + MIN_RTT_AT, sizeof min_rtt_us);
 
-    return min_rtt_us != UINT32_MAX ? min_rtt_us : 0; // the kernel has not measured any
+    return min_rtt_us != UINT32_MAX ? min_rtt_us : 0; // UINT32_MAX: not measured
 }
 
-// The third number in a file of the kernel's settings: the most bytes of a buffer. 0: not known.
+// Returns the third number in a file of kernel settings, the maximum size of a buffer, or 0 if
+// unknown.
 static uint64_t idist__os_socket_setting(const char *path) {
     char text[64], *at = text;
     uint64_t number = 0;
@@ -4239,7 +4348,7 @@ IDIST__UNUSED static void idist__os_socket_measured(int fd) {
 
     if (idist__os_socket_round_trip_us(fd) < NEAR_US) return;
 
-    fresh = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); // has that of the system
+    fresh = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); // has the system's congestion control
     if (fresh < 0) return;
     if (idist__os_socket_congestion(fresh, name))
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
@@ -4252,7 +4361,7 @@ static int idist__os_socket_listen(const idist__os_address *address) {
     if (fd < 0) return -1;
     if (!idist__os_socket_is_local(address))
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (address->sa.ss_family == AF_INET6) // IPv4 as well, at the wildcard
+    if (address->sa.ss_family == AF_INET6) // the wildcard accepts IPv4 as well
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
     if (bind(fd, (const struct sockaddr *)&address->sa, address->nbytes) == 0 &&
         listen(fd, 4096) == 0)
@@ -4278,7 +4387,7 @@ static int idist__os_socket_listen_everywhere(int port) {
     fd = idist__os_socket_listen(&any);
     if (fd >= 0 || errno == EADDRINUSE) return fd;
 
-    memset(&any, 0, sizeof any); // a system without IPv6
+    memset(&any, 0, sizeof any); // the system has no IPv6
     v4->sin_family = AF_INET;
     v4->sin_port = htons((uint16_t)port);
     any.nbytes = sizeof *v4;
@@ -4311,8 +4420,8 @@ static int idist__os_socket_interfaces(idist__os_interface *list, int capacity) 
     return count;
 }
 
-// Whether the process at the other end of a local socket belongs to our user: abstract sockets have
-// no permissions.
+// Returns true if the process at the other end of a local socket belongs to our user. Abstract
+// sockets have no permissions, so this check replaces them.
 static bool idist__os_socket_is_same_user(int fd) {
     struct {
         pid_t pid;
@@ -4445,8 +4554,8 @@ static bool idist__os_socket_route(const idist__os_address *to, idist__os_addres
     bool found;
 
     if (fd < 0) return false;
-    found = IDIST__OS_CALL(connect(fd, (const struct sockaddr *)&to->sa, to->nbytes)) ==
-                0 && // sends nothing
+    // Connecting a datagram socket sends nothing.
+    found = IDIST__OS_CALL(connect(fd, (const struct sockaddr *)&to->sa, to->nbytes)) == 0 &&
             idist__os_socket_own_address(fd, own);
     error = errno;
     IDIST__OS_CALL(close(fd));
@@ -4656,21 +4765,21 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
 //
 // Functions: idist__fail_*, idist__callback_*.
 //
-// Every failure gets its status and its text here, once, where the failure is noticed;
-// idist_last_error returns the text. The functions of the program are called here, too, so that
-// what they throw ends here.
+// Every failure gets its status and its text here, once, where the failure is noticed.
+// idist_last_error returns the text. The functions of the program are called through this file,
+// too, so that their exceptions are caught.
 
 //------------------------------------------------------------------------------
 // status names, and the text of a thread's last failure
 //------------------------------------------------------------------------------
 
 typedef struct idist__thread { // thread-local state
-    char text[1024];           // of idist_last_error
-    char kept_text[1024];      // `text` as it was before the first failure inside a call
-    int quiet_depth;           // > 0: inside a call that may succeed in spite of a failure
+    char text[1024];           // the result of idist_last_error
+    char kept_text[1024];      // `text` before the first failure inside a call
+    int quiet_depth;           // > 0 inside a call that may succeed in spite of a failure
     bool has_kept;             // kept_text is in use
-    int callbacks;             // > 0: inside a function of the caller's, which must not call us
-    char thrown[256];          // what that function has thrown; "": nothing
+    int callbacks;             // > 0 inside a callback, which must not call idist
+    char thrown[256];          // what the callback has thrown, or ""
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;
@@ -4714,13 +4823,13 @@ void idist_set_last_error(const char *text) {
     size_t n = text ? strlen(text) : 0;
 
     if (n >= sizeof idist__me.text) n = sizeof idist__me.text - 1;
-    if (n) memmove(idist__me.text, text, n); // text may be that of idist_last_error
+    if (n) memmove(idist__me.text, text, n); // text may be the result of idist_last_error
     idist__me.text[n] = 0;
 }
 
-// Every failure passes through here at the place where it is noticed. The text says what happened,
-// to whom, and what to do. Its arguments may include the previous text, to which a caller adds what
-// it was doing.
+// Records a failure where it is noticed, and returns its status. Every failure passes through this
+// function. The text says what happened, to whom, and what to do about it. Its arguments may
+// include the previous text, to which a caller adds what it was doing.
 IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
     char text[sizeof idist__me.text];
     va_list args;
@@ -4738,14 +4847,15 @@ IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const c
     return status;
 }
 
-// Begins a part of a call that may succeed although something fails on the way: an attempt that is
-// repeated, or replaced by another one. A failure then changes idist_last_error only if the
-// outermost such part ends with it.
+// Begins a part of a call that may succeed in spite of a failure inside it: an attempt that is
+// repeated, or replaced by another. A failure then changes idist_last_error only if the outermost
+// such part fails.
 static inline void idist__fail_begin(void) {
     if (!idist__me.quiet_depth++) idist__me.has_kept = false;
 }
 
-// Ends such a part, which returns this status.
+// Ends a part of a call that idist__fail_begin began. `status` is the result of the part; returns
+// it.
 static inline idist_status idist__fail_end(idist_status status) {
     idist__thread *self = &idist__me;
 
@@ -4754,13 +4864,13 @@ static inline idist_status idist__fail_end(idist_status status) {
     return status;
 }
 
-// The same for a failed system call, with the system's words for errno.
+// Records the failure of a system call, with the system's text for errno.
 static idist_status idist__fail_errno(const char *what, int err) {
     idist_status status = IDIST_ERR_SYSTEM;
 
     if (err == EMFILE)
         return idist__fail(IDIST_ERR_NO_FDS, "%s: %s: raise ulimit -n", what, strerror(err));
-    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // those of the whole machine
+    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // the machine has no descriptor left
     if (err == ENOMEM) status = IDIST_ERR_NO_MEMORY;
     if (err == ENOSPC) status = IDIST_ERR_NO_SPACE;
     if (err == EADDRINUSE) status = IDIST_ERR_ADDR_IN_USE;
@@ -4770,20 +4880,21 @@ static idist_status idist__fail_errno(const char *what, int err) {
 //------------------------------------------------------------------------------
 // calling functions of the program
 //
-// A callback runs with locks held. So it must not call idist, and this thread is not cancelled in
-// it. IDIST__CALLBACK (base/begin.h) makes the call; where the implementation is C++, what the
-// callback has thrown is in idist__me.thrown afterwards, and the caller turns that into an error.
+// A callback runs with locks held. So a callback must not call idist, and cancellation of its
+// thread is disabled. IDIST__CALLBACK (base/begin.h) makes the call. If the implementation is
+// compiled as C++, idist__me.thrown then says what the callback has thrown, and the caller reports
+// an error.
 //------------------------------------------------------------------------------
 
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
-// Keeps what a function of the program has thrown.
+// Records what a function of the program has thrown.
 static void idist__callback_note(const char *what) {
     snprintf(idist__me.thrown, sizeof idist__me.thrown, "%s", *what ? what : "no text");
 }
 #endif
 
-// Returns true once if the callback that was just made has thrown something: the text of the
-// failure is then "all_reduce: the user op threw an exception: ...".
+// Returns true, once, if the last callback has thrown an exception. Records the failure as
+// "all_reduce: the user op threw an exception: ...".
 static bool idist__callback_threw(const char *name, const char *callback) {
     if (!idist__me.thrown[0]) return false;
     idist__fail(IDIST_ERR_CALLBACK, "%s: %s threw an exception: %s", name, callback,
@@ -4802,14 +4913,14 @@ static bool idist__callback_threw(const char *name, const char *callback) {
 // copying, appending and decoding text
 //------------------------------------------------------------------------------
 
-// Returns what follows `prefix` in a text that begins with it; otherwise the whole text. For texts
-// that quote each other; nothing is decided by them.
+// Returns the rest of a text that begins with `prefix`, or the whole text if it does not. For texts
+// that quote each other. No decision depends on the result.
 IDIST__UNUSED static const char *idist__text_behind(const char *text, const char *prefix) {
     size_t nbytes = strlen(prefix);
     return strncmp(text, prefix, nbytes) == 0 ? text + nbytes : text;
 }
 
-// Appends to a string in a buffer of `capacity` bytes. What does not fit is cut off.
+// Appends to a string in a buffer of `capacity` bytes. Truncates the string if it does not fit.
 IDIST__PRINTF(3, 4)
 static void idist__text_append(char *buf, size_t capacity, const char *fmt, ...) {
     size_t used = strlen(buf);
@@ -4820,7 +4931,7 @@ static void idist__text_append(char *buf, size_t capacity, const char *fmt, ...)
     va_end(args);
 }
 
-// Copies a string to a buffer of `capacity` bytes. What does not fit is cut off.
+// Copies a string to a buffer of `capacity` bytes. Truncates the copy if it does not fit.
 static void idist__text_copy(char *to, size_t capacity, const char *from) {
     size_t nbytes = strlen(from);
 
@@ -4829,10 +4940,11 @@ static void idist__text_copy(char *to, size_t capacity, const char *from) {
     to[nbytes] = 0;
 }
 
-// Decodes the first character of a text in UTF-8. Returns how many bytes the character has, 0 at
+// Decodes the first character of a UTF-8 text. Returns the number of bytes of the character, 0 at
 // the end of the text, or -1 if the text does not begin with a character.
 IDIST__UNUSED static int idist__text_decode(const char *text, uint32_t *code) {
-    static const uint32_t lowest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by the number of bytes
+    static const uint32_t lowest[5] = {0, 0, 0x80, 0x800,
+                                       0x10000}; // lowest code, by number of bytes
     const unsigned char *from = (const unsigned char *)text;
     int i, nbytes = from[0] < 0x80 ? 1 : from[0] < 0xe0 ? 2 : from[0] < 0xf0 ? 3 : 4;
 
@@ -4855,13 +4967,13 @@ IDIST__UNUSED static int idist__text_decode(const char *text, uint32_t *code) {
 //------------------------------------------------------------------------------
 // numbers with fractions as text, in every locale
 //
-// The functions printf and strtod use the decimal point of the program's locale. Everywhere else in
-// idist, numbers with fractions are printed by the functions of this section (`make lint` checks).
+// The functions printf and strtod use the decimal point of the program's locale. The rest of idist
+// prints numbers with fractions only through this section; `make lint` checks this rule.
 //------------------------------------------------------------------------------
 
-enum { IDIST__NUMBER_NBYTES = 40 }; // of a number as text, with the 0 at its end
+enum { IDIST__NUMBER_NBYTES = 40 }; // size of a number as text, with its final NUL
 
-// Copies what printf has printed to text. The decimal point becomes a period, and -nan becomes nan.
+// Copies the output of printf to text. The decimal point becomes a period, and -nan becomes nan.
 static const char *idist__number_convert(char *text, const char *printed) {
     const char *from = printed;
     char *to = text;
@@ -4870,7 +4982,7 @@ static const char *idist__number_convert(char *text, const char *printed) {
     if (strstr(printed, "nan")) from = "nan";
 
     for (; *from; from++) {
-        bool is_point = !strchr("0123456789+-einfa", *from); // perhaps one of its several bytes
+        bool is_point = !strchr("0123456789+-einfa", *from); // perhaps one of several bytes
 
         if (!is_point) *to++ = *from;
         else if (!in_point) *to++ = '.';
@@ -4890,7 +5002,8 @@ IDIST__UNUSED static const char *idist__number_print(char *text, double value, i
     return idist__number_convert(text, printed);
 }
 
-// Prints like %.*f with at most 9 decimals, and numbers from 1e15 on like %g. Returns text.
+// Prints like %.*f with at most 9 decimals, or like %g if the magnitude is 1e15 or more. Returns
+// text.
 IDIST__UNUSED static const char *idist__number_print_fixed(char *text, double value, int decimals) {
     char printed[64];
 
@@ -4899,7 +5012,7 @@ IDIST__UNUSED static const char *idist__number_print_fixed(char *text, double va
     return idist__number_convert(text, printed);
 }
 
-// Prints the fewest of 15 to 17 digits that give the same double when they are read. Returns text.
+// Prints the fewest digits, from 15 to 17, that read back as the same double. Returns text.
 IDIST__UNUSED static const char *idist__number_print_exact(char *text, double value) {
     char printed[64];
     int digits;
@@ -4916,7 +5029,8 @@ IDIST__UNUSED static const char *idist__number_print_exact(char *text, double va
 // numbers and host:port in texts
 //------------------------------------------------------------------------------
 
-// The whole text must be a decimal number within the limits; otherwise *value stays as it is.
+// Parses a decimal number within limits. Returns false, and leaves *value unchanged, unless the
+// whole text is such a number.
 static bool idist__parse_int(const char *text, int64_t lowest, int64_t highest, int64_t *value) {
     char *end = NULL;
     long long number;
@@ -4930,7 +5044,8 @@ static bool idist__parse_int(const char *text, int64_t lowest, int64_t highest, 
     return true;
 }
 
-// "host:port", or "[v6]:port", from which the brackets are taken.
+// Parses "host:port" or "[v6]:port". Removes the brackets. Returns false if the text has another
+// form or the host does not fit.
 static bool idist__parse_host_port(const char *text, char *host, size_t capacity, int *port) {
     const char *colon = strrchr(text, ':');
     size_t nbytes = colon ? (size_t)(colon - text) : 0;
@@ -4955,7 +5070,7 @@ static bool idist__parse_host_port(const char *text, char *host, size_t capacity
 
 // base/mem.h: memory through the caller's allocator
 
-// Records that nbytes could not be allocated, and the limit that was in the way, if one was.
+// Records that nbytes could not be allocated, and the limit that prevents it, if there is one.
 static void idist__mem_refused(size_t nbytes) {
     char limit[160];
 
@@ -4973,14 +5088,14 @@ IDIST__NOINLINE static void *idist__mem_ask(const idist_allocator *a, size_t nby
     return p;
 }
 
-// Calls free_fn. An exception is dropped, as there is nothing that the caller could do.
+// Calls free_fn. Drops an exception, because the caller can do nothing about it.
 IDIST__NOINLINE static void idist__mem_give_back(const idist_allocator *a, void *p) {
     IDIST__CALLBACK(a->free_fn(p, a->user));
     idist__me.thrown[0] = 0;
 }
 
-// Not zeroed: for large buffers that are written before they are read. NULL: out of memory, and
-// idist_last_error says so.
+// Allocates memory without zeroing it, for large buffers that are written before they are read.
+// Returns NULL without memory, and sets idist_last_error.
 static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     void *p;
 
@@ -4990,7 +5105,7 @@ static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     return p;
 }
 
-// The same, zeroed.
+// Allocates zeroed memory. Returns NULL without memory, and sets idist_last_error.
 static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
     void *p = idist__mem_raw(a, nbytes);
 
@@ -4999,19 +5114,20 @@ static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
 }
 
 // Zeroes an object of 128 bytes or more where nanoseconds count. Hides the size from gcc, which
-// would otherwise emit `rep stos`; starting that takes longer than the whole memset.
+// would otherwise emit `rep stos`. Starting `rep stos` takes longer than the whole memset.
 static inline void idist__mem_clear(void *p, size_t nbytes) {
     __asm__("" : "+r"(nbytes));
     memset(p, 0, nbytes);
 }
 
+// Frees memory of idist__mem_raw or idist__mem_alloc. Accepts NULL.
 static void idist__mem_free(const idist_allocator *a, void *p) {
     if (!p) return;
     if (a && a->free_fn) idist__mem_give_back(a, p);
     else free(p);
 }
 
-// Frees a list whose entries begin with the pointer to the next one.
+// Frees a list whose entries begin with the pointer to the next entry.
 IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void *first) {
     while (first) {
         void *next = *(void **)first;
@@ -5024,22 +5140,25 @@ IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void 
 
 // base/window.h: memory that all ranks of the host have mapped, for idist_alloc
 //
-// A window is this rank's part of a file that the ranks of the host share; the others read what
-// lies in the window without a copy. The window is as large as the memory of the host, but takes
-// neither memory nor addresses until idist_alloc needs them: the window grows by extents, which the
-// owner maps at once and the others when they first look for new ones (ring/shm/view.h).
+// A window is this rank's part of a file that the ranks of the host share. The other ranks read the
+// contents of the window without a copy. The window is as large as the memory of the host, but
+// takes neither memory nor addresses until idist_alloc needs them. It grows by extents. The owner
+// maps a new extent at once. The other ranks map it when they first look for new extents
+// (ring/shm/view.h).
 //
 //   | extent 0 | extent 1 | extent 2      | hole ...
 //
-// idist_alloc takes pages from the first gap that is large enough. Blocks may outlive the world,
-// and the mappings go with the last of them. idist_free finds the window by the address, hence the
-// list of all windows.
+// idist_alloc takes pages from the first gap that is large enough. Blocks may outlive the world;
+// the mappings go with the last block. idist_free finds the window by the address, in a list of all
+// windows.
 
-enum { IDIST__EXTENTS = 40 }; // of a window; each is larger than half of those before it together
+// Maximum number of extents of a window. An extent is about half as large as all extents before it
+// together, or larger.
+enum { IDIST__EXTENTS = 40 };
 #define IDIST__EXTENT_MIN ((size_t)1 << 20)
 
 typedef struct idist__block {
-    struct idist__block *next; // by address
+    struct idist__block *next; // in order of address
     size_t at, nbytes;         // within the extent
 } idist__block;
 
@@ -5051,19 +5170,19 @@ typedef struct idist__window_extent {
 
 typedef struct idist__window {
     struct idist__window *next;
-    int fd;                    // the file, not ours; -1: the memory is somebody else's
-    idist__os_process process; // a child made by fork must not discard pages that its parent uses
+    int fd;                    // the file, owned by the caller; -1 if somebody else owns the memory
+    idist__os_process process; // the creator: a forked child must not discard its parent's pages
     size_t at, nbytes;         // our part of the file
     idist__window_extent extents[IDIST__EXTENTS];
-    uint32_t extent_count; // written last: an extent below it never changes its place
+    uint32_t extent_count; // written last; the extents below it never move
     size_t block_count;
-    bool closed; // the world is gone; unmapped with the last block
+    bool closed; // the world is gone; the last block unmaps the window
 } idist__window;
 
 static idist__os_mutex idist__windows_lock = IDIST__OS_MUTEX_INIT;
 static idist__window *idist__windows;
 
-// Unmaps and frees a window, under the lock.
+// Unmaps and frees a window. Called with the lock held.
 static void idist__window_unmap(idist__window *window) {
     idist__window **at;
     uint32_t i;
@@ -5075,8 +5194,8 @@ static void idist__window_unmap(idist__window *window) {
     free(window);
 }
 
-// Makes a window of nbytes bytes of a file, from `at` on. The file must stay open until the window
-// is closed. NULL: out of memory.
+// Creates a window of nbytes of a file, starting at `at`. The file must stay open until the window
+// is closed. Returns NULL without memory.
 IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t at, size_t nbytes) {
     idist__window *window = (idist__window *)calloc(1, sizeof *window);
 
@@ -5094,8 +5213,8 @@ IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t at, size_t
     return window;
 }
 
-// Makes a window of memory that somebody else has mapped, and unmaps after the window is closed.
-// NULL: out of memory.
+// Creates a window in memory that somebody else has mapped, and will unmap after the window is
+// closed. Returns NULL without memory.
 IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nbytes) {
     idist__window *window = idist__window_open(-1, 0, nbytes);
 
@@ -5107,6 +5226,7 @@ IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nby
     return window;
 }
 
+// Closes a window. Its memory stays mapped until its last block is freed.
 IDIST__UNUSED static void idist__window_close(idist__window *window) {
     idist__os_mutex_lock(&idist__windows_lock);
     window->closed = true;
@@ -5114,8 +5234,8 @@ IDIST__UNUSED static void idist__window_close(idist__window *window) {
     idist__os_mutex_unlock(&idist__windows_lock);
 }
 
-// Adds an extent with room for nbytes, under the lock. NULL: the window is full, or there are no
-// addresses for the extent.
+// Adds an extent that can hold nbytes. Returns NULL if the window is full, or if there are no
+// addresses for the extent. Called with the lock held.
 static idist__window_extent *idist__window_grow(idist__window *window, size_t nbytes) {
     size_t page = idist__os_memory_page_nbytes(), at = 0, size;
     uint32_t count = window->extent_count;
@@ -5130,7 +5250,7 @@ static idist__window_extent *idist__window_grow(idist__window *window, size_t nb
     if (size < nbytes || size > window->nbytes - at) size = nbytes;
     extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
 
-    if (!extent->map) { // a limit, which may leave room for what is needed now
+    if (!extent->map) { // a limit, which may still allow the size needed now
         size = nbytes;
         extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
     }
@@ -5143,8 +5263,8 @@ static idist__window_extent *idist__window_grow(idist__window *window, size_t nb
     return extent;
 }
 
-// Returns where a block of nbytes fits into the blocks of an extent, and its offset in *at. NULL:
-// no gap is large enough. Under the lock.
+// Finds a gap of nbytes among the blocks of an extent. Returns the link where the new block goes,
+// and its offset in *at, or NULL if no gap is large enough. Called with the lock held.
 static idist__block **idist__window_gap(idist__window_extent *extent, size_t nbytes, size_t *at) {
     idist__block **link;
 
@@ -5155,8 +5275,8 @@ static idist__block **idist__window_gap(idist__window_extent *extent, size_t nby
     return extent->nbytes - *at < nbytes ? NULL : link;
 }
 
-// Finds a place for a block in the window, which grows if need be, and takes memory for the block.
-// NULL: there is no place, or no memory. Under the lock.
+// Finds a place for a block in the window, which grows if needed, and allocates the block's memory.
+// Returns NULL if there is no place or no memory. Called with the lock held.
 static char *idist__window_place(idist__window *window, idist__block *block) {
     idist__window_extent *extent = NULL;
     idist__block **link = NULL;
@@ -5184,7 +5304,7 @@ static char *idist__window_place(idist__window *window, idist__block *block) {
     return extent->map + block->at;
 }
 
-// Allocates zeroed pages. NULL: no gap is large enough, or out of memory.
+// Allocates zeroed pages. Returns NULL if no gap is large enough, or without memory.
 IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nbytes) {
     size_t page = idist__os_memory_page_nbytes();
     idist__block *block = NULL;
@@ -5203,8 +5323,8 @@ IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nby
     return memory;
 }
 
-// Returns the extent that p lies in, or NULL. The caller holds the lock, or owns p, which keeps the
-// extent.
+// Returns the extent that contains p, or NULL. The caller holds the lock, or owns p, which keeps
+// the extent mapped.
 static idist__window_extent *idist__window_extent_of(idist__window *window, const void *p) {
     uint32_t count = __atomic_load_n(&window->extent_count, __ATOMIC_ACQUIRE), i;
 
@@ -5217,7 +5337,8 @@ static idist__window_extent *idist__window_extent_of(idist__window *window, cons
     return NULL;
 }
 
-// Frees the block that begins at p; nothing, if that was freed before. False: p lies in no window.
+// Frees the block that begins at p. Does nothing if the block was already freed. Returns false if p
+// lies in no window.
 static bool idist__window_free(void *p) {
     idist__window_extent *extent = NULL;
     idist__window *window;
@@ -5256,15 +5377,16 @@ static bool idist__window_free(void *p) {
 typedef struct idist__log {
     idist_logger logger;
     idist_log_level level;
-    char who[96]; // whose lines these are: "rank 3/8 host"
+    char who[96]; // prefix of each line, as "rank 3/8 host"
 } idist__log;
 
 static idist__os_mutex idist__log_lock = IDIST__OS_MUTEX_INIT;
-// Printed before the next line, to erase the progress bar that it would be glued to. Under the
-// lock.
+// Printed before the next line to erase a progress bar on the current line. Protected by
+// idist__log_lock.
 static const char *idist__log_before = "";
 
-// Reads IDIST_LOG. An unknown level is an error, and the level is then the default (warn).
+// Initializes a log: its logger, if one is given, and its level from IDIST_LOG. An unknown level is
+// an error; the level is then the default (warn).
 static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
     static const char *const names[] = {"", "error", "warn", "info", "debug"};
     const char *env = idist__os_env("IDIST_LOG");
@@ -5292,8 +5414,9 @@ static void idist__log_to_stderr(const char *line) {
     idist__os_unwind_allow_cancel(cancel_state);
 }
 
-// Calls a logger. False: it has thrown an exception, which this reports, and the line is still to
-// be logged. Under the lock.
+// Calls a logger. Returns false if the logger has thrown an exception; then this function has
+// logged the exception to stderr, and the caller still has to log the line. Called with the lock
+// held.
 IDIST__NOINLINE static bool idist__log_call(const idist_logger *logger, idist_log_level level,
                                             const char *line) {
     char thrown[320];
@@ -5308,7 +5431,7 @@ IDIST__NOINLINE static bool idist__log_call(const idist_logger *logger, idist_lo
     return false;
 }
 
-// One line, if the level is at most that of the log.
+// Logs one line if `level` is at most the level of the log.
 IDIST__PRINTF(3, 4)
 static void idist__log_print(const idist__log *log, idist_log_level level, const char *fmt, ...) {
     static const char *const names[] = {"", "error", "warning", "info", "debug"};
@@ -5331,8 +5454,8 @@ static void idist__log_print(const idist__log *log, idist_log_level level, const
 
 // base/dtype.h: names, sizes and classes of dtypes
 //
-// A dtype that a program creates has its number in the lowest byte, which is all that fingerprints
-// carry of it, and its size above.
+// A dtype that a program creates has its number in the lowest byte and its size in the bytes above.
+// Fingerprints carry the lowest byte only.
 
 enum {
     IDIST__USER_DTYPES = 128, // numbers from IDIST_DTYPE_USER on
@@ -5344,7 +5467,7 @@ typedef enum idist__dtype_class {
     IDIST__DTYPE_FLOAT,
     IDIST__DTYPE_NARROW,    // floats of 16 and 8 bits, which are reduced as F32
     IDIST__DTYPE_PAIR,      // a value and an index
-    IDIST__DTYPE_OF_PROGRAM // idist_dtype_create has made it, or nothing has
+    IDIST__DTYPE_OF_PROGRAM // created by idist_dtype_create, or unknown
 } idist__dtype_class;
 
 #define IDIST__DTYPE_MAP(X)                 \
@@ -5382,7 +5505,7 @@ static inline idist__dtype_class idist__dtype_class_of(idist_dtype dtype) {
     return (idist__dtype_class)classes[(unsigned)dtype];
 }
 
-// The number of a dtype that a program created, from 0 on; -1 for all others.
+// Returns the number of a dtype that a program created, counted from 0, or -1 for any other dtype.
 static int idist__dtype_user_number(idist_dtype dtype) {
     int number = (int)(((unsigned)dtype & 255u) - IDIST_DTYPE_USER);
 
@@ -5434,11 +5557,11 @@ static inline bool idist__dtype_is_narrow(idist_dtype dtype) {
 // base/reduce_op.h: names and classes of reduction ops
 
 typedef enum idist__reduce_op_class {
-    IDIST__OP_ARITHMETIC, // of all numbers
-    IDIST__OP_BITWISE,    // of integers
-    IDIST__OP_LOGICAL,    // of integers; the result is 0 or 1
+    IDIST__OP_ARITHMETIC, // on all numbers
+    IDIST__OP_BITWISE,    // on integers
+    IDIST__OP_LOGICAL,    // on integers; the result is 0 or 1
     IDIST__OP_OF_PAIRS,
-    IDIST__OP_OF_PROGRAM // idist_op_create has made it, or nothing has
+    IDIST__OP_OF_PROGRAM // created by idist_op_create, or unknown
 } idist__reduce_op_class;
 
 #define IDIST__OP_MAP(X) \
@@ -5499,8 +5622,8 @@ const char *idist_op_name(idist_op op) {
 // the instruction set that loops over elements use
 //
 // Every loop over elements exists once per instruction set, in base/small_float.h and
-// base/reduce.h. `base` is what the compiler was asked for; the others run where the processor has
-// them. All give the same bits, so the machines of a world may differ.
+// base/reduce.h. `base` is the target of the compiler. The other instruction sets are used on
+// processors that have them. All of them give the same bits, so the machines of a world may differ.
 //------------------------------------------------------------------------------
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -5515,13 +5638,13 @@ typedef enum idist__isa { IDIST__BASE, IDIST__AVX2, IDIST__AVX512, IDIST__ISA_CO
 
 static idist__isa idist__isa_used; // set once, before main, by idist__reduce_start
 
-// The best instruction set of this processor that its operating system lets us use.
+// Returns the best instruction set that this processor has and its operating system allows.
 static idist__isa idist__isa_best(void) {
 #ifdef IDIST__X86
     unsigned a, b, c, d;
 
     __builtin_cpu_init();
-    // Through cpuid, because not all compilers know the name f16c.
+    // Asks cpuid, because not all compilers know the name f16c.
     if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C))
         return IDIST__BASE;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
@@ -5536,11 +5659,11 @@ static idist__isa idist__isa_best(void) {
 //------------------------------------------------------------------------------
 // the floating-point mode in which numbers are reduced and converted
 //
-// A library built with -ffast-math sets flush-to-zero in the thread that loads it, a program may
-// round upwards in one of its threads: the same sum would have other bits in the progress thread,
-// or on another rank. So numbers are reduced and converted in the mode that a C program begins with
-// (nearest, subnormals kept, no traps), whatever mode the thread is in. Reading the mode takes two
-// nanoseconds.
+// A library built with -ffast-math sets flush-to-zero in the thread that loads it, and a program
+// may round upward in one of its threads. A sum would then have other bits in the progress thread,
+// or on another rank. So numbers are reduced and converted in the mode in which a C program starts
+// (round to nearest, keep subnormals, no traps), whatever the thread's mode is. Reading the mode
+// takes two nanoseconds.
 //
 //     uint32_t mode = idist__mode_enter();
 //     ...
@@ -5548,12 +5671,12 @@ static idist__isa idist__isa_best(void) {
 //------------------------------------------------------------------------------
 
 #if defined(__SSE__)
-#define IDIST__MODE_BITS 0xffc0u  // of MXCSR: DAZ, the masks of exceptions, rounding, FTZ
-#define IDIST__MODE_PLAIN 0x1f80u // all exceptions are masked
+#define IDIST__MODE_BITS 0xffc0u  // MXCSR: DAZ, exception masks, rounding, FTZ
+#define IDIST__MODE_PLAIN 0x1f80u // all exceptions masked
 IDIST__INLINE uint32_t idist__mode_read(void) { return __builtin_ia32_stmxcsr(); }
 IDIST__INLINE void idist__mode_write(uint32_t mode) { __builtin_ia32_ldmxcsr(mode); }
 #elif defined(__aarch64__)
-#define IDIST__MODE_BITS 0xffffffffu // of FPCR
+#define IDIST__MODE_BITS 0xffffffffu // FPCR
 #define IDIST__MODE_PLAIN 0u
 IDIST__INLINE uint32_t idist__mode_read(void) {
     uint64_t mode;
@@ -5563,25 +5686,25 @@ IDIST__INLINE uint32_t idist__mode_read(void) {
 IDIST__INLINE void idist__mode_write(uint32_t mode) {
     __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)mode));
 }
-#else // unknown: the mode of the thread stays
+#else // other processors: the thread keeps its mode
 #define IDIST__MODE_BITS 0u
 #define IDIST__MODE_PLAIN 0u
 IDIST__INLINE uint32_t idist__mode_read(void) { return 0; }
 IDIST__INLINE void idist__mode_write(uint32_t mode) { (void)mode; }
 #endif
 
-// Enters the mode that a program begins with. Returns the mode of the thread, for
+// Enters the mode in which a C program starts. Returns the previous mode of the thread, for
 // idist__mode_leave.
 IDIST__INLINE uint32_t idist__mode_enter(void) {
     uint32_t mode = idist__mode_read();
 
     if ((mode & IDIST__MODE_BITS) != IDIST__MODE_PLAIN) idist__mode_write(IDIST__MODE_PLAIN);
-    __asm__ volatile("" : : : "memory"); // no operand is loaded before
+    __asm__ volatile("" : : : "memory"); // loads of operands stay below
     return mode;
 }
 
 IDIST__INLINE void idist__mode_leave(uint32_t mode) {
-    __asm__ volatile("" : : : "memory"); // every result has been stored
+    __asm__ volatile("" : : : "memory"); // stores of results stay above
     if ((mode & IDIST__MODE_BITS) != IDIST__MODE_PLAIN) idist__mode_write(mode);
 }
 
@@ -5589,8 +5712,8 @@ IDIST__INLINE void idist__mode_leave(uint32_t mode) {
 
 // base/small_float.h: floats of 16 and 8 bits
 //
-// All conversions are computed without branches, which would keep the loops that use them from
-// being vectorized: zero and subnormals are computed as well, and selected by a mask.
+// The conversions have no branches, so that compilers can vectorize the loops that use them. They
+// always compute the result for zero and subnormals as well, and select it by a mask.
 
 IDIST__INLINE float idist__small_float_from_bits(uint32_t u) {
     float f;
@@ -5604,24 +5727,25 @@ IDIST__INLINE uint32_t idist__small_float_to_bits(float f) {
     return u;
 }
 
-// From a float with e bits of exponent and m of fraction, in the manner of IEEE 754. `special` is
-// the first code that is not a finite number: infinity, or NaN in formats that have no infinity.
+// Converts from a float with e bits of exponent and m bits of fraction, in the manner of IEEE 754.
+// `special` is the first code that is not a finite number: infinity, or NaN in formats without
+// infinity.
 IDIST__INLINE float idist__small_float_decode(uint32_t x, uint32_t e, uint32_t m,
                                               uint32_t special) {
     uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31,
-             bias = 128 - (1u << (e - 1)); // of the exponents
+             bias = 128 - (1u << (e - 1)); // difference of the exponent biases
     uint32_t u = (abs << (23 - m)) + (bias << 23), low = 0 - (uint32_t)(abs >> m == 0);
     float subnormal = (float)(int32_t)abs * idist__small_float_from_bits((bias + 1 - m) << 23);
 
     if ((int32_t)abs >= (int32_t)special) u |= 0x7f800000u;
-    if ((int32_t)abs > (int32_t)special) u |= 0x400000u; // quiet
+    if ((int32_t)abs > (int32_t)special) u |= 0x400000u; // makes the NaN quiet
     return idist__small_float_from_bits(sign | (u & ~low) |
                                         (idist__small_float_to_bits(subnormal) & low));
 }
 
-// To such a float: rounds to nearest, ties to even. What is larger than the code `most` becomes
-// `most`, a NaN becomes `nan`. Subnormals: adding a float whose last bit is worth the smallest
-// subnormal rounds to a multiple of that.
+// Converts to a float with e bits of exponent and m bits of fraction. Rounds to nearest, ties to
+// even. Codes above `most` become `most`, and a NaN becomes `nan`. To round subnormals, adds a
+// float whose last bit has the value of the smallest subnormal.
 IDIST__INLINE uint32_t idist__small_float_encode(float f, uint32_t e, uint32_t m, uint32_t most,
                                                  uint32_t nan) {
     uint32_t u = idist__small_float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
@@ -5638,8 +5762,8 @@ IDIST__INLINE uint32_t idist__small_float_encode(float f, uint32_t e, uint32_t m
     return (int32_t)abs > 0x7f800000 ? nan : x | u >> 31 << (e + m);
 }
 
-// F16, as the hardware does it (F16C, Arm): overflow gives infinity, a NaN becomes quiet and keeps
-// its payload.
+// Converts F16 as the hardware does (F16C, Arm). Overflow gives infinity. A NaN becomes quiet and
+// keeps its payload.
 IDIST__INLINE float idist__small_float_from_half(uint16_t h) {
     return idist__small_float_decode(h, 5, 10, 0x7c00);
 }
@@ -5649,7 +5773,8 @@ IDIST__INLINE uint16_t idist__small_float_to_half(float f) {
     return (uint16_t)idist__small_float_encode(f, 5, 10, 0x7c00, nan);
 }
 
-// F8, as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity becomes the largest finite number, too.
+// Converts F8 as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2 do. Even infinity becomes the largest
+// finite number.
 IDIST__INLINE float idist__small_float_from_f8e4m3(uint8_t h) {
     return idist__small_float_decode(h, 4, 3, 0x7f);
 }
@@ -5672,7 +5797,7 @@ IDIST__INLINE uint16_t idist__small_float_to_bf16(float f) {
     return (uint16_t)((u + ((int32_t)(u & 0x7fffffffu) > 0x7f800000 ? quiet : round)) >> 16);
 }
 
-// Element types that may lie at any address: user buffers need not be aligned.
+// Element types that may lie at any address, because user buffers need not be aligned.
 #define IDIST__UNALIGNED __attribute__((aligned(1), may_alias))
 typedef uint8_t IDIST__UNALIGNED idist__any_u8;
 typedef int8_t IDIST__UNALIGNED idist__any_i8;
@@ -5685,7 +5810,8 @@ typedef int64_t IDIST__UNALIGNED idist__any_i64;
 typedef float IDIST__UNALIGNED idist__any_f32;
 typedef double IDIST__UNALIGNED idist__any_f64;
 
-// clang warns of loops that it does not vectorize, as at -O0. Until the end of the kernels.
+// clang warns about loops that it does not vectorize, for example at -O0. The warning stays off
+// until the end of the kernels in base/reduce.h.
 #ifdef __clang__
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wpass-failed"
@@ -5718,7 +5844,8 @@ IDIST__CONVERTERS(bf16, u16, idist__small_float_from_bf16, idist__small_float_to
 IDIST__CONVERTERS(f8e4m3, u8, idist__small_float_from_f8e4m3, idist__small_float_to_f8e4m3, avx2)
 IDIST__CONVERTERS(f8e5m2, u8, idist__small_float_from_f8e5m2, idist__small_float_to_f8e5m2, avx2)
 
-// In assembly because reading <immintrin.h> would cost every program a quarter of a second.
+// The F16 loops use assembly, because <immintrin.h> would cost every program a quarter of a second
+// of compile time.
 typedef float idist__f32x8 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef uint16_t idist__u16x8 __attribute__((vector_size(16), aligned(1), may_alias));
 
@@ -5741,7 +5868,7 @@ IDIST__ISA_avx2 static void idist__small_float_narrow_half_avx2(void *dst, const
     idist__any_u16 *d = (idist__any_u16 *)dst;
     size_t i;
 
-    for (i = 0; i + 8 <= count; i += 8) { // 0 rounds to nearest, ties to even
+    for (i = 0; i + 8 <= count; i += 8) { // $0 rounds to nearest, ties to even
         idist__f32x8 v = *(const idist__f32x8 *)(const void *)(src + i);
         __asm__("vcvtps2ph $0, %1, %0" : "=m"(*(idist__u16x8 *)(void *)(d + i)) : "x"(v));
     }
@@ -5750,7 +5877,7 @@ IDIST__ISA_avx2 static void idist__small_float_narrow_half_avx2(void *dst, const
 }
 #endif
 
-// The converters of an instruction set, by dtype from F16 on.
+// The converters by instruction set, and by dtype from F16 on.
 #define IDIST__CONVERTER(name, isa) \
     { idist__small_float_widen_##name##_##isa, idist__small_float_narrow_##name##_##isa }
 #define IDIST__CONVERTER_ROW(isa, wide)                                            \
@@ -5788,10 +5915,10 @@ static void idist__small_float_narrow(void *dst, const float *src, size_t count,
 
 // base/reduce.h: out = lo (op) hi, for all dtypes and ops
 
-// `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every
-// processor, whatever the instruction set and wherever an element lies in its buffer. out may be lo
-// or hi: element i is read before it is written and no other element depends on it, which is what
-// IDIST__NO_ALIAS promises.
+// A kernel that computes out = lo (op) hi. `lo` comes from the lower ranks. Equal operands in equal
+// order give equal bits on every processor, for every instruction set and every alignment. out may
+// be lo or hi, because each element is read before it is written and no other element depends on
+// it. IDIST__NO_ALIAS promises this to the compiler.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 
@@ -5811,8 +5938,8 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
         }                                                                                      \
     }
 
-// Sums and products wrap modulo 2^bits: they are computed unsigned, in a type that C does not
-// promote to a signed one.
+// Sums and products wrap modulo 2^bits. They are computed in an unsigned type that C does not
+// promote to a signed type.
 #define IDIST__KERNELS_INT(i, u, wide, isa)                       \
     IDIST__KERNEL(min_##i, isa, i, idist__any_##i, x < y ? x : y) \
     IDIST__KERNEL(max_##i, isa, i, idist__any_##i, x > y ? x : y) \
@@ -5826,8 +5953,9 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
     IDIST__KERNEL(land_##u, isa, u, wide, (x && y) ? 1 : 0)       \
     IDIST__KERNEL(lor_##u, isa, u, wide, (x || y) ? 1 : 0)        \
     IDIST__KERNEL(lxor_##u, isa, u, wide, (!x != !y) ? 1 : 0)
-// Of two NaNs x wins here, because a processor returns one of them and a compiler may swap the
-// operands. x < y is false when either is NaN, so MIN and MAX return the NaN of either side.
+// If both operands are NaN, the result is x. Without this rule the result would vary, because a
+// processor returns one of two NaNs and a compiler may swap the operands. x < y is false if x or y
+// is NaN, so MIN and MAX return a NaN of either operand.
 #define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
     IDIST__KERNEL(sum_##f, isa, f, wide, x + (x != x ? x : y))      \
     IDIST__KERNEL(prod_##f, isa, f, wide, x *(x != x ? x : y))      \
@@ -5852,9 +5980,9 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 #define IDIST__ROW_PAIR(pair) \
     { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, idist__reduce_minloc_##pair, idist__reduce_maxloc_##pair }
 
-// Beyond the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
-// MIN and MAX of 64 bits. The floats have it too, for sums that stay in that cache. More instances
-// would only make this header slower to compile.
+// Outside the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
+// MIN and MAX of 64 bits. Floats use AVX-512 too, for sums that stay in the first-level cache. More
+// instances would only make this header slower to compile.
 #define IDIST__KERNELS_NARROW(isa)              \
     IDIST__KERNELS_INT(i8, u8, uint32_t, isa)   \
     IDIST__KERNELS_INT(i16, u16, uint32_t, isa) \
@@ -5872,8 +6000,8 @@ IDIST__KERNELS_WIDE(avx2)
 IDIST__KERNELS_WIDE(avx512)
 #endif
 
-// out = (lo + hi) / n: the last step of AVG, in one pass over memory instead of two. Where n is a
-// power of two, the product with 1 / n equals the quotient, and takes less time.
+// A kernel that computes out = (lo + hi) / n, the last step of AVG, in one pass over memory instead
+// of two. If n is a power of two, the product with 1 / n equals the quotient and takes less time.
 typedef void (*idist__average_fn)(void *out, const void *lo, const void *hi, size_t count, int n);
 
 #define IDIST__KERNEL_AVERAGE(name, f, type, isa, by_n, expr)                                  \
@@ -5904,8 +6032,8 @@ IDIST__KERNELS_AVERAGE(f64, double, avx2)
 #pragma clang diagnostic pop
 #endif
 
-// MINLOC and MAXLOC: the pair whose value is best, or of equal values that with the lowest index. A
-// NaN beats every number, and of two NaNs that with the lowest index wins.
+// MINLOC and MAXLOC select the pair with the best value, and among equal values the pair with the
+// lowest index. A NaN beats every number, and among NaNs the lowest index wins.
 #define IDIST__KERNEL_PAIR(name, pair, better, is_nan)                                            \
     static void idist__reduce_##name##_##pair(void *out, const void *lo, const void *hi,          \
                                               size_t count) {                                     \
@@ -5933,8 +6061,8 @@ IDIST__KERNELS_PAIR(f64_i64, IDIST__FLOAT_IS_NAN)
 IDIST__KERNELS_PAIR(i32_i64, IDIST__INT_IS_NAN)
 IDIST__KERNELS_PAIR(i64_i64, IDIST__INT_IS_NAN)
 
-// By instruction set, dtype and op. AVG adds; the division comes at the end. Narrow floats are
-// reduced as F32.
+// The kernels by instruction set, dtype and op. The kernel of AVG adds; the division comes at the
+// end. Narrow floats are reduced as F32.
 #define IDIST__REDUCE_TABLE(narrow, wide)                                                          \
     {                                                                                              \
         IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow),                            \
@@ -5954,7 +6082,8 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 #endif
 };
 
-// By instruction set: of F32 and F64 over a power of two of ranks, and over others.
+// The kernels of AVG by instruction set. In each row, F32 and F64 for a power of two of ranks come
+// first, then F32 and F64 for other numbers of ranks.
 #define IDIST__ROW_AVERAGE(isa)                                                      \
     {                                                                                \
         idist__reduce_average_mul_f32_##isa, idist__reduce_average_mul_f64_##isa,    \
@@ -5968,7 +6097,7 @@ static const idist__average_fn idist__average_tables[][4] = {
 #endif
 };
 
-// By dtype and op, for this processor.
+// The kernels for this processor, by dtype and op.
 static const idist__reduce_row *idist__reduce_table = idist__reduce_tables[IDIST__BASE];
 
 static void idist__reduce_use(idist__isa isa) {
@@ -5981,11 +6110,12 @@ __attribute__((constructor)) static void idist__reduce_start(void) {
     idist__reduce_use(idist__isa_best());
 }
 
-// Whether a product with 1 / n equals the quotient.
+// Returns true if a product with 1 / n equals the quotient.
 static bool idist__reduce_is_exact(int n) { return (n & (n - 1)) == 0; }
 
-// What adds the last operand of an AVG over n ranks and divides. NULL: these are two steps. On an
-// x87 they always are: it would divide a sum that has not been rounded.
+// Returns the kernel that adds the last operand of an AVG over n ranks and divides in the same
+// pass, or NULL if that takes two passes. On x87 it always does, because the sum must be rounded
+// first.
 static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
     const idist__average_fn *row = idist__average_tables[idist__isa_used];
     bool is_rounded = FLT_EVAL_METHOD == 0;
@@ -5996,7 +6126,7 @@ static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
     return dtype == IDIST_F64 ? row[1] : row[0];
 }
 
-// buf[i] = buf[i] / n: the end of AVG. The caller has entered the mode.
+// Divides each element of buf by n, the last step of AVG. The caller has called idist__mode_enter.
 IDIST__VECTORIZE static void idist__reduce_quotients(void *buf, size_t count, idist_dtype dtype,
                                                      int n) {
     bool is_power_of_2 = idist__reduce_is_exact(n);
@@ -6042,7 +6172,7 @@ IDIST__NOINLINE static void idist__reduce_divide(void *buf, size_t count, idist_
     idist__mode_leave(mode);
 }
 
-// acc[i] = lo[i] (op) hi[i], by a kernel of idist__reduce_table.
+// Computes acc[i] = lo[i] (op) hi[i] with a kernel of idist__reduce_table.
 IDIST__UNUSED static void idist__reduce_by(idist__reduce_fn kernel, void *acc, const void *lo,
                                            const void *hi, size_t count) {
     uint32_t mode = idist__mode_enter();
@@ -6051,22 +6181,23 @@ IDIST__UNUSED static void idist__reduce_by(idist__reduce_fn kernel, void *acc, c
     idist__mode_leave(mode);
 }
 
-// The last step of a reduction: the division of AVG, and 0 or 1 as the result of logical ops, even
-// when only one rank contributes.
+// Performs the last step of a reduction, even if only one rank contributes. Divides for AVG, and
+// turns the results of logical ops into 0 or 1.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
     if (idist__reduce_op_class_of(op) == IDIST__OP_LOGICAL && idist__dtype_is_integer(dtype))
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
-// In pieces of 4 KiB, so that intermediate results stay in the first-level cache, and memory sees
-// each input once and out once. Only the last operand's step writes to out, which may be an input
-// that is still to be read.
+// Reduces in pieces of 4 KiB, so that intermediate results stay in the first-level cache. Reads
+// each input once and writes out once. Only the step of the last operand writes to out, because out
+// may be an input that is still to be read.
 __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
                                                            size_t count, idist_dtype dtype,
                                                            idist_op op, int divide_by) {
     enum { PIECE = 4096 };
-    // For any dtype. Aligned, because vectors that straddle cache lines cost a third of the speed.
+    // Buffers for any dtype. Aligned, because vectors that straddle cache lines cost a third of the
+    // speed.
     float sum[PIECE / sizeof(float)] __attribute__((aligned(64))),
         wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
     bool narrow = idist__dtype_is_narrow(dtype);
@@ -6109,16 +6240,16 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
     }
 }
 
-// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right; with AVG divided by `divide_by`,
-// which is 0 otherwise. n >= 1. out may be one of the inputs; otherwise they do not overlap. Narrow
-// floats are rounded once, at the end.
+// Computes out = in[0] (op) in[1] ... (op) in[n - 1] from left to right. Divides an AVG by
+// `divide_by`, which is 0 for other ops. n >= 1. out may be one of the inputs; otherwise the
+// buffers do not overlap. Narrow floats are rounded once, at the end.
 static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
                                idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__dtype_is_narrow(dtype);
     idist__average_fn average = idist__reduce_average(dtype, divide_by);
     uint32_t mode = idist__mode_enter();
 
-    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR)) { // makes it 0 or 1
+    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR)) { // gives 0 or 1
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](out, in[0], in[0], count);
     } else if (n == 1 && !(narrow && divide_by)) {
         if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
@@ -6134,7 +6265,8 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
     idist__mode_leave(mode);
 }
 
-// buf[i] = buf[i] * factor, of any floating dtype: the first step of a premultiplied sum.
+// Multiplies each element of buf by a factor, for any floating dtype: the first step of a
+// premultiplied sum.
 static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
     uint32_t mode = idist__mode_enter();
     float wide[256];
@@ -6267,7 +6399,7 @@ static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
     for (i = 0; i < 32; i++) out[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
 }
 
-// out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
+// Computes out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
 static void idist__sha_hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
                             const void *b, size_t nb, uint8_t out[32]) {
     idist__sha s;
@@ -6291,10 +6423,10 @@ static void idist__sha_hmac(const uint8_t key[32], const char *label, const void
 //------------------------------------------------------------------------------
 // fast hashes for ids
 //
-// Not for secrets.
+// These hashes do not protect secrets.
 //------------------------------------------------------------------------------
 
-// A well-mixed 64-bit number from two: splitmix64's finaliser.
+// Mixes two 64-bit numbers into one with the finalizer of splitmix64.
 static uint64_t idist__hash_mix(uint64_t a, uint64_t b) {
     uint64_t x = a + b * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -6302,7 +6434,7 @@ static uint64_t idist__hash_mix(uint64_t a, uint64_t b) {
     return x ^ (x >> 31);
 }
 
-// FNV-1a, mixed.
+// Returns the FNV-1a hash of nbytes, mixed.
 static uint64_t idist__hash(const void *data, size_t nbytes) {
     const uint8_t *p = (const uint8_t *)data;
     uint64_t h = 0xcbf29ce484222325u;
@@ -6316,31 +6448,32 @@ static uint64_t idist__hash(const void *data, size_t nbytes) {
 
 // net/address.h: addresses as texts
 //
-// Ranks exchange addresses as texts: "unix:NAME" is a local socket, "tcp:HOST:PORT" a TCP port,
-// with brackets around an IPv6 HOST.
+// Ranks exchange addresses as texts: "unix:NAME" for a local socket, "tcp:HOST:PORT" for a TCP
+// port. HOST may be in brackets; an IPv6 HOST always is.
 
-// Whether a host as the user writes it is this host's loopback interface.
+// Returns true if a host, as the user writes it, is this host's loopback interface.
 static bool idist__address_host_is_loopback(const char *host) {
     return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
            strcmp(host, "::1") == 0;
 }
 
-// Whether a text can be a name or an address at all, rather than one with a port or in brackets, or
-// a URL.
+// Returns true if a text can be a host name or an address. Returns false for a text with a port or
+// in brackets, and for a URL.
 static bool idist__address_host_is_possible(const char *host) {
-    const char *colon = strchr(host, ':'); // two or more: IPv6, perhaps with %SCOPE
+    const char *colon = strchr(host, ':'); // two or more colons: IPv6, perhaps with %SCOPE
     char end = host[strspn(host, "0123456789abcdefABCDEF:.")];
 
     if (colon) return strchr(colon + 1, ':') && (!end || end == '%');
     return !strpbrk(host, "/[]@ ");
 }
 
-// Returns true if the text is a local socket.
+// Returns true if the text is the address of a local socket.
 static bool idist__address_is_local(const char *text) { return strncmp(text, "unix:", 5) == 0; }
 
 static bool idist__address_is_tcp(const char *text) { return strncmp(text, "tcp:", 4) == 0; }
 
-// Returns true if the text is a port of this host's loopback interface, as ranks write it.
+// Returns true if the text is a port of this host's loopback interface, in the form that ranks
+// write.
 IDIST__UNUSED static bool idist__address_is_loopback(const char *text) {
     return strncmp(text, "tcp:[127.", 9) == 0;
 }
@@ -6351,19 +6484,20 @@ static idist_status idist__address_local(idist__os_address *address, const char 
                        name, IDIST__OS_SOCKET_NAME_MAX);
 }
 
-// One of the addresses of a host, see idist__os_socket_resolve. Blocks while the name is looked up.
-// The resolver takes a name of digits only, as jobs and nodes may have it, for an address in
-// 0.0.0.0/8.
+// Resolves a host to one of its addresses; see idist__os_socket_resolve. Blocks while the name is
+// looked up. Refuses a name of digits only, as jobs and nodes may have, because the resolver would
+// take it for an address in 0.0.0.0/8.
 static idist_status idist__address_one_of(idist__os_address *address, const char *host, int port,
                                           int which, int *count) {
     const char *error;
 
     memset(address, 0, sizeof *address);
     if (host[strspn(host, "0123456789")] == 0)
-        return idist__fail(IDIST_ERR_ARG,
-                           "the host name \"%s\" would be taken for a number: use the address, or "
-                           "the name with its domain",
-                           host);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "the host name \"%s\" would be parsed as a number: use the address, or the name with "
+            "its domain",
+            host);
 
     error = idist__os_socket_resolve(address, host, port, which, count);
     if (!error) return IDIST_OK;
@@ -6372,14 +6506,14 @@ static idist_status idist__address_one_of(idist__os_address *address, const char
                        error);
 }
 
-// The first of them.
+// Resolves a host to its first address.
 static idist_status idist__address_tcp(idist__os_address *address, const char *host, int port) {
     int count;
     return idist__address_one_of(address, host, port, 0, &count);
 }
 
-// Address number `which`, modulo *count, of those that the text stands for. IDIST_ERR_ARG: it is no
-// address; other failures may pass.
+// Parses a text. Finds address number `which`, modulo *count, of the addresses that the text stands
+// for. Returns IDIST_ERR_ARG if the text is no address. Other failures may be temporary.
 static idist_status idist__address_parse_one_of(idist__os_address *address, const char *text,
                                                 int which, int *count) {
     char host[256];
@@ -6393,7 +6527,7 @@ static idist_status idist__address_parse_one_of(idist__os_address *address, cons
     return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
 }
 
-// The first of them.
+// Parses a text into the first address that it stands for.
 static idist_status idist__address_parse(idist__os_address *address, const char *text) {
     int count;
     return idist__address_parse_one_of(address, text, 0, &count);
@@ -6408,14 +6542,14 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 //   LOCAL       -                           of a local socket            unix:NAME
 //   TCP         of the server               -                            tcp:HOST:PORT
 //   TORCH       of a torchrun agent         -                            torch:HOST:PORT
-//   MULTICAST   of the group                what the job's ranks share   cast:HOST:PORT/NAME
+//   MULTICAST   of the group                shared by the job's ranks    cast:HOST:PORT/NAME
 //   FILE        -                           a path                       file:NAME
 //   DRAW        -                           a path                       draw:NAME
 //   MEMORY      -                           -                            mem:
 //   PMI         -                           -                            pmi:
 //
 // DRAW is a file whose first process serves the store. PMI stands for an address that is not known
-// yet: rank 0 chooses one and tells the others through the launcher.
+// yet: rank 0 chooses an address and tells the other ranks through the launcher.
 
 typedef enum idist__meet_kind {
     IDIST__MEET_NONE,
@@ -6436,9 +6570,9 @@ typedef struct idist__meet {
     char name[4096];
 } idist__meet;
 
-enum { IDIST__MEET_NBYTES = 4400 }; // as a text
+enum { IDIST__MEET_NBYTES = 4400 }; // size of a buffer for the printed text
 
-// Sets a kind that has a name, or needs nothing ("").
+// Sets a kind that has a name. Pass "" for a kind without a name.
 static void idist__meet_set_name(idist__meet *meet, idist__meet_kind kind, const char *name) {
     memset(meet, 0, sizeof *meet);
     meet->kind = kind;
@@ -6453,8 +6587,8 @@ static void idist__meet_set_host(idist__meet *meet, idist__meet_kind kind, const
     idist__text_copy(meet->host, sizeof meet->host, host);
 }
 
-// Sets LOCAL or TCP from the text that idist__meet_print makes of it. IDIST_ERR_ARG: it is no such
-// text.
+// Sets LOCAL or TCP from a text that idist__meet_print has written. Returns IDIST_ERR_ARG for any
+// other text.
 static idist_status idist__meet_read(idist__meet *meet, const char *text) {
     char host[sizeof meet->host];
     int port;
@@ -6468,7 +6602,7 @@ static idist_status idist__meet_read(idist__meet *meet, const char *text) {
     return IDIST_OK;
 }
 
-// Prints it for people, and returns the text.
+// Prints a meeting place in readable form, and returns the text.
 static const char *idist__meet_print(const idist__meet *meet, char *text, size_t capacity) {
     static const char *const schemes[] = {"none",  "unix:", "tcp:", "torch:", "cast:",
                                           "file:", "draw:", "mem:", "pmi:"};
@@ -6484,8 +6618,9 @@ static const char *idist__meet_print(const idist__meet *meet, char *text, size_t
     return text;
 }
 
-// Finds address number `which`, modulo *count, of those that LOCAL, TCP, TORCH or MULTICAST stands
-// for. Blocks while a name is looked up. IDIST_ERR_ARG: it is no address; other failures may pass.
+// Finds address number `which`, modulo *count, of the addresses that LOCAL, TCP, TORCH or MULTICAST
+// stands for. Blocks while a name is looked up. Returns IDIST_ERR_ARG if there is no valid address.
+// Other failures may be temporary.
 static idist_status idist__meet_resolve(const idist__meet *meet, int which, int *count,
                                         idist__os_address *address) {
     *count = 1;
@@ -6494,39 +6629,39 @@ static idist_status idist__meet_resolve(const idist__meet *meet, int which, int 
     return idist__address_one_of(address, meet->host, meet->port, which, count);
 }
 
-// True for a port of this host's loopback interface in the user's own words. (The name of a host
-// may be a loopback address, too: many systems have it in /etc/hosts.)
+// Returns true if the user's own text is a port of this host's loopback interface. Other names are
+// not checked, although many systems map a host's name to a loopback address in /etc/hosts.
 static bool idist__meet_is_loopback(const idist__meet *meet) {
     return meet->kind == IDIST__MEET_TCP && idist__address_host_is_loopback(meet->host);
 }
 
 // ---- net/interface.h -----------------------------------------------------------------------------
 
-// net/interface.h: the address at which other hosts reach this one
+// net/interface.h: chooses the address at which other hosts reach this host
 //
-// In this order:
+// The candidates, in this order:
 //
-//   IDIST_ADDR            as it is; a name or the address of a router are possible, too. This host
-//                         may not know the name, or know it as a loopback address, which is how
-//                         installers write it into /etc/hosts
-//   IDIST_SOCKET_IFNAME   the first address of an interface that it admits
-//   the hint              an address of this host that another host is known to use, or this host
-//                         itself to reach another one
-//   otherwise             the first address of an interface; those of containers only if there is
-//                         no other
+//   IDIST_ADDR            taken as it is. It may also be a name or the address of a router. This
+//                         host may not know the name, or may know it as a loopback address, because
+//                         installers write it into /etc/hosts like that.
+//   IDIST_SOCKET_IFNAME   the first address of an interface that the variable admits
+//   the hint              an address of this host that another host is known to use, or that this
+//                         host uses to reach another host
+//   otherwise             the first address of an interface; interfaces of containers only if there
+//                         are no others
 //
-// Addresses of the hint's family come first. Loopback and link-local addresses are of no use to
-// other hosts: only IDIST_ADDR can name one.
+// Addresses of the hint's family come first. Other hosts cannot use loopback and link-local
+// addresses, so only IDIST_ADDR can name one.
 
 enum { IDIST__INTERFACES = 64 };
 
 typedef struct idist__own_address {
-    char ip[112];    // or the name that IDIST_ADDR gives
-    char ifname[32]; // "": not known
+    char ip[112];    // an address, or the name that IDIST_ADDR gives
+    char ifname[32]; // "" if not known
 } idist__own_address;
 
-// Appends the interfaces that are up, with their addresses; where they do not all fit, "..." stands
-// for the rest. Returns their number, or -1: they cannot be listed.
+// Appends the interfaces that are up, with their addresses. If they do not all fit, "..." stands
+// for the rest. Returns the number of interfaces, or -1 if they cannot be listed.
 static int idist__interface_list(char *text, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
@@ -6537,7 +6672,7 @@ static int idist__interface_list(char *text, size_t capacity) {
         size_t reserved_nbytes = i + 1 < count ? sizeof "..." : 1;
 
         idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
-        entry[0] = 0; // not snprintf: gcc -O3 takes a name for one that may be cut off
+        entry[0] = 0; // not snprintf: gcc -O3 would warn that a name may be truncated
         idist__text_append(entry, sizeof entry, "%s %s%s", all[i].name, ip, separator);
 
         if (strlen(text) + strlen(entry) + reserved_nbytes > capacity) {
@@ -6551,10 +6686,10 @@ static int idist__interface_list(char *text, size_t capacity) {
     return count;
 }
 
-// A variable that says which interfaces are meant.
+// The environment variable that selects interfaces.
 typedef struct idist__interface_filter {
-    const char *variable, *list; // NULL: none is set
-    bool exact;                  // the list has whole names, without prefixes
+    const char *variable, *list; // the list is NULL if no variable is set
+    bool exact;                  // the list has whole names, no prefixes
 } idist__interface_filter;
 
 static idist__interface_filter idist__interface_filter_of_user(void) {
@@ -6572,9 +6707,9 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
     return filter;
 }
 
-// The address by which this host reaches its own server, which listens at all addresses: the one
-// that the others use, so that the connection shows it; loopback where that is no address of this
-// host, or is valid on one link only.
+// Finds the address by which this host reaches its own server, which listens on all addresses.
+// Takes the address that other hosts use, so that the connection shows that address. Takes loopback
+// if that address does not belong to this host, or is valid on one link only.
 static void idist__interface_reach_self(const idist__meet *server, char *ip, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, addresses, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
@@ -6588,8 +6723,9 @@ static void idist__interface_reach_self(const idist__meet *server, char *ip, siz
             idist__os_socket_host_text(&address, ip, capacity);
 }
 
-// Whether a list of interfaces in NCCL's grammar admits one: prefixes, parted by commas; "=" before
-// the list: whole names; "^" before that: all but these.
+// Returns true if a list of interfaces in NCCL's grammar admits an interface. The list has
+// prefixes, separated by commas. A "=" before the list means whole names. A "^" before that means
+// all interfaces except those listed.
 static bool idist__interface_admits(const char *list, bool exact, const char *name) {
     bool excludes = *list == '^', found = false;
 
@@ -6615,7 +6751,8 @@ static bool idist__interface_serves(const idist__os_interface *at) {
            !idist__os_socket_is_link_local(&at->address);
 }
 
-// The first interface that a list admits, of the family of `like` if there is one. NULL: none.
+// Returns the first interface that a list admits, or NULL if there is none. Prefers an interface of
+// the family of `like`, which may be NULL.
 static const idist__os_interface *idist__interface_first(const idist__os_interface *all, int count,
                                                          const char *list, bool exact,
                                                          const idist__os_address *like) {
@@ -6633,7 +6770,8 @@ static const idist__os_interface *idist__interface_first(const idist__os_interfa
     return first;
 }
 
-// The interface that has the address of the hint, which may be NULL.
+// Returns the interface that has the address of the hint, or NULL if there is none. The hint may be
+// NULL.
 static const idist__os_interface *
 idist__interface_of_hint(const idist__os_interface *all, int count, const idist__os_address *hint) {
     int i;
@@ -6661,13 +6799,15 @@ static idist_status idist__interface_none(const idist__interface_filter *filter,
                            "initialize: %s=%s leaves no interface that other hosts can reach: this "
                            "host has %s",
                            filter->variable, filter->list, count ? text : "none");
-    return idist__fail(IDIST_ERR_ENV,
-                       "initialize: no address known at which other hosts reach this one: set "
-                       "IDIST_ADDR; this host has %s",
-                       count ? text : "none");
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "initialize: found no address at which other hosts can reach this host: set IDIST_ADDR. "
+        "This host has %s",
+        count ? text : "none");
 }
 
-// An address of this host that other hosts can use. hint: see above; NULL: none.
+// Finds an address of this host that other hosts can use, without looking at IDIST_ADDR. The hint,
+// described at the top of this file, may be NULL.
 static idist_status idist__interface_find(const idist__os_address *hint, idist__own_address *own) {
     idist__os_interface all[IDIST__INTERFACES];
     idist__interface_filter filter = idist__interface_filter_of_user();
@@ -6694,7 +6834,8 @@ static idist_status idist__interface_find(const idist__os_address *hint, idist__
     return IDIST_OK;
 }
 
-// The address to tell the other hosts. hint: see above; NULL: none.
+// Chooses the address to advertise to other hosts. The hint, described at the top of this file, may
+// be NULL.
 static idist_status idist__interface_choose(const idist__os_address *hint,
                                             idist__own_address *own) {
     const char *user = idist__os_env("IDIST_ADDR");
@@ -6724,9 +6865,10 @@ static idist_status idist__interface_choose(const idist__os_address *hint,
 
 // net/connection.h: listening, and whole transfers with a deadline
 //
-// Opens listeners, and reads or writes whole buffers before a deadline. net/auth.h is the handshake
-// with which every connection begins. net/pending.h is the bounded set of connections in the
-// handshake: the server of the store and the links between ranks both accept strangers.
+// Opens listeners, and reads or writes whole buffers before a deadline. The handshake that begins
+// every connection is in net/auth.h. The bounded set of connections in the handshake is in
+// net/pending.h. Both the server of the store and the links between ranks use this set, because
+// they accept strangers.
 
 static idist_status idist__connection_listen_failed(const char *what) {
     if (errno == EADDRINUSE)
@@ -6738,21 +6880,23 @@ static idist_status idist__connection_listen_failed(const char *what) {
     return idist__fail_errno(what, errno);
 }
 
-// An operation on a local socket failed. If no local socket works, as in some sandboxes, says so.
+// Returns true if this process may not use local sockets at all, as in some sandboxes, and sets the
+// error text. Called after an operation on a local socket has failed.
 static bool idist__connection_lacks_local(void) {
     int refused = idist__os_socket_local_error();
 
     if (!refused) return false;
-    idist__fail(IDIST_ERR_SYSTEM,
-                "socket(AF_UNIX): %s: this process may not use local sockets, by which the ranks "
-                "of a host meet. IDIST_TRANSPORT=tcp (desc.transport) uses TCP over loopback "
-                "instead",
-                strerror(refused));
+    idist__fail(
+        IDIST_ERR_SYSTEM,
+        "socket(AF_UNIX): %s: this process may not use local sockets, which the ranks of a host "
+        "use to meet. IDIST_TRANSPORT=tcp (desc.transport) uses TCP over loopback instead",
+        strerror(refused));
 
     return true;
 }
 
-// `what` is the address in the words of the caller. Returns the socket in *fd, -1 on failure.
+// Listens at an address. `what` names the address in error texts. Sets *fd to the socket, or to -1
+// on failure.
 static idist_status idist__connection_listen(const idist__os_address *address, const char *what,
                                              int *fd) {
     int error;
@@ -6767,15 +6911,17 @@ static idist_status idist__connection_listen(const idist__os_address *address, c
     return idist__connection_listen_failed(what);
 }
 
-// The same at a port of all addresses of this host. Port 0: a free one.
+// Listens at a port on all addresses of this host. Port 0 stands for a free port. Sets *fd to the
+// socket, or to -1 on failure.
 static idist_status idist__connection_listen_everywhere(int port, const char *what, int *fd) {
     *fd = idist__os_socket_listen_everywhere(port);
     return *fd >= 0 ? IDIST_OK : idist__connection_listen_failed(what);
 }
 
-// Listens for other hosts at the address that this host advertises, or else, where IDIST_ADDR gives
-// one that this host does not have, at the one that it would advertise without IDIST_ADDR. For
-// those who trust the network; with a secret, a server listens everywhere.
+// Listens for other hosts at the address that this host advertises. IDIST_ADDR may give an address
+// that this host does not have, or a name that it cannot resolve or resolves to loopback. Then
+// listens at the address that this host would advertise without IDIST_ADDR. Used by processes that
+// trust the network; a server with a secret listens on all addresses.
 static idist_status idist__connection_listen_beyond(const idist__own_address *own,
                                                     const idist__os_address *hint, int port,
                                                     const char *what, int *fd) {
@@ -6796,8 +6942,9 @@ static idist_status idist__connection_listen_beyond(const idist__own_address *ow
     return status == IDIST_OK ? idist__connection_listen(&address, what, fd) : status;
 }
 
-// Blocks until the buffer is full. False: errno is ETIMEDOUT when the deadline has passed, 0 at the
-// end of the stream, or the error; how much was read is lost.
+// Reads a whole buffer. Blocks until the buffer is full. Returns false on failure; the number of
+// bytes read is then lost. Sets errno to ETIMEDOUT if the deadline has passed, to 0 at the end of
+// the stream, or to the error of the socket.
 static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t deadline_ns) {
     char *to = (char *)buf;
 
@@ -6818,7 +6965,8 @@ static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t
     return true;
 }
 
-// Blocks until the socket has taken all bytes. False as above.
+// Writes a whole buffer. Blocks until the socket has taken all bytes. Returns false on failure.
+// Sets errno to ETIMEDOUT if the deadline has passed, or to the error of the socket.
 static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
                                         int64_t deadline_ns) {
     const char *from = (const char *)buf;
@@ -6854,21 +7002,23 @@ static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
 //     2       HMAC(K, "C" | C | S)              ------>
 //     3                                         <------ one byte: accepted
 //
-// A client that finds a wrong tag sends zeros as stage 2, so that the server learns why it leaves.
-// K comes from the job's secret. The labels "C" and "S" keep an answer from being reflected to its
-// sender, the nonces prevent replay, and the tags cover version, role, rank and job, so that none
-// of these can be changed on the way. A stranger makes the server read 96 bytes and allocate
-// nothing. Nothing is encrypted. The server answers a hello that does not match too, so that the
-// client can report the difference. A client whose connection ends before the last byte was turned
-// away for lack of room and tries again; see net/pending.h. Without a secret K is a constant, which
-// only keeps out other programs and other versions.
+// A client that receives a wrong tag sends zeros in stage 2, so that the server learns why the
+// client leaves. K is derived from the job's secret. Without a secret K is a constant, which keeps
+// out only other programs and other versions. The labels "C" and "S" keep an answer from being
+// reflected to its sender. The nonces prevent replay. The tags cover version, role, rank and job,
+// so that none of these can be changed in transit. Nothing is encrypted.
+//
+// A stranger makes the server read at most 96 bytes and allocate nothing. The server also answers a
+// hello that does not match, so that the client can report the difference. If a client's connection
+// ends before the last byte, the server had no slot for the client, which tries again; see
+// net/pending.h.
 //
 // Neither side blocks: idist__auth_step goes as far as the socket allows.
 
 #define IDIST__WIRE_VERSION 11
 #define IDIST__HELLO_BYTES 64
 
-// Part of the wire format.
+// The message that each side sends first. Part of the wire format.
 typedef struct idist__hello {
     char magic[4]; // "IDST"
     uint16_t version;
@@ -6878,24 +7028,24 @@ typedef struct idist__hello {
     uint64_t job;
     uint32_t rank;
     uint32_t world_size;
-    uint64_t server_id; // of the server of a store: a random number; otherwise 0
+    uint64_t server_id; // random number of the server of a store, or 0
     uint8_t nonce[16];
-    uint32_t socket; // of a link that has several: which one the client connects
+    uint32_t socket; // index of this socket in a link that has several
     uint8_t secrecy; // IDIST__SECRECY_*, for error texts
     uint8_t zero[3];
 } idist__hello;
 
-// What the connection is for.
+// Purposes of a connection.
 enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
 
-// What a process was given to prove itself to others.
+// The means that a process was given to prove itself to others.
 enum {
     IDIST__SECRECY_NONE,     // connections within this host only
-    IDIST__SECRECY_INSECURE, // IDIST_INSECURE
+    IDIST__SECRECY_INSECURE, // IDIST_INSECURE is set
     IDIST__SECRECY_SECRET
 };
 
-// Stages of both sides; each is one message.
+// Stages of the handshake, for both sides. Each stage is one message.
 enum {
     IDIST__AUTH_HELLO,
     IDIST__AUTH_ANSWER,
@@ -6906,14 +7056,14 @@ enum {
 enum { IDIST__AUTH_TAG_NBYTES = 32 };
 
 typedef struct idist__handshake {
-    int fd; // -1: none
+    int fd; // -1 if none
     bool server;
     int stage;   // IDIST__AUTH_*
-    size_t done; // bytes of this stage
+    size_t done; // bytes of this stage that have moved
     bool broke;  // the connection ended or failed
-    bool ready;  // poll has reported it, or it is new
-    // A server with `asks` stops before it accepts, and sets `proven`. Its caller then closes the
-    // connection, or sets asks to false and goes on.
+    bool ready;  // poll has reported the connection, or it is new
+    // A server with `asks` set stops before it accepts, and sets `proven`. The caller then closes
+    // the connection, or clears `asks` and continues.
     bool asks, proven;
     const uint8_t *key;
     idist__hello mine, theirs;
@@ -6921,7 +7071,7 @@ typedef struct idist__handshake {
     int64_t deadline_ns;
 } idist__handshake;
 
-// Begins a handshake on a connection; the caller goes on owning fd and key.
+// Begins a handshake on a connection. The caller keeps ownership of fd and key.
 static void idist__auth_begin(idist__handshake *shake, int fd, bool server, const uint8_t key[32],
                               uint32_t role, uint64_t job, int rank, int world_size,
                               int64_t deadline_ns) {
@@ -6941,19 +7091,21 @@ static void idist__auth_begin(idist__handshake *shake, int fd, bool server, cons
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Tells the clients which server this is.
+// Tells clients which server this is. Called before the first step.
 IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *shake, uint64_t id) {
     shake->mine.server_id = id;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Says which socket of a link this is. The client calls it before the first step.
+// Tells the server which socket of a link this connection is. The client calls this function before
+// the first step.
 IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *shake, int socket) {
     shake->mine.socket = (uint32_t)socket;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Tells the other side whether we have a secret. To be called before the first step.
+// Tells the other side what this process was given to prove itself (IDIST__SECRECY_*). Called
+// before the first step.
 static void idist__auth_set_secrecy(idist__handshake *shake, int secrecy) {
     shake->mine.secrecy = (uint8_t)secrecy;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
@@ -6970,7 +7122,7 @@ static void idist__auth_tag(const idist__handshake *shake, const char *label,
     idist__sha_hmac(shake->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
 }
 
-// The tags differ.
+// Reports that the tags differ, and which side lacks a secret if only one side has a secret.
 static idist_status idist__auth_fail_tag(const idist__handshake *shake) {
     bool mine = shake->mine.secrecy == IDIST__SECRECY_SECRET;
     bool theirs = shake->theirs.secrecy == IDIST__SECRECY_SECRET;
@@ -6989,7 +7141,8 @@ static idist_status idist__auth_fail_tag(const idist__handshake *shake) {
                        "IDIST_SECRET_FILE or desc.secret differs, or it belongs to another job");
 }
 
-// Compares in constant time, so that timing reveals nothing about the tag.
+// Checks the tag of the peer. Compares in constant time, so that timing reveals nothing about the
+// tag.
 static idist_status idist__auth_check_tag(const idist__handshake *shake, const char *label,
                                           const uint8_t *theirs) {
     uint8_t expected[IDIST__AUTH_TAG_NBYTES], difference = 0;
@@ -7000,7 +7153,7 @@ static idist_status idist__auth_check_tag(const idist__handshake *shake, const c
     return difference ? idist__auth_fail_tag(shake) : IDIST_OK;
 }
 
-// Whether the handshake failed because the peer's machine has the other byte order.
+// Returns true if the handshake failed because the peer's machine has the other byte order.
 static bool idist__auth_other_order(const idist__handshake *shake) {
     return idist__auth_has_magic(&shake->theirs) && shake->theirs.byte_order == 0x04030201;
 }
@@ -7009,8 +7162,10 @@ static idist_status idist__auth_check_hello(const idist__handshake *shake) {
     const idist__hello *theirs = &shake->theirs, *mine = &shake->mine;
 
     if (!idist__auth_has_magic(theirs))
-        return idist__fail(IDIST_ERR_AUTH, "the peer does not speak the protocol of idist: it is "
-                                           "another program. Choose another port, or end it");
+        return idist__fail(
+            IDIST_ERR_AUTH,
+            "the peer does not use the protocol of idist, so it is another program. Choose "
+            "another port, or end that program");
     if (theirs->byte_order != mine->byte_order)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "the peer has another byte order; mixed worlds are not supported");
@@ -7023,23 +7178,25 @@ static idist_status idist__auth_check_hello(const idist__handshake *shake) {
         return idist__fail(IDIST_ERR_AUTH,
                            "the peer belongs to another job (or to an earlier run of this one)");
     if (theirs->world_size != mine->world_size)
-        return idist__fail(IDIST_ERR_ENV, "the peer has a world_size of %u, this process one of %u",
+        return idist__fail(IDIST_ERR_ENV,
+                           "the peer has world_size %u, but this process has world_size %u",
                            (unsigned)theirs->world_size, (unsigned)mine->world_size);
 
     return IDIST_OK;
 }
 
-// Whether this side sends the message of the current stage: the server sends the odd ones.
+// Returns true if this side sends the message of the current stage. The server sends in odd stages.
 static bool idist__auth_writes(const idist__handshake *shake) {
     return (shake->stage % 2 == 1) == shake->server;
 }
 
-// What the current stage waits for.
+// Returns the poll event that the current stage waits for.
 static int idist__auth_awaits(const idist__handshake *shake) {
     return idist__auth_writes(shake) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
 }
 
-// Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1: error.
+// Moves the message of a stage as far as the socket allows. Returns 1 if the message is complete, 0
+// if the socket would block, or -1 on error.
 static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *buf, size_t nbytes) {
     while (shake->done < nbytes) {
         idist__os_part part;
@@ -7052,7 +7209,7 @@ static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *bu
         if (n < 0) return -1;
         if (n == 0) return 0;
         shake->done += (size_t)n;
-        // A stranger is recognised by its first bytes.
+        // The first four bytes are enough to recognize a stranger.
         if (!write && shake->server && shake->stage == IDIST__AUTH_HELLO && shake->done >= 4 &&
             memcmp(buf, "IDST", 4) != 0)
             shake->done = nbytes;
@@ -7063,7 +7220,7 @@ static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *bu
     return 1;
 }
 
-// The server's side: checks the message that is complete, and prepares the next.
+// Handles a complete message on the server: checks the client and prepares the next message.
 static idist_status idist__auth_next_of_server(idist__handshake *shake) {
     idist_status status = IDIST_OK;
 
@@ -7095,7 +7252,7 @@ static idist_status idist__auth_next_of_client(idist__handshake *shake) {
     if (status != IDIST_OK) return status;
     status = idist__auth_check_tag(shake, "S", shake->in + IDIST__HELLO_BYTES);
 
-    if (status != IDIST_OK) { // the socket has room for the zeros
+    if (status != IDIST_OK) { // the send buffer has space for the zeros
         memset(shake->out, 0, IDIST__AUTH_TAG_NBYTES);
         zeros.data = shake->out;
         zeros.nbytes = IDIST__AUTH_TAG_NBYTES;
@@ -7112,14 +7269,15 @@ static idist_status idist__auth_fail_transfer(void) {
     if (errno)
         return idist__fail(IDIST_ERR_PEER_LOST, "the connection broke during the handshake: %s",
                            strerror(errno));
-    return idist__fail(IDIST_ERR_PEER_LOST,
-                       "the peer closed the connection during the handshake: it ended, it had no "
-                       "room for one more connection, or it does not speak the protocol of idist");
+    return idist__fail(
+        IDIST_ERR_PEER_LOST,
+        "the peer closed the connection during the handshake: it ended, it accepts no more "
+        "connections, or it does not use the protocol of idist");
 }
 
-// Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
-// the other. IDIST_OK with shake->proven set: the caller decides. A failure is final; shake->broke
-// tells whether the connection was the cause.
+// Continues a handshake without blocking. Returns IDIST_OK with *done set once each side has proven
+// itself to the other. Returns IDIST_OK with shake->proven set if the caller has to accept or
+// reject the client. A failure is final; shake->broke is true if the connection was the cause.
 static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
                                                     IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
@@ -7151,7 +7309,7 @@ static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     return IDIST_OK;
 }
 
-// The whole handshake; blocks until its deadline.
+// Runs the whole handshake. Blocks until its deadline.
 static idist_status idist__auth_run(idist__handshake *shake) {
     bool done = false;
 
@@ -7168,14 +7326,15 @@ static idist_status idist__auth_run(idist__handshake *shake) {
 
 // net/secret.h: the secret that the ranks of a job share
 //
-// It comes from a field of the desc, a file or an environment variable, and has 16 to 256 bytes.
+// The secret comes from a field of the desc, a file or an environment variable. It has 16 to 256
+// bytes.
 
 enum { IDIST__SECRET_MIN = 16 };
 
 typedef struct idist__secret {
     uint8_t bytes[256];
-    size_t nbytes; // 0: none
-    bool insecure; // IDIST_INSECURE: listen beyond this host without a secret
+    size_t nbytes; // 0 if there is no secret
+    bool insecure; // IDIST_INSECURE is set: listen beyond this host without a secret
 } idist__secret;
 
 static int idist__secret_secrecy(const idist__secret *secret) {
@@ -7183,7 +7342,7 @@ static int idist__secret_secrecy(const idist__secret *secret) {
     return secret->insecure ? IDIST__SECRECY_INSECURE : IDIST__SECRECY_NONE;
 }
 
-// The key of handshakes; without a secret a constant.
+// Derives the key of handshakes from the secret. Without a secret, the key is a constant.
 static void idist__secret_key(const idist__secret *secret, uint8_t key[32]) {
     idist__sha sha;
     idist__sha_begin(&sha);
@@ -7201,7 +7360,7 @@ static void idist__secret_set(idist__secret *secret, const void *bytes, size_t n
     secret->nbytes = nbytes;
 }
 
-// Only its owner may have access to IDIST_SECRET_FILE.
+// Reads the secret from IDIST_SECRET_FILE, to which only its owner may have access.
 static idist_status idist__secret_from_file(idist__secret *secret, const char *path) {
     uint8_t text[sizeof secret->bytes + 1];
     idist__os_file file = idist__os_file_open(path, IDIST__OS_FILE_READ);
@@ -7230,7 +7389,7 @@ static idist_status idist__secret_from_file(idist__secret *secret, const char *p
 static idist_status idist__secret_from_field(idist__secret *secret, const void *field,
                                              size_t nbytes) {
     if (!field || !idist__secret_fits(secret, nbytes))
-        return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and %d to %zu bytes",
+        return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and between %d and %zu bytes",
                            IDIST__SECRET_MIN, sizeof secret->bytes);
     idist__secret_set(secret, field, nbytes);
     return IDIST_OK;
@@ -7244,7 +7403,8 @@ static idist_status idist__secret_from_env(idist__secret *secret, const char *te
     return IDIST_OK;
 }
 
-// The secret of a desc, or else IDIST_SECRET_FILE, or else IDIST_SECRET, or else none.
+// Finds the secret. Takes the secret of a desc if there is one, or else IDIST_SECRET_FILE, or else
+// IDIST_SECRET, or else none.
 static idist_status idist__secret_find(idist__secret *secret, const void *field, size_t nbytes) {
     const char *text = idist__os_env("IDIST_SECRET"), *file = idist__os_env("IDIST_SECRET_FILE");
     const char *insecure = idist__os_env("IDIST_INSECURE");
@@ -7262,24 +7422,24 @@ static idist_status idist__secret_find(idist__secret *secret, const void *field,
 
 // net/pending.h: connections whose handshake is under way
 //
-// There are a fixed number of slots, so that strangers cannot make us allocate. When all are taken,
-// new connections stay in the listener's queue until one may be evicted:
+// The number of slots is fixed, so that strangers cannot make us allocate. When all slots are
+// taken, new connections stay in the listener's queue until a pending connection may be evicted:
 //
-//     first   a handshake whose deadline has passed
-//     then    the oldest that has sent nothing for 50 ms
-//     then    the oldest that began more than a second ago
+//     first   a connection whose deadline has passed
+//     then    the oldest connection that has sent nothing for 50 ms
+//     then    the oldest connection that began more than a second ago
 //
-// An honest client that is evicted, because it got no processor time, tries again.
+// An honest client that is evicted because it got no processor time tries again.
 
 enum {
-    IDIST__PENDING_SLOTS = 256, // slots
-    IDIST__PENDING_MS = 5000,   // a handshake may take so long
+    IDIST__PENDING_SLOTS = 256, // connections in the handshake at a time
+    IDIST__PENDING_MS = 5000,   // time limit of a handshake
     IDIST__PENDING_SILENT_MS = 50,
     IDIST__PENDING_SLOW_MS = 1000
 };
 
 typedef struct idist__pending {
-    idist__handshake place[IDIST__PENDING_SLOTS]; // fd -1: a free slot
+    idist__handshake place[IDIST__PENDING_SLOTS]; // fd is -1 in a free slot
 } idist__pending;
 
 static void idist__pending_init(idist__pending *pending) {
@@ -7293,12 +7453,12 @@ static void idist__pending_close(idist__pending *pending) {
     for (i = 0; i < IDIST__PENDING_SLOTS; i++) idist__os_descriptor_close(&pending->place[i].fd);
 }
 
-// When a handshake began.
+// Returns the time in ns when a handshake began.
 static int64_t idist__pending_since_ns(const idist__handshake *shake) {
     return shake->deadline_ns - IDIST__PENDING_MS * IDIST__MS;
 }
 
-// The connection to evict first; NULL: none may be evicted now.
+// Returns the connection to evict first, or NULL if none may be evicted now.
 static idist__handshake *idist__pending_find_evictable(idist__pending *pending) {
     int64_t now = idist__os_clock_now_ns();
     idist__handshake *silent = NULL, *slow = NULL;
@@ -7321,8 +7481,8 @@ static idist__handshake *idist__pending_find_evictable(idist__pending *pending) 
     return NULL;
 }
 
-// A slot for a new connection: a free one, or else that of the connection to evict, which the
-// caller closes once the new one is there. NULL: there is none now.
+// Returns a slot for a new connection, or NULL if there is none now. The slot is free or holds the
+// connection to evict, which the caller closes after it has accepted the new connection.
 static idist__handshake *idist__pending_slot(idist__pending *pending) {
     int i;
     for (i = 0; i < IDIST__PENDING_SLOTS; i++)
@@ -7339,8 +7499,8 @@ static int idist__pending_count(const idist__pending *pending) {
     return count;
 }
 
-// Descriptors are short: evicts a connection if one may be. False: none is pending, so it is not
-// strangers who use them up.
+// Evicts a connection, if one may be evicted, because descriptors are short. Returns false if no
+// connection is pending; then strangers are not the cause of the shortage.
 static bool idist__pending_evict(idist__pending *pending) {
     idist__handshake *evicted = idist__pending_find_evictable(pending);
 
@@ -7352,7 +7512,7 @@ static bool idist__pending_evict(idist__pending *pending) {
     return idist__pending_count(pending) > 0;
 }
 
-// Fills the entries of poll for all pending connections, and returns how many there are.
+// Fills the poll entries for all pending connections, and returns their number.
 static int idist__pending_fill_polls(const idist__pending *pending, idist__os_poll_entry *polls) {
     int i, count = 0;
 
@@ -7365,7 +7525,7 @@ static int idist__pending_fill_polls(const idist__pending *pending, idist__os_po
     return count;
 }
 
-// Marks the connections that poll has reported. Nothing may have been opened or closed since
+// Marks the connections that poll has reported. No connection may have been opened or closed since
 // idist__pending_fill_polls.
 static void idist__pending_take_polls(idist__pending *pending, const idist__os_poll_entry *polls) {
     int i, count = 0;
@@ -10486,7 +10646,8 @@ typedef struct idist__config {
     char group_name[64];     // name of the group whose ranks meet in one file, or ""
     char device[32];         // the device that the user asked for, or ""
     char device_backend[32]; // the device backend that the user asked for, or ""
-    const void *nccl_comm, *nccl_config;
+    const void *nccl_comm, *nccl_config, *xla_api;
+    void *xla_client;
     char backends[128]; // the backends that the user asked for, or ""
     // Where a rank reports that it has lost another rank. Later failures may be only consequences.
     int *lost;            // memory that a worker shares with its parent, or NULL
@@ -12182,6 +12343,8 @@ static idist_status idist__config_fill(idist__config *config, const idist_desc *
     config->mpi_comm = d.mpi_comm;
     config->nccl_comm = d.nccl_comm;
     config->nccl_config = d.nccl_config;
+    config->xla_api = d.xla_api;
+    config->xla_client = d.xla_client;
     idist__config_host_id(config, d.host_id);
     idist__config_text(d.device, "IDIST_DEVICE", config->device, sizeof config->device);
     idist__config_text(d.backend, "IDIST_BACKEND", config->backends, sizeof config->backends);
@@ -12227,18 +12390,47 @@ IDIST__UNUSED static uint64_t idist__config_processor_key(void) {
     return idist__hash_mix(idist__hash(machine, strlen(machine)), idist__hash(&cpus, sizeof cpus));
 }
 
+// ---- launch/python.h -----------------------------------------------------------------------------
+
+// launch/python.h: libraries that Python packages bring along
+
+// Loads the first match of `file` in the packages of a Python environment below a folder.
+IDIST__UNUSED static inline void *idist__python_library_below(const char *folder, const char *below,
+                                                              const char *file) {
+    char pattern[512];
+
+    if (!folder) return NULL;
+    snprintf(pattern, sizeof pattern, "%s%s/lib*/python3*/*-packages/%s", folder, below, file);
+
+    return idist__os_library_match(pattern);
+}
+
+// Loads a library of a Python package, such as "nvidia/nccl/lib/libnccl.so.2". Looks in the active
+// environment (VIRTUAL_ENV, CONDA_PREFIX), in ~/.local and in the system's folders. Returns NULL if
+// there is none.
+IDIST__UNUSED static inline void *idist__python_library(const char *file) {
+    void *library = idist__python_library_below(idist__os_env("VIRTUAL_ENV"), "", file);
+
+    if (!library) library = idist__python_library_below(idist__os_env("CONDA_PREFIX"), "", file);
+    if (!library) library = idist__python_library_below(idist__os_env("HOME"), "/.local", file);
+    if (!library) library = idist__python_library_below("/usr/local", "", file);
+    if (!library) library = idist__python_library_below("/usr", "", file);
+
+    return library;
+}
+
 // ---- core/kind.h ---------------------------------------------------------------------------------
 
-// core/kind.h: the operations, and what kinds of them there are
+// core/kind.h: the operations and their traits
 //
-// One row says all that is the same for every call of an operation. The numbers travel in
-// fingerprints, so a new row comes last. The rows from BROADCAST_BYTES on are public calls that are
-// built from those above; they only label the fingerprint.
+// A row says everything that is the same for all calls of an operation. The numbers of the rows
+// travel in fingerprints, so a new row goes at the end. The rows from BROADCAST_BYTES on are public
+// calls that are built from the operations above them. These rows only label the fingerprint.
 
 enum {
     IDIST__COLLECTIVE = 1,   // all members take part
     IDIST__REDUCES = 2,      // has an op
-    IDIST__SCATTERS_SUM = 4, // each rank gets one block of what is reduced
+    IDIST__SCATTERS_SUM = 4, // each rank gets one block of the result
     IDIST__ROOTED = 8,
     IDIST__V = 16,       // the blocks of the ranks may have different counts
     IDIST__BY_PAIR = 32, // only the two ranks of a pair know what one sends to the other
@@ -12346,18 +12538,19 @@ static inline bool idist__kind_has_root(idist__kind kind) {
 //        |              ^
 //        +--- tasks ----+-- call                        each running task belongs to one group
 //
-// A call says what the user asked for; a task is a call under way; a fingerprint is the part of a
-// call that must be the same on all ranks and that travels with each of its messages. A backend
-// moves the data; its table of functions, and that of a device backend, stand below the data.
+// A call says what the user asked for. A task is a call in progress. A fingerprint is the part of a
+// call that must be equal on all ranks; every message of the call carries the fingerprint. A
+// backend moves the data. This file also declares the function tables of backends and device
+// backends.
 
 typedef struct idist__task idist__task;
 typedef struct idist__world idist__world;
 
 // An op that the program registered.
 typedef struct idist__user_op {
-    idist_op_fn fn; // NULL: a premultiplied sum
+    idist_op_fn fn; // NULL for a premultiplied sum
     void *arg;
-    double factor; // of a premultiplied sum
+    double factor; // for a premultiplied sum
     bool used, commutative;
 } idist__user_op;
 
@@ -12369,95 +12562,99 @@ typedef struct idist__user_dtype {
     idist_dtype dtype;
 } idist__user_dtype;
 
-// A buffer may lie in several places, one part of it in each.
+// One part of a buffer whose parts lie in different places.
 typedef struct idist__part {
     char *data;
-    size_t end; // elements of this part and those before it
+    size_t end; // number of elements in this part and all earlier parts
 } idist__part;
 
-// An operation as data.
+// A call: an operation with its arguments.
 typedef struct idist__call {
-    idist__kind kind;  // what is run
-    idist__kind label; // what the user called
+    idist__kind kind;  // operation that runs
+    idist__kind label; // operation that the user called
     const void *send;
     void *recv;
-    size_t count; // as in the API; v-forms: this rank's contribution
+    size_t count; // as in the API; in a v-form, the count of this rank's own part
     const size_t *sendcounts, *senddispls, *recvcounts, *recvdispls;
     idist_dtype dtype;
     idist_op op;
-    int root; // or the peer of a send or receive; -1: there is none
+    int root; // or the peer of a send or receive; -1 if there is none
     int tag;
     idist_recv_info *info;
-    // Of an all_reduce in place whose buffer is not all in a row; otherwise NULL and 0.
+    // The parts of the buffer of an in-place all_reduce, if the buffer is not contiguous. Otherwise
+    // NULL and 0.
     const idist__part *parts;
     int part_count;
-    bool peeks;         // a receive that describes a message and leaves it
-    uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
-    uint32_t plan;      // of a collective: the number of the plan that makes it; 0: none does
-    uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts
+    bool peeks;         // true for a probe: a receive that describes a message and leaves it
+    uint32_t dtype_tag; // tag of a user dtype when the call began; 0 if not looked up yet
+    uint32_t plan;      // number of the plan that makes this collective; 0 if there is none
+    uint64_t check;     // the count, or a hash of the counts; must also be equal on all ranks
     union {
-        // The op of a reduction that is part of another call, because the program may free its own
-        // copy meanwhile. NULL: look it up in the world.
+        // Copy of the op of a reduction. The backend makes the copy, because the program may free
+        // the op while the call runs. If NULL, idist__world_user_op finds the op in the world.
         const idist__user_op *user;
-        idist_message *message; // of a matched probe, and of the receive that follows it
+        idist_message *message; // for a matched probe, and for the receive that takes its message
     } u;
 } idist__call;
 
-// A call that is kept, and its group.
+// A call that the program keeps for idist_plan_start, and its group.
 struct idist_plan {
-    idist__call call; // kind 0: none
+    idist__call call; // kind 0 (IDIST__NONE) if the plan is empty
     idist_opts opts;
-    uint64_t world_serial, ctx; // of the group ...
-    int rank, size;             // ... when the call was checked
+    uint64_t world_serial, ctx; // identify the group
+    int rank, size;             // rank in the group and its size when the call was checked
 };
 
-// What two ranks compare about a call: 24 bytes of every message.
+// The part of a call that two ranks compare: 24 bytes in every message.
 typedef struct idist__fingerprint {
     uint8_t kind, dtype, op;
-    uint8_t algorithm; // an idist__algorithm, combined with IDIST__ON_DEVICE
+    uint8_t algorithm; // an idist__algorithm, perhaps combined with IDIST__ON_DEVICE
     int32_t root;      // see core/fingerprint.h
-    uint64_t check;    // see idist__call; of a send: its count; of a user dtype: and its tag
-    uint32_t seq;      // number of the call within its group
-    uint32_t whole;    // of a part: number of the call it is part of; otherwise 0
+    // See idist__call. For a send, the count. For a user dtype, also the tag of the dtype.
+    uint64_t check;
+    uint32_t seq;   // number of the call within its group
+    uint32_t whole; // number of the larger call that this call is a part of; 0 if none
 } idist__fingerprint;
 
-enum { IDIST__ON_DEVICE = 0x80 }; // a collective on device memory
+enum { IDIST__ON_DEVICE = 0x80 }; // a call on device memory
 
-// A collective that plans of a group keep.
+// A collective that one or more plans of a group keep.
 typedef struct idist__planned {
     struct idist__planned *next;
     idist__fingerprint call;
-    uint32_t count; // of plans that were filled with it
+    uint32_t count; // number of plans that were filled with it
 } idist__planned;
 
-// Says which backend works on a task. A task changes between ON_HOST and ON_DEVICE as often as the
-// device backend needs, and from either to DONE, which is final. A call on device memory is ON_HOST
-// while the host backend moves a part of the call.
+// The backend that works on a task. A task changes between ON_HOST and ON_DEVICE as often as the
+// device backend needs. From both states it can change to DONE, which is final. A call on device
+// memory is ON_HOST while the host backend moves a part of the call.
 typedef enum idist__task_state {
     IDIST__TASK_ON_HOST,
     IDIST__TASK_ON_DEVICE,
     IDIST__TASK_DONE
 } idist__task_state;
 
-// Who waits for a task. From CALLER a task may go to STREAM; from REQUEST to STREAM or NOBODY.
+// The party that waits for a task. A task may change from CALLER to STREAM, and from REQUEST to
+// STREAM or NOBODY.
 typedef enum idist__task_waiter {
-    IDIST__WAITER_CALLER,  // inside the call
-    IDIST__WAITER_REQUEST, // who holds the request
-    IDIST__WAITER_NOBODY,  // idist_request_free has let the request go
+    IDIST__WAITER_CALLER,  // the caller, inside the call
+    IDIST__WAITER_REQUEST, // the holder of the request
+    IDIST__WAITER_NOBODY,  // nobody: idist_request_free has freed the request
     IDIST__WAITER_STREAM   // the device's stream: the call has returned
 } idist__task_waiter;
 
-// Whether a thread works on a task without the lock. A task goes from FREE to PINNED and back, or
-// from PINNED to LEFT, and then that thread frees it.
+// The pin of a task. A thread works on a pinned task without the lock. A task changes from FREE to
+// PINNED and back, or from PINNED to LEFT. If the task is LEFT, the thread that pinned the task
+// frees it.
 typedef enum idist__task_pin {
     IDIST__PIN_FREE,
     IDIST__PIN_PINNED,
     IDIST__PIN_LEFT // the task was freed while it was pinned
 } idist__task_pin;
 
-// One operation under way. idist__task_new clears the fields before `text` and no others.
+// A call in progress. idist__task_new clears the fields before `text` and no other fields.
 struct idist__task {
-    idist__task *next, *prev; // in w->tasks.running while it runs
+    idist__task *next, *prev; // in w->tasks.running while the task runs
     idist__task *list_next;   // in the list of an idist_group_begin, or in w->tasks.detached
     idist__task *older;       // in w->tasks.all
     idist_group *group;
@@ -12466,61 +12663,62 @@ struct idist__task {
     idist__task_state state;
     idist__task_waiter waiter;
     idist__task_pin pin;
-    struct {            // what core/timer.h has done about a task that takes long
-        bool announced; // told the other members that this rank waits in it
-        bool asked;     // of a message: asked its peer whom that rank waits for
-        bool warned;    // logged that it takes long; may ask once more after that
+    struct {            // what core/timer.h has done about a slow task
+        bool announced; // has told the other members that this rank waits in the task
+        bool asked;     // has asked the peer of a message which rank the peer waits for
+        bool warned;    // has logged that the task is slow; may ask once more afterwards
     } late;
     bool patient; // has the group's time-out: the caller expects no return without a result
-    uint32_t seq; // number within the group; 0: point-to-point, or not numbered yet
-    idist__fingerprint whole; // the call it is part of; kind 0: it is a call of its own
-    uint16_t parent_past;     // digest of the calls before that one
+    uint32_t seq; // number within the group; 0 if point-to-point, or not numbered yet
+    idist__fingerprint whole; // the larger call that the task is a part of; kind 0 if none
+    uint16_t parent_past;     // digest of the calls before the larger call
     int timeout_ms;
     int64_t started_ns, deadline_ns;
     bool on_device; // the device backend takes part
-    bool followed;  // idist_wait_stream need not wait for the host any more
-    void *copy;     // of a send buffer that the call overwrites; or NULL
-    // The request goes on when this task is done: whoever waits or tests calls this, with the lock
-    // held. It puts another task into the request, or sets `then` to NULL.
+    bool followed;  // idist_wait_stream no longer needs to wait for the host
+    void *copy;     // copy of a send buffer that the call overwrites, or NULL
+    // Continues the request when this task is done; NULL if nothing follows. The thread that waits
+    // for or tests the request calls this function, with the lock held. The function puts another
+    // task into the request, or sets `then` to NULL.
     void (*then)(idist__task *t, idist_request *request);
     void *then_arg;
-    void *stream;   // of the device: the task comes after what it holds already
-    void *impl;     // the backend's part, behind this struct
-    void *lane;     // its row in the timeline, or NULL
-    char text[512]; // why it failed
-    // These stay when the task is used again.
+    void *stream;   // stream of the device; the task starts after the work already in it
+    void *impl;     // the backend's part, stored after this struct
+    void *lane;     // row of the task in the timeline, or NULL
+    char text[512]; // why the task failed
+    // These fields keep their values when the task is used again.
     void *device;    // the device backend's part
-    idist__world *w; // that of its groups
+    idist__world *w; // the world of the task's groups
 };
 
 struct idist_group {
-    idist__world *w; // NULL: the world was closed
+    idist__world *w; // NULL if the world was closed
     idist_group *next;
-    uint64_t ctx; // the same on all members, unique in the world
-    int rank;     // -1: not a member
+    uint64_t ctx; // identifies the group: equal on all members, unique in the world
+    int rank;     // -1 if this rank is not a member
     int size;
     int *ranks;              // world rank of each member
-    uint32_t seq;            // collectives started
-    uint32_t child_count;    // groups made from this one
-    idist__planned *planned; // what its plans keep
-    int running_count;       // tasks that run, and calls that prepare the group for a device
-    int open_request_count;  // not waited for yet
-    int detached_count;      // running tasks that nobody waits for, and pinned ones
-    idist_status status;     // not IDIST_OK: unusable, because ...
-    char cause[400];         // ... this happened
+    uint32_t seq;            // number of collectives started
+    uint32_t child_count;    // number of groups made from this group
+    idist__planned *planned; // collectives that the group's plans keep
+    int running_count;       // running tasks, and calls that prepare the group for a device
+    int open_request_count;  // requests that nobody has waited for yet
+    int detached_count;      // running tasks that nobody waits for, and pinned tasks
+    idist_status status;     // if not IDIST_OK, the group is unusable
+    char cause[400];         // what made the group unusable
     bool freed;
-    int64_t asked_ns;          // when the members were last asked for a sign of life; 0: never
-    int64_t asked_before_ns;   // and the time before that
-    int64_t asked_until_ns;    // when the answers are used; nobody asks again before
-    bool inner;                // made by a backend for its own use
-    bool failure_flushed;      // we have waited for the failure to reach the others
-    idist_group *host_group;   // members on this host; one_rank_first makes it when it needs it
-    const idist_group *parent; // while it is being made: if the parent fails, so does this one
+    int64_t asked_ns;        // time when the members were last asked for a sign of life; 0 if never
+    int64_t asked_before_ns; // previous value of asked_ns
+    int64_t asked_until_ns;  // time when the answers are used; nobody asks again before this time
+    bool inner;              // made by a backend for its own use
+    bool failure_flushed;    // we have waited for the failure to reach the other members
+    idist_group *host_group; // members on this host; idist_one_rank_first makes it when needed
+    const idist_group *parent; // set while the group is being made; a failed parent fails the group
     void *impl;                // the backend's part
     void *device;              // the device backend's part
 };
 
-// What is known of a rank.
+// The place where a rank runs.
 typedef struct idist__rank_info {
     char hostname[64];
     uint64_t host; // equal for ranks on one host
@@ -12531,380 +12729,410 @@ typedef struct idist__rank_info {
 //
 // A backend moves host memory between ranks. It is a table of functions, filled by field name (see
 // idist__backend_fill, and idist_self_backend as an example) and registered with
-// idist_register_backend. Only the fields marked "optional" may be NULL: then the backend does not
-// have that feature. A device backend is the exception: it sets name, claim and wrap, and leaves
-// everything else 0.
+// idist_register_backend. Only the fields marked "optional" may be NULL; the backend then lacks
+// that feature. A device backend is the exception: it sets name, claim and wrap, and leaves all
+// other fields 0.
 //
 //     claim -> open -> group_open (world) -> [ start, progress, sleep ... ] -> group_close -> close
 //                                                 |  group_open, offer, meet, group_close
 //                                                 +- for each further group
 //
-// Lock. claim, open, wrap and close are called without the world's lock, alloc with or without it
-// (it must not take the lock), all others with it. group_open of the world's own group and, while
-// the world closes, group_close are called without it; threads whose calls were ended may still be
-// on their way out of the world then. claim and alloc may be called by several threads at once.
+// Lock. The core calls claim, open, wrap and close without the world's lock. It calls alloc with or
+// without the lock; alloc must not take the lock. It calls all other functions with the lock held.
+// There are two exceptions: the core does not hold the lock for group_open of the world's own
+// group, or for group_close while the world closes. While the world closes, threads whose calls
+// were ended may still be leaving the world. Several threads may call claim and alloc at once.
 //
 // Blocking. open, close and wrap may wait for other ranks. sleep and flush wait, and release the
-// lock while they do. shrink and agree wait for the other members and keep the lock, so that no
-// other call on this world proceeds meanwhile, not even idist_abort. quick may poll for as long as
-// it takes to hand over a small message, less than a millisecond; tell may wait until nobody reads
-// the buffers of the failed group any more. Everything else, alloc included, returns at once. On a
-// library that offers nothing but blocking calls, group_open may block, and so may a collective
-// that all ranks have entered, or that is not to be compared (cfg.unchecked). A device backend may
-// release the lock in start, while it hands a call to the device's library or adds to a stream.
+// lock while they wait. shrink and agree wait for the other members and keep the lock. No other
+// call on this world proceeds meanwhile, not even idist_abort. quick may poll for as long as it
+// takes to hand over a small message, which is less than a millisecond. tell may wait until nobody
+// reads the buffers of the failed group any more. All other functions, including alloc, return at
+// once.
 //
-// Ownership. The core allocates and frees idist__task, idist_group and idist__world, and with each
-// task and group the bytes the backend asks for (task_nbytes, group_nbytes): those of a group are
-// zero, those of a task are not cleared. The caller's buffers, and the arrays of a v-form, belong
-// to the backend from start until it calls idist__task_complete, or until cancel returns. What a
-// backend allocates besides (idist__mem_alloc with &w->cfg.mem) it frees in group_close or close.
+// Some libraries offer only blocking calls. On such a library group_open may block. A collective
+// may also block, if all ranks have entered the call or if the ranks do not compare it
+// (cfg.unchecked). A device backend may release the lock in start while it hands a call to the
+// device's library or adds work to a stream.
 //
-// Failure. A function that returns a status and fails has undone everything it did, and its
-// counterpart is not called: no close after a failed open, no group_close after a failed
-// group_open. It has recorded the reason with idist__fail (claim: in *why). A function without a
-// status reports failures by idist__task_complete (this task) or idist__group_fail (this group).
-// When idist__group_fail returns, all tasks of the group have ended.
+// Ownership. The core allocates and frees idist__task, idist_group and idist__world. With each task
+// and group it allocates the bytes that the backend asks for (task_nbytes, group_nbytes). The bytes
+// of a group are zeroed; the bytes of a task are not. The caller's buffers, and the arrays of a
+// v-form, belong to the backend from start until it calls idist__task_complete, or until cancel
+// returns. Any other memory that a backend allocates (idist__mem_alloc with &w->cfg.mem), it frees
+// in group_close or close.
 //
-// Calls. The core has checked the arguments of a call as far as one rank can (idist__check_call)
-// and has numbered it (task->seq). The backend gets all calls of the group, also those
+// Failure. If a function that returns a status fails, it has undone everything it did. The core
+// then does not call its counterpart: no close after a failed open, no group_close after a failed
+// group_open. The function has recorded the reason with idist__fail. For IDIST_ERR_NO_BACKEND,
+// claim stores the reason in *why instead. A function without a status reports a failure with
+// idist__task_complete (of this task) or idist__group_fail (of this group). When idist__group_fail
+// returns, all tasks of the group have ended.
 //
-//   - of a group of one rank (idist__self_collective does the collectives; messages of a rank to
-//     itself obey the same rules as others);
-//   - of count 0, for which buffers may be NULL: they synchronize, and are compared, like others;
-//   - in place (idist__extent_call_in_place), except all_to_allv, for which the core makes a copy.
-//     Otherwise the send buffer is not written;
-//   - of any dtype, also of those that the program created.
+// Calls. The core has checked the arguments of a call as far as one rank can (idist__check_call),
+// and has numbered the call (task->seq). The backend gets all calls of the group, including:
 //
-// A kind, dtype or op that it does not have it completes with IDIST_ERR_UNSUPPORTED, on all ranks
-// alike. Collectives of a group match by seq; several may be under way at once, as requests or
-// between idist_group_begin and idist_group_end.
+//   - calls on a group of one rank. idist__self_collective performs the collectives. Messages of a
+//     rank to itself obey the rules of all messages;
+//   - calls of count 0, whose buffers may be NULL. They synchronize, and are compared, like all
+//     other calls;
+//   - calls in place (idist__extent_call_in_place), except all_to_allv, for which the core makes a
+//     copy. The backend never writes to the send buffer of a call that is not in place;
+//   - calls with any dtype, including the dtypes that the program created.
 //
-// Reductions. The order of the operands depends on sizes and ranks only, and all ranks that receive
-// a result get the same bits. For built-in ops, idist__reduce_many combines any number of
-// contributions in the order of ranks and does what follows.
+// If the backend lacks a kind, dtype or op, it completes the call with IDIST_ERR_UNSUPPORTED on all
+// ranks. Collectives of a group match by seq. Several collectives may be in progress at once, as
+// requests or between idist_group_begin and idist_group_end.
 //
-//   - AVG is SUM, and one division by the size of the group at the end; the logical ops end in 0 or
-//     1 (idist__reduce_finish);
-//   - F16, BF16 and the 8-bit floats are added and multiplied as F32 and rounded once, at the end;
-//   - an op from IDIST_OP_USER on is that of idist__world_user_op. The backend copies it in start,
-//     because the program may free it. fn == NULL: each contribution is multiplied by the rank's
-//     own factor (idist__reduce_scale), then added. While fn runs, idist__me.callbacks is above 0.
-//     Operands keep the order of ranks, and may be swapped only if `commutative`.
+// Reductions. The order of the operands depends only on sizes and ranks. All ranks that receive a
+// result get identical bits. For built-in ops, idist__reduce_many combines any number of
+// contributions in the order of ranks. It obeys the rules below.
 //
-// Messages. A receive takes the oldest message that idist__matching_matches, which knows the
-// wildcards IDIST_ANY_SOURCE and IDIST_ANY_TAG; a message goes to the oldest receive that matches.
-// Those of one rank with the same tag stay in order. If dtype or count do not fit
-// (idist__matching_fits) the receive fails alone, and the message waits for another one, with the
-// tag that it has then: a matched probe gives it a new one. A send of up to some KiB completes
-// without its receive. idist__matching_received ends a receive.
+//   - AVG is SUM, with one division by the size of the group at the end. The logical ops return 0
+//     or 1 (idist__reduce_finish).
+//   - F16, BF16 and the 8-bit floats are added and multiplied as F32 and rounded once, at the end.
+//   - Ops from IDIST_OP_USER on belong to the program; idist__world_user_op returns them. The
+//     backend copies the op in start, because the program may free the op. If fn is NULL, each
+//     contribution is multiplied by the factor of its own rank (idist__reduce_scale) and then
+//     added. While fn runs, idist__me.callbacks is above 0. Operands keep the order of ranks. The
+//     backend may swap operands only if `commutative` is set.
 //
-// Mismatches. The core sees one rank only, so the backend compares. Every member shows the others
-// its idist__fingerprint_of_task. Where idist__fingerprint_difference names a field, or where the
-// counts of a v-form differ (idist__extent_pair, idist__extent_balance), all members fail the group
-// with IDIST_ERR_MISMATCH and the text of idist__explain_mismatch or _pair. Ranks that wait
-// for each other in different groups or messages are to be found through `announce`
-// (idist__explain_deadlock); a backend that cannot do so lets them run into the deadline.
+// Messages. A receive takes the oldest message that idist__matching_matches accepts. That function
+// handles the wildcards IDIST_ANY_SOURCE and IDIST_ANY_TAG. A message goes to the oldest receive
+// that matches it. Messages of one rank with one tag stay in order. If the dtype or the count does
+// not fit (idist__matching_fits), only the receive fails. The message waits for another receive,
+// with the tag that idist__matching_fits returns: a matched probe gives the message a new tag. A
+// send of up to several KiB completes without its receive. idist__matching_received ends a receive.
+//
+// Mismatches. The core sees one rank only, so the backend compares the calls. Every member shows
+// the other members its idist__fingerprint_of_task. All members fail the group with
+// IDIST_ERR_MISMATCH if idist__fingerprint_difference names a field, or if the counts of a v-form
+// differ (idist__extent_pair, idist__extent_balance). The text comes from idist__explain_mismatch
+// or idist__explain_pair. Ranks may also wait for each other in different groups or messages.
+// `announce` finds such a deadlock (idist__explain_deadlock). A backend that cannot find deadlocks
+// lets the ranks run into the deadline.
 //
 // Lost ranks. A backend that notices that a rank is gone calls idist__group_lose_rank.
 //
-// What it may call. A backend is compiled in the file that defines IDIST_IMPLEMENTATION, and may
-// use all that stands in this file above core/call.h, core/matching.h, idist__self_collective, and
-// the files that this one uses. Of a task it writes only call.u.user and what `impl` points to, of
-// a group what `impl` points to; of the world it sets impl, nodes, what is in `machine`,
-// about.advertised and about.network, and counts wait.moved_count up for each step forward.
+// Access. A backend is compiled in the file that defines IDIST_IMPLEMENTATION. It may use all files
+// that idist.h includes before core/call.h, and also core/matching.h and idist__self_collective. In
+// a task it writes only call.u.user and what `impl` points to. In a group it writes only what
+// `impl` points to. In the world it sets impl, nodes, the fields of `machine`, and three texts:
+// about.advertised, about.network and about.sharing. It increments wait.moved_count for each step
+// forward.
 struct idist_backend_api {
     uint32_t abi;        // IDIST__BACKEND_ABI
     uint32_t size;       // of this struct
-    const char *name;    // for desc.backend; without commas
-    size_t task_nbytes;  // bytes that task->impl points to, not cleared
-    size_t group_nbytes; // bytes that group->impl points to, zeroed before group_open
+    const char *name;    // for desc.backend; contains no comma
+    size_t task_nbytes;  // number of bytes at task->impl, which are not cleared
+    size_t group_nbytes; // number of bytes at group->impl, zeroed before group_open
 
     // ---- the world ----
 
-    // Says whether it serves this configuration. If it does not: IDIST_ERR_NO_BACKEND with the
-    // reason in *why, and the next backend is asked. Any other failure ends initialize. May
-    // initialize the library that the backend is made of, but allocates nothing for this world. A
-    // backend that knows rank and world size better than the launcher's variables sets them.
+    // Returns IDIST_OK if the backend serves this configuration. If the backend does not, returns
+    // IDIST_ERR_NO_BACKEND with the reason in *why, and the core asks the next backend. Any other
+    // failure ends idist_initialize. May initialize the library that the backend is made of, but
+    // allocates nothing for this world. A backend that knows rank and world size better than the
+    // launcher's variables sets both.
     //
-    // A device backend is asked before the host backends, in every world, and says whether wrap is
-    // to be called. It fails if config->device_backend is neither "" nor a name that it knows; its
-    // own name is one of those.
+    // The core asks device backends in every world, before the host backends. A device backend
+    // returns IDIST_OK if the core should call wrap. It fails if config->device_backend is neither
+    // empty nor a name that the backend knows. Its own name is one of these names.
     idist_status (*claim)(idist__config *config, const char **why);
 
-    // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl and, for each
-    // rank, hostname and host in w->nodes; the core derives the rest of w->nodes from `host`.
+    // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl. For each rank,
+    // sets hostname and host in w->nodes; the core derives the rest of w->nodes from `host`.
     idist_status (*open)(idist__world *w);
 
-    // Frees all. clean: every rank has passed the last barrier. Otherwise it closes its connections
-    // so that messages that were sent still arrive, for which it may block for a moment. If the
-    // world has failed (w->group.status), the calls that this rank has completed in other groups
-    // should still complete on the other members. A call that needs this rank fails there with the
-    // status and the cause of this world.
+    // Frees everything. If `clean` is true, every rank has passed the last barrier. Otherwise,
+    // closes the connections so that messages already sent still arrive, and may block for a moment
+    // to do so. If the world has failed (w->group.status), the calls that this rank has completed
+    // in other groups should still complete on the other members. On those members, a call that
+    // needs this rank fails with the status and the cause of this world.
     void (*close)(idist__world *w, bool clean);
 
     // ---- groups ----
 
-    // Prepares a group of which this rank is a member; g->impl is zero.
+    // Prepares a group. This rank is a member, and the bytes at g->impl are zero.
     idist_status (*group_open)(idist_group *g);
     // Frees the contents of g->impl, not g->impl itself. No task of the group is running.
     void (*group_close)(idist_group *g);
 
-    // Optional, both or neither. After group_open the members exchange one number each: group_offer
-    // returns what this rank offers the others, group_meet gets the offers of all members, by rank
-    // in the group. If group_meet fails the group fails. `offers` is the core's. Without them the
-    // core lets only one thread at a time make a group, because group_open may block. The world's
-    // own group has no offers: open has done it all.
+    // Optional, both or neither. After group_open the members exchange one number each. group_offer
+    // returns the number that this rank offers to the other members. group_meet gets the offers of
+    // all members, by rank in the group. If group_meet fails, the group fails. The core owns
+    // `offers`. Without these two functions, the core lets only one thread at a time make a group,
+    // because group_open may block. The world's own group makes no offers, because open has done
+    // all the work.
     uint64_t (*group_offer)(idist_group *g);
     idist_status (*group_meet)(idist_group *g, const uint64_t *offers);
 
     // ---- tasks ----
 
-    // Optional. Tries a blocking call without a task, while there are no tasks. True: it is
-    // complete and, if it is a collective, was counted in g->seq. False: start follows for the same
-    // call, also if the group has failed in between, and may continue what quick has begun.
+    // Optional. Tries a blocking call without a task, while no task is running. Returns true if the
+    // call is complete; if it is a collective, quick has counted it in g->seq. If quick returns
+    // false, start follows for this call and may continue what quick has begun. start follows even
+    // if the group has failed in between.
     bool (*quick)(idist_group *g, const idist__call *call);
 
-    // Optional. Tries a send or a receive without a task, and without waiting; there may be tasks.
-    // True: it is complete. False: start follows, for a call of which nothing has begun.
+    // Optional; a backend that has quick_message must also have quick. Tries a send or a receive
+    // without a task and without waiting, while other tasks may be running. Returns true if the
+    // call is complete. If quick_message returns false, start follows, and nothing of the call has
+    // begun.
     bool (*quick_message)(idist_group *g, const idist__call *call);
 
-    // Optional. Whether a call on this group may have its buffer in parts. This rank alone asks;
-    // for the others the call is like any other.
+    // Optional. Returns true if a call on this group may have its buffer in parts. The core asks
+    // only on this rank; for the other ranks the call is like any other call.
     bool (*takes_parts)(const idist_group *g, const idist__call *call);
 
     // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
-    // failed the group: with g->status and g->cause.
+    // failed the group, start completes the task with g->status and g->cause.
     void (*start)(idist__task *t);
 
     // Moves everything that can move now.
     void (*progress)(idist__world *w);
 
-    // Sleeps until I/O arrives (and handles it), `wake` is called or until_ns passes
-    // (idist__os_clock_now_ns; IDIST__FOREVER: no limit; in the past: one look at the connections).
-    // Called by one thread at a time. Releases the lock while it sleeps.
+    // Sleeps until I/O arrives, `wake` is called, or the time until_ns passes. Handles the I/O.
+    // until_ns is a time of idist__os_clock_now_ns, or IDIST__FOREVER for no limit. If the time is
+    // in the past, sleep checks the connections once. Called by one thread at a time. Releases the
+    // lock while it sleeps.
     void (*sleep)(idist__world *w, int64_t until_ns);
 
-    // Ends the sleep of another thread, also if that has released the lock but does not sleep yet.
-    // Does not block.
+    // Ends the sleep of another thread, even if that thread has released the lock but does not
+    // sleep yet. Does not block.
     void (*wake)(idist__world *w);
 
-    // A caller begins to wait, so that progress or sleep is called all the time from now on; or the
-    // last one no longer waits.
+    // Optional. Tells the backend that the first caller begins to wait (`waits` is true), or that
+    // the last caller no longer waits (false). While a caller waits, the core calls progress or
+    // sleep all the time.
     void (*attend)(idist__world *w, bool waits);
 
-    // Forgets a task: afterwards no byte of its buffers is touched, and the core completes it.
-    // Returns false when other ranks were already involved, so that its group cannot go on.
-    // Collectives are cancelled only when their group has failed, after `tell`, or when the world
-    // closes.
+    // Cancels a task. Afterwards the backend touches no byte of the task's buffers, and the core
+    // completes the task. Returns false if other ranks were already involved, so that the group
+    // cannot continue. The core cancels collectives only after their group has failed and `tell`
+    // was called, or when the world closes.
     bool (*cancel)(idist__task *t);
 
-    // Optional, for idist_cancel. Forgets a receive, like cancel, if no message has begun to go to
-    // it. False: one has, and nothing has changed.
+    // Optional, for idist_cancel. Cancels a receive, like cancel, and returns true if no message
+    // has begun to go to the receive. Otherwise changes nothing and returns false.
     bool (*retract)(idist__task *t);
 
     // ---- failures and waiting ----
 
-    // Tells the other members that the group failed, as g->status and g->cause say; there
-    // idist__group_fail gets the same two. Called once for a group. Only queues the messages if
-    // they cannot go out at once.
+    // Tells the other members that the group failed, and sends g->status and g->cause. On each of
+    // these members, idist__group_fail gets this status and cause. Called once for a group. Only
+    // queues the messages that cannot be sent at once.
     void (*tell)(idist_group *g);
 
-    // Goes on until all messages of `tell` are out, or until_ns passes. Releases the lock while it
-    // sleeps.
+    // Sends until all messages of `tell` are out, or the time until_ns passes. Releases the lock
+    // while it sleeps.
     void (*flush)(idist__world *w, int64_t until_ns);
 
-    // Tells the other members that this rank waits in t, so that they can object, and answer that
-    // they are alive. Called once when t has waited for a while, and again before its group is
-    // given up (g->asked_ns). For a message the second call (late.asked) finds out whom the peer
-    // waits for. May end any task.
+    // Tells the other members that this rank waits in t, so that they can object, and can answer
+    // that they are alive. Called when t has waited for a while. Called again before core/timer.h
+    // logs a warning, and before the deadline of t (g->asked_ns). For a message, the second call
+    // (late.asked) finds out which rank the peer waits for. May end any task.
     void (*announce)(idist__task *t);
 
-    // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)", see
-    // idist__explain_missing_rank and _peer) and returns how many are. 0: everybody is there.
+    // Appends the ranks that are missing in t, for example "rank 3 on host b (last seen in barrier
+    // #6)". Returns the number of missing ranks, which may be 0. See idist__explain_missing_rank
+    // and idist__explain_missing_peer.
     int (*missing)(idist__task *t, char *text, size_t cap);
 
     // ---- more, all optional ----
 
-    // Zeroed memory that other ranks can reach, for idist_alloc: part of an idist__window, which
-    // keeps track of it beyond close and takes it back in idist_free. Must not wait for other
-    // ranks, which do not call it. NULL: none left, take plain memory.
+    // Allocates zeroed memory that other ranks can reach, for idist_alloc. The memory is part of an
+    // idist__window, which keeps track of the memory after close and takes it back in idist_free.
+    // Must not wait for other ranks, because they do not make this call. Returns NULL if no such
+    // memory is left; the core then allocates plain memory.
     void *(*alloc)(idist__world *w, size_t nbytes);
 
-    // Both or neither; without them a group that lost a rank can only be freed. Both work in a
-    // group that has failed, and block until the surviving members have answered. shrink lists the
-    // survivors, the same list on each of them (world ranks, in the group's order), and raises
-    // *serial to the largest of theirs; group_open follows for these ranks. agree sets *flag to the
-    // bitwise AND over the survivors. Not called for agree in a group of one rank.
+    // Both or neither. Without them, a group that lost a rank can only be freed. Both functions
+    // work in a group that has failed, and block until the surviving members have answered. shrink
+    // lists the survivors as world ranks, in the group's order; all survivors get an equal list.
+    // shrink raises *serial to the largest value that a survivor passed. group_open follows for
+    // these ranks. agree sets *flag to the bitwise AND over the survivors. The core does not call
+    // agree in a group of one rank.
     idist_status (*shrink)(idist_group *g, int *ranks, int *n, uint32_t *serial);
     idist_status (*agree)(idist_group *g, int *flag);
 
-    // Of a device backend: it serves no world alone but puts itself in front of the world's
-    // backend. Collective; called after the world's group_open. With a device: replaces w->backend
-    // by a table that passes on what concerns host memory, and sets w->device, w->device_api and
-    // the names. Without one: fills w->about.no_device. If it fails, the core closes the world.
+    // Puts a device backend in front of the world's backend. Only a device backend, which serves no
+    // world alone, sets this field. Collective; called after the world's group_open. If there is a
+    // device, wrap replaces w->backend by a table that passes on the calls for host memory. It also
+    // sets w->device, w->device_api and the names. Without a device, wrap fills w->about.no_device.
+    // If wrap fails, the core closes the world.
     idist_status (*wrap)(idist__world *w);
 };
 
-enum { IDIST__BACKEND_ABI = 10 };
+enum { IDIST__BACKEND_ABI = 10, IDIST__DEVICE_BACKENDS = 4 };
 
 // ---- the contract between the core and a device backend ----
 //
 // A device backend moves device memory. It sits in front of the world's backend (see `wrap` in
-// idist_backend_api) and leaves host memory to it. The core asks it at four points of a call and at
-// the end of the world:
+// idist_backend_api) and leaves host memory to that backend. The core calls it at four points of a
+// call and at the end of the world:
 //
-//     idist__call_locked      route      does this call concern the device?
+//     idist__call_checked     route      does this call concern the device?
 //       idist__task_start     (start of the wrapping backend)
 //     idist_group_end         launch     submit what idist_group_begin held back
-//     idist__task_complete    landed     the backend is done: is the device, too?
+//     idist__task_complete    landed     the host backend is done: is the device done, too?
 //     idist_wait_stream       follow     make a stream wait instead of this thread
-//     idist__life_end        end_calls  nobody is to be inside any more
+//     idist__life_end         end_calls  wait until all threads have left their calls
 //
-// The first four are called with the world's lock held. The table belongs to the device backend and
-// lives as long as w->device_api points to it; w->device, group->device and task->device are its
-// own data, which the core stores and passes on, but never frees. None of the five is NULL. If a
-// thread that released the lock does not come back before the world ends, the device backend sets
-// w->life.abandoned and leaves its data and this table in place.
+// The core calls the first four functions with the world's lock held. None of the five functions is
+// NULL. The table belongs to the device backend and lives as long as w->device_api points to it.
+// The device backend owns w->device, group->device and task->device. The core stores them and
+// passes them on, but never frees them. If a thread that released the lock does not come back
+// before the world ends, the device backend sets w->life.abandoned. It then leaves its data and
+// this table in place.
 typedef struct idist_device_api {
-    // Whether a call is for the device (*on_device), by looking at its buffers and its stream.
-    // *detached: nobody is to wait for the task, because the stream orders what follows. May block:
-    // the first such call of a group waits here for the other members, with the lock released. On
-    // failure the call has not begun and has no number.
+    // Checks the buffers and the stream of a call, and sets *on_device if the call is for the
+    // device. Sets *detached if nobody will wait for the task, because the stream orders the work
+    // that follows. May block: the first device call of a group waits here for the other members,
+    // with the lock released. On failure the call has not begun and has no number.
     idist_status (*route)(idist_group *g, const idist__call *call, const idist_opts *opts,
                           bool *on_device, bool *detached);
 
-    // Submits what this thread's idist_group_begin held back. May wait for an earlier submission,
-    // and releases the lock while it is in the device's library. Failures go to the groups of the
-    // tasks concerned.
+    // Submits the calls that this thread's idist_group_begin held back. May wait for an earlier
+    // submission. Releases the lock while it is in the device's library. A failure goes to the
+    // groups of the tasks concerned.
     void (*launch)(idist__world *w);
 
-    // The backend is done with t (on_device), which ends with this status. True: t is over. False:
-    // the device still works on it, t stays running, and the device backend calls
-    // idist__task_complete again. Does not block.
+    // Takes over a task with `on_device` when the host backend is done with it. The task ends with
+    // `status`. Returns true if the task is over. Returns false if the device still works on the
+    // task. The task then stays running, and the device backend calls idist__task_complete again.
+    // Does not block.
     bool (*landed)(idist__task *t, idist_status status);
 
-    // Makes `stream` wait for a task that is `followed` but not done, and detaches the task, also
-    // when it fails. Releases the lock while it adds to the stream, whose queue may be full.
+    // Makes `stream` wait for a task that is `followed` but not done. Detaches the task, even if
+    // follow fails. Releases the lock while it adds to the stream, whose queue may be full.
     idist_status (*follow)(idist__task *t, void *stream);
 
-    // The world is being closed: waits for the threads that have released the lock in one of the
-    // others, and first ends what they may wait for on the device if w->life.leaves. Called once,
-    // without the lock, before the first group_close.
+    // Waits, while the world is being closed, for the threads that have released the lock in
+    // another function of this table. If w->life.leaves is set, first ends the device work that
+    // these threads may wait for. Called once, without the lock, before the first group_close.
     void (*end_calls)(idist__world *w);
 } idist_device_api;
 
 // ---- the world ----
 
-// Who sleeps in the backend.
+// The thread that sleeps in the backend.
 typedef enum idist__driver {
     IDIST__DRIVER_NONE,
     IDIST__DRIVER_CALLER,
     IDIST__DRIVER_THREAD
 } idist__driver;
 
-// What idist_show_config and error texts say of a world.
+// Texts about a world, for idist_show_config and error messages.
 typedef struct idist__world_about {
     char hostname[64];
-    char advertised[160];       // where other hosts reach this rank, and its interface; "": nowhere
-    char network[96];           // what is known of the network between the hosts; "": nothing
-    char sharing[300];          // how the ranks of this host exchange data; "": it has no other
-    char backends[512];         // names of those registered
-    char device_name[32];       // "cuda:0"
-    char no_device[200];        // why there is none
-    const char *device_backend; // how it moves device memory
+    char advertised[160]; // address where other hosts reach this rank, and its interface; or empty
+    char network[96];     // known facts about the network between the hosts, or empty
+    char sharing[300];    // how the ranks of this host exchange data; empty if there is only one
+    char backends[512];   // names of the registered backends
+    char device_name[32]; // for example "cuda:0"
+    char no_device[200];  // why the world has no device
+    const char *device_backend; // how device memory is moved
 } idist__world_about;
 
-// What the backend has found out when the ranks met.
+// Facts about the machine that the backend finds out when the ranks meet.
 typedef struct idist__world_machine {
-    int ncores; // that the ranks of this host may use together; 0: the backend could not tell
-    // Among the ranks that have the same processors, perhaps as several hosts, in containers; 0, 0:
-    // the backend could not tell.
+    // Processors that the ranks of this host may use together; 0 if the backend could not tell.
+    int ncores;
+    // Rank and size among the ranks that use the same processors. In containers, these ranks may
+    // look like several hosts. Both are 0 if the backend could not tell.
     int sharing_rank, sharing_size;
-    // What the network between hosts moves in the time that an empty message takes; 0: not known.
+    // Bytes that the network between hosts moves in the time that an empty message takes; 0 if
+    // unknown.
     uint64_t latency_nbytes;
-    // What is under way between two hosts while they use all of the network; 0: not known.
+    // Bytes in flight between two hosts while they use all of the network; 0 if unknown.
     uint64_t network_nbytes;
-    int foreign_thread_count; // threads of other libraries, which never call
+    int foreign_thread_count; // threads of other libraries, which never call idist
     bool one_thread_calls;    // the program must not call from two threads at a time
-    bool single_threaded;     // the backend allows one thread only: requests move on inside calls
+    bool single_threaded; // the backend allows one thread only: requests progress only inside calls
 } idist__world_machine;
 
 typedef struct idist__world_tasks {
     idist__task *running;         // newest first
-    idist__task *idle;            // to be used again
-    idist__task *all;             // ever allocated; freed with the world
-    idist__task *detached;        // running or done, newest first
-    uint32_t detached_done_count; // those in the list that are done
+    idist__task *idle;            // freed tasks, to be used again
+    idist__task *all;             // all tasks ever allocated; freed with the world
+    idist__task *detached;        // tasks that nobody waits for, running or done; newest first
+    uint32_t detached_done_count; // number of detached tasks that are done
     int async_count;              // running tasks with a request
-    int let_go_count;             // of those, the ones that idist_request_free has let go
-    uint32_t request_count;       // requests that have begun, not counting those complete at once
-    uint32_t matched_count;       // messages that matched probes have found
-    int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
-                        // device backend holds calls back
+    int let_go_count;             // running tasks whose request idist_request_free has freed
+    uint32_t request_count;       // requests begun so far, except those that were complete at once
+    uint32_t matched_count;       // messages that matched probes have found so far
+    // Tasks that an open idist_group_begin keeps, plus threads for which the device backend holds
+    // calls back.
+    int deferred_count;
 } idist__world_tasks;
 
-// Waiting for tasks, and who moves them meanwhile.
+// State of the waits for tasks, and of the thread that drives the backend meanwhile.
 typedef struct idist__world_wait {
     idist__driver driver;
-    int blocked_count;    // callers inside idist__wait_until, or between two such waits
-    uint32_t ended_count; // tasks that have ended
-    uint32_t moved_count; // steps forward inside tasks
-    uint32_t drive_count; // how often a caller has moved the backend while it waited or tested
-    int64_t spin_ns; // how long a caller polls before it sleeps; 0: it yields a few times instead
-    int64_t spin_budget_ns;     // the part of spin_ns that has proved worth it lately
+    int blocked_count;    // callers inside idist__wait_until, or between two calls of it
+    uint32_t ended_count; // tasks that have ended so far
+    uint32_t moved_count; // steps forward inside tasks so far
+    uint32_t drive_count; // times that a caller drove the backend in a wait or test
+    // Time that a caller polls before it sleeps. If 0, the caller yields a few times instead.
+    int64_t spin_ns;
+    int64_t spin_budget_ns;     // part of spin_ns that has proved useful lately
     uint32_t lock_waiter_count; // threads that wait for the lock
-    int64_t next_look_ns;       // when a thread that polls looks at the timers again
-    int64_t timers_due_ns;      // no task needs idist__timer_run before
+    int64_t next_look_ns;       // time when a polling thread checks the timers again
+    int64_t timers_due_ns;      // time before which no task needs idist__timer_run
 } idist__world_wait;
 
 // The progress thread.
 typedef struct idist__world_progress {
     idist__os_thread thread;
     bool running, stops;
-    bool naps;    // it looks again soon, and needs no signal
-    bool watched; // the device may wait for other ranks while no caller does: the thread looks
-                  // after the connections
+    bool naps; // the thread checks for work again soon, and needs no signal
+    // The device may wait for other ranks while no caller does, so the thread watches the
+    // connections.
+    bool watched;
 } idist__world_progress;
 
 typedef struct idist__world_groups {
-    idist_group *freed;     // to be used again
-    int making_count;       // groups being made
-    uint64_t serial;        // of this world in the process, from 1 on
-    uint64_t member_groups; // more than the serial of any group that its members made alone
+    idist_group *freed;     // freed groups, to be used again
+    int making_count;       // number of groups being made
+    uint64_t serial;        // number of this world in the process, from 1 on
+    uint64_t member_groups; // greater than the serials of all groups that members made alone
 } idist__world_groups;
 
-// What the program has registered.
+// The ops and dtypes that the program has registered.
 typedef struct idist__world_registered {
     idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
     idist__user_dtype dtypes[IDIST__USER_DTYPES];
 } idist__world_registered;
 
-// The end of a world.
+// Flags for the end of a world.
 typedef struct idist__world_life {
-    bool closing;   // a thread closes the world: no call may begin that outlasts its function
-    bool is_cause;  // this rank has aborted the world, so no lost rank is the cause of its end
-    bool leaves;    // the world ends after a failure: the other ranks have not reached its end
-    bool abandoned; // the world ends while a thread is still inside a call: what the thread may
-                    // touch is never freed
+    bool closing;  // a thread closes the world: no request or deferred call may begin
+    bool is_cause; // this rank has aborted the world, so no lost rank is the cause of its end
+    bool leaves;   // the world ends after a failure: the other ranks have not reached its end
+    // The world ends while a thread is still inside a call. Memory that the thread may touch is
+    // never freed.
+    bool abandoned;
 } idist__world_life;
 
 struct idist__world {
-    idist_group group; // all ranks; first, so that a world is its group
+    idist_group group; // all ranks; the first field, so that a world can be used as its group
     idist__config cfg;
     idist__log log;
-    uint32_t process;        // the number of the process that made it; 0: unknown
-    idist__rank_info *nodes; // of every rank
+    uint32_t process;        // number of the process that made the world; 0 if unknown
+    idist__rank_info *nodes; // one for every rank
     int nnodes;
 
     const idist_backend_api *backend;
-    void *impl;                            // the backend's part
-    idist_status (*wrap)(idist__world *w); // of the device backend that the program has, or NULL
-    const idist_device_api *device_api;    // NULL: this world has no device
-    void *device;                          // the device backend's part
+    void *impl;                                                       // the backend's part
+    const idist_backend_api *device_backends[IDIST__DEVICE_BACKENDS]; // to be tried in this order
+    int device_backend_count;
+    const idist_device_api *device_api; // NULL if this world has no device
+    void *device;                       // the device backend's part
 
-    idist__os_mutex lock;   // over all that changes while the world is open
-    idist__os_cond changed; // a task ended, or nobody drives any more: for callers
-    idist__os_cond work;    // there is a request and no caller: for the progress thread
+    idist__os_mutex lock;   // guards everything that changes while the world is open
+    idist__os_cond changed; // for callers: a task ended, or no thread drives any more
+    idist__os_cond work;    // for the progress thread: there is a request and no caller
 
     idist__world_about about;
     idist__world_machine machine;
@@ -12918,21 +13146,24 @@ struct idist__world {
 
 // ---- core/backend.h ------------------------------------------------------------------------------
 
-// core/backend.h: the registered backends, and where a timeline hooks in
+// core/backend.h: the registered backends, and the hooks of a timeline
 
 //------------------------------------------------------------------------------
 // the registered backends, and how a backend fills its table
 //
-// A backend registers before main, by a constructor in its header, or whenever the program calls
-// idist_register_backend. The list only grows, and at its head, so that it is read without a lock.
+// A backend registers before main, in a constructor in its header. A program may also register a
+// backend at any time with idist_register_backend. The list only grows, and only at its head, so
+// reading it takes no lock.
 //------------------------------------------------------------------------------
 
-// When the headers of idist register their backends. What registers later is asked earlier.
+// Constructor priorities with which the headers of idist register their backends. A backend that
+// registers later is asked earlier.
 enum {
     IDIST__REGISTER_LAST_RESORT = 1000, // serves a world of 1
     IDIST__REGISTER_GENERAL = 1001,     // serves any world
     IDIST__REGISTER_SPECIAL = 1002,     // serves the worlds of one kind of launcher
-    IDIST__REGISTER_DEVICE = 1003
+    IDIST__REGISTER_XLA = 1003,         // devices of XLA
+    IDIST__REGISTER_DEVICE = 1004       // CUDA devices, which are looked for first
 };
 
 typedef struct idist__backend_entry {
@@ -12942,15 +13173,15 @@ typedef struct idist__backend_entry {
 
 static idist__os_mutex idist__backend_lock = IDIST__OS_MUTEX_INIT;
 static const idist__backend_entry *idist__backend_list;
-static idist__backend_entry idist__backend_first_entries[8]; // a plugin leaves none allocated
+static idist__backend_entry idist__backend_first_entries[8]; // no leak when a plugin is unloaded
 static size_t idist__backend_count;
 
-// The backend registered last; the others follow.
+// Returns the entry of the backend that was registered last. `next` leads to the earlier ones.
 static const idist__backend_entry *idist__backend_first(void) {
     return __atomic_load_n(&idist__backend_list, __ATOMIC_ACQUIRE);
 }
 
-// Registers a valid table, with the lock held.
+// Registers a valid table. Called with idist__backend_lock held.
 static idist_status idist__backend_add(const idist_backend_api *api) {
     const idist__backend_entry *entry;
     idist__backend_entry *added;
@@ -12959,7 +13190,8 @@ static idist_status idist__backend_add(const idist_backend_api *api) {
         if (entry->api == api) return IDIST_OK;
         if (strcmp(entry->api->name, api->name) == 0)
             return idist__fail(IDIST_ERR_ARG,
-                               "register_backend: another backend has the name \"%s\"", api->name);
+                               "register_backend: a backend named \"%s\" is already registered",
+                               api->name);
     }
 
     if (idist__backend_count < IDIST__COUNT_OF(idist__backend_first_entries))
@@ -12993,9 +13225,9 @@ idist_status idist_register_backend(const idist_backend_api *backend) {
     return status;
 }
 
-// Returns *api, filled at the first call. `fill` sets the fields by name, which C99 and C++11 have
-// no common initializer for; those that it does not set are zero. abi is stored last: it tells
-// later callers, in any thread, that the table is complete.
+// Returns `api`, after filling the table at the first call. The function `fill` sets fields by
+// name, because C99 and C++11 share no designated initializers. The remaining fields are zero. The
+// field abi is stored last: it tells later callers, in any thread, that the table is complete.
 static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
                                                     void (*fill)(idist_backend_api *api)) {
     if (__atomic_load_n(&api->abi, __ATOMIC_ACQUIRE) == IDIST__BACKEND_ABI) return api;
@@ -13014,29 +13246,29 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
 }
 
 //------------------------------------------------------------------------------
-// where a timeline hooks in
+// the hooks of a timeline
 //
-// trace/trace_call.h sets the table while it records. Otherwise there is none, and each hook costs
-// one load.
+// trace/trace_call.h sets the table while it records. Otherwise the pointer to the table is NULL,
+// and each hook costs one load.
 //------------------------------------------------------------------------------
 
 typedef struct idist__tracer {
-    void (*joined)(const idist__world *w); // this thread has joined a world
+    void (*joined)(const idist__world *w); // this thread has joined a world; opens the timeline
     void (*left)(void);
-    // Runs idist__call_locked and records it.
+    // Runs idist__call_locked and records the call.
     idist_status (*call)(idist_group *g, const idist__call *call, const idist_opts *opts);
-    // Around other waits of this thread, for one call, or for several: then g and c are NULL.
+    // Called before and after any other wait of this thread. If the thread waits for several calls,
+    // g and call are NULL.
     void (*begin)(const char *category, const char *name, const idist_group *g,
                   const idist__call *call);
     void (*end)(idist_status status);
-    // A task that has a lane is done. In any thread, with the world's lock held.
+    // Records that a task with a lane is done. Called in any thread, with the world's lock held.
     void (*done)(const idist__task *t);
 } idist__tracer;
 
 static const idist__tracer *idist__tracer_set;
 
-// Sets the table above if the environment asks for a timeline; called before a world is joined.
-// Opens the timeline when a world opens.
+// Sets the table above if the environment asks for a timeline. Called before a world is joined.
 static void (*idist__tracer_prepare)(void);
 
 static const idist__tracer *idist__tracer_now(void) {
@@ -13055,23 +13287,24 @@ static idist_status idist__tracer_end(idist_status status) {
 
 // ---- core/world.h --------------------------------------------------------------------------------
 
-// core/world.h: the world, its lock, and who may enter it
+// core/world.h: the world, its lock, and which threads may enter it
 //
-// One mutex per world guards everything in it. A caller that waits drives the backend itself; when
-// several wait, one drives (w->wait.driver) and the others sleep on w->changed until it completes
-// their task or stops driving. Requests that nobody waits for are driven by the progress thread
-// (core/progress_thread.h).
+// One mutex per world guards everything in the world. A caller that waits drives the backend
+// itself. When several callers wait, one drives (w->wait.driver) and the rest sleep on w->changed.
+// They sleep until the driver completes their task or stops driving. The progress thread
+// (core/progress_thread.h) drives the requests that no caller waits for.
 
-static idist__world *idist__default_world; // set by idist_initialize, the one global
+static idist__world *idist__default_world; // set by idist_initialize; the only global world
 
-// The number of this process; a child made by fork has none until it makes a world. The word stays
-// for good, because threads may look at it whose world is being freed. NULL: there was no world
-// yet, or the kernel does not tell.
+// The number of this process. A child made by fork has no number until it makes a world. The word
+// is never freed, because a thread may read it while the thread's world is being freed. The pointer
+// is NULL if there was no world yet, or if the kernel cannot tell a child from its parent.
 static uint32_t *idist__world_process_word;
 
-// Gives this process a number that none of its ancestors has. 0: the kernel does not tell.
+// Gives this process a number that none of its ancestors has, and returns the number. Returns 0 if
+// the kernel cannot tell a child from its parent.
 static uint32_t idist__world_process(void) {
-    static uint32_t count; // a child begins with that of its parent
+    static uint32_t count; // a child starts with its parent's count
     uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_ACQUIRE), *made;
     uint32_t number = 0, next;
 
@@ -13091,13 +13324,15 @@ static uint32_t idist__world_process(void) {
     return number;
 }
 
-// A child made by fork has none of its parent's worlds. A world that was freed has process 0.
+// Returns true if this process is a forked child and one of its ancestors made the world. Returns
+// false for a freed world, whose process is 0.
 static bool idist__world_forked(const idist__world *w) {
     const uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_RELAXED);
     return word && w->process && __atomic_load_n(word, __ATOMIC_RELAXED) != w->process;
 }
 
-// Whether this thread may call into a world at all.
+// Checks that this thread may call into a world: the process made the world, and no callback is
+// running in this thread.
 static idist_status idist__world_enter(const char *name, const idist__world *w) {
     if (idist__world_forked(w))
         return idist__fail(
@@ -13115,8 +13350,8 @@ static idist__world *idist__world_default(void) {
     return w && !idist__world_forked(w) ? w : NULL;
 }
 
-// A thread that polls holds the lock most of the time. Counting those who wait for it tells that
-// thread when to release the lock.
+// Locks a world. A thread that polls holds the lock most of the time. The count of threads that
+// wait for the lock tells the polling thread when to release it.
 static void idist__world_lock(idist__world *w) {
     if (idist__os_mutex_try_lock(&w->lock)) return;
     __atomic_fetch_add(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);
@@ -13127,7 +13362,7 @@ static void idist__world_lock(idist__world *w) {
 #define IDIST__YIELDS 1000 // about half a millisecond of the waiting rank's own time
 
 // Releases the lock and the core for a moment. A thread that waits for the lock has to wake up
-// first, so with one waiting we yield until it has the lock.
+// first. So if a thread waits, we yield until it has the lock, at most IDIST__YIELDS times.
 static void idist__world_give_way(idist__world *w) {
     uint32_t asking = __atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED);
     int turns;
@@ -13143,8 +13378,8 @@ static void idist__world_give_way(idist__world *w) {
     idist__os_mutex_lock(&w->lock);
 }
 
-// For a thread that has moved the backend or ended tasks while another one drives. It may have
-// consumed the event that the driver sleeps on, so the driver must be woken explicitly.
+// Wakes the driver, if there is one. Called by a thread that has moved the backend or ended tasks:
+// it may have consumed the event that the driver sleeps on.
 static void idist__world_wake_driver(idist__world *w) {
     if (w->wait.driver != IDIST__DRIVER_NONE) w->backend->wake(w);
 }
@@ -13156,12 +13391,12 @@ IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint6
     return NULL;
 }
 
-// The op of a call that names a registered one.
+// Returns the user op of a call whose op was registered by the program.
 static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *call) {
     return call->u.user ? call->u.user : &g->w->user.ops[(int)call->op - IDIST_OP_USER];
 }
 
-// The dtype with the number that a fingerprint carries; IDIST_DTYPE_COUNT if there is none.
+// Returns the dtype with the number in a fingerprint, or IDIST_DTYPE_COUNT if there is none.
 static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
     int user = (int)number - IDIST_DTYPE_USER;
 
@@ -13171,7 +13406,7 @@ static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
     return w->user.dtypes[user].dtype;
 }
 
-// What the program calls a dtype.
+// Returns the name of a dtype. For a user dtype, this is the name that the program chose.
 static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dtype) {
     int user = idist__dtype_user_number(dtype);
 
@@ -13181,29 +13416,31 @@ static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dt
 
 // ---- core/fingerprint.h --------------------------------------------------------------------------
 
-// core/fingerprint.h: what two ranks compare about a call
+// core/fingerprint.h: the part of a call that two ranks compare
 //
-// Ranks may have created different dtypes under the same number. So the check of a call with one
-// carries a tag, a hash of its size and name:
+// Two ranks may have created different dtypes with the same number. So for a user dtype, `check`
+// also carries a tag, which is a hash of the dtype's size and name:
 //
 //     bits 63 .. 40   the tag
 //     bits 39 .. 0    the count, or the low bits of a hash of counts
 //
-// In all_to_allv each pair of ranks may have a dtype of its own, which goes with the count of the
-// pair (idist__extent_pair) or with its message.
+// In all_to_allv each pair of ranks may use a different dtype. That dtype travels with the count of
+// the pair (idist__extent_pair) or with the pair's message.
 //
-// The root of a collective that a plan makes carries the number of the plan:
+// If a plan starts the collective, `root` also carries the number of the plan:
 //
-//     bits 30 .. 20   the number, not 0
-//     bits 19 .. 0    the root; all ones: there is none
+//     bits 30 .. 20   the plan's number, never 0
+//     bits 19 .. 0    the root, or all ones if there is none
 //
-// A plan's collective also meets one that is made without a plan, and their roots then differ only
-// by the number.
+// A collective that a plan starts may also match one that is started without a plan. Their roots
+// then differ only in the plan's number.
 
 enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
 #define IDIST__TAGGED_COUNT ((uint64_t)1 << (64 - IDIST__TAG_BITS))
 
-// 0: not a dtype of the program. The program may free it while a call runs, and create another one.
+// Returns the tag of a call's user dtype, or 0 if the dtype is not a user dtype. Prefers the tag
+// stored in the call, because the program may free the dtype while the call runs and create another
+// one.
 static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *call) {
     int user = idist__dtype_user_number(call->dtype);
 
@@ -13233,13 +13470,14 @@ static uint32_t idist__fingerprint_plan(const idist__fingerprint *print) {
     return print->root < 0 ? 0 : (uint32_t)print->root >> IDIST__PLAN_SHIFT;
 }
 
-// The root without the number of a plan; -1: there is none.
+// Returns the root without the plan's number, or -1 if the call has no root.
 static int32_t idist__fingerprint_root(const idist__fingerprint *print) {
     uint32_t root = (uint32_t)print->root & IDIST__ROOT_MASK;
     return root == IDIST__ROOT_MASK ? -1 : (int32_t)root;
 }
 
-// Whether two ranks make the same call. Plans are compared if both ranks use one.
+// Returns true if two ranks make the same call. Plan numbers are compared only if both ranks use a
+// plan.
 static bool idist__fingerprint_equal(const idist__fingerprint *a, const idist__fingerprint *b) {
     idist__fingerprint first, second;
 
@@ -13253,12 +13491,12 @@ static bool idist__fingerprint_equal(const idist__fingerprint *a, const idist__f
     return memcmp(&first, &second, sizeof first) == 0;
 }
 
-// The count that a fingerprint carries.
+// Returns the count stored in a fingerprint.
 static uint64_t idist__fingerprint_count(const idist__fingerprint *print) {
     return print->dtype >= IDIST_DTYPE_USER ? print->check % IDIST__TAGGED_COUNT : print->check;
 }
 
-// Whether a message of this fingerprint can have so many bytes.
+// Returns true if a message with this fingerprint can be nbytes long.
 IDIST__UNUSED static bool idist__fingerprint_has_nbytes(const idist__fingerprint *print,
                                                         uint64_t nbytes) {
     uint64_t count = idist__fingerprint_count(print);
@@ -13275,7 +13513,7 @@ static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, cons
     idist__fingerprint print;
 
     memset(&print, 0, sizeof print);
-    // Messages are compared by what they are, whatever they serve: a probe is a receive.
+    // Messages are compared by `kind`, not by `label`: a probe counts as a receive.
     print.kind = (uint8_t)(idist__kind_is_p2p(call->kind) ? call->kind : call->label);
     print.dtype =
         (uint8_t)(call->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)call->dtype);
@@ -13288,7 +13526,9 @@ static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, cons
     return print;
 }
 
-// Of a part the ranks compare the call that the user made.
+// Returns the fingerprint of a task. If the task is part of a larger call, the ranks compare the
+// larger call, which the user made. Then only the sequence number and the algorithm are the task's
+// own.
 static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
                                                      idist__algorithm algorithm) {
     idist__fingerprint print = t->whole;
@@ -13306,10 +13546,11 @@ static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
     return print;
 }
 
-// What two ranks of a v-form must agree on about what one sends to the other; 0: nothing.
+// Returns the value that both ranks of a pair must agree on for the elements that one rank sends to
+// the other in a v-form. Returns 0 if there are no elements.
 //
-//     bits 63 .. 56   the dtype's number, which only all_to_allv does not have in its fingerprint
-//     bits 55 .. 40   of a user dtype: the low bits of its tag
+//     bits 63 .. 56   the dtype's number, which the fingerprint of an all_to_allv does not contain
+//     bits 55 .. 40   for a user dtype: the low bits of its tag
 //     below           the count
 static uint64_t idist__fingerprint_pair(const idist__world *w, const idist__call *call,
                                         uint64_t count) {
@@ -13322,7 +13563,7 @@ static uint64_t idist__fingerprint_pair_count(uint64_t pair) {
     return pair & (((uint64_t)1 << (user ? 40 : 56)) - 1);
 }
 
-// The field in which two ranks of a pair differ.
+// Returns the name of the field in which the two values of idist__fingerprint_pair differ.
 static const char *idist__fingerprint_pair_difference(uint64_t sent, uint64_t expected) {
     uint64_t differs = sent ^ expected;
     bool user = (sent >> 56) >= IDIST_DTYPE_USER;
@@ -13332,7 +13573,7 @@ static const char *idist__fingerprint_pair_difference(uint64_t sent, uint64_t ex
     return user && differs >> 40 ? "definition of the dtype" : "count";
 }
 
-// The field in which two calls differ, or NULL.
+// Returns the name of the field in which two calls differ, or NULL if the calls match.
 IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fingerprint *a,
                                                                const idist__fingerprint *b) {
     bool by_pair = a->kind == IDIST__ALL_TO_ALLV;
@@ -13351,7 +13592,7 @@ IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fing
     return idist__fingerprint_plan(a) != idist__fingerprint_plan(b) ? "plan" : NULL;
 }
 
-// Appends the arguments of a call: " (F32 x 1024, SUM)".
+// Appends the arguments of a call, for example " (F32 x 1024, SUM)".
 static void idist__fingerprint_add_arguments(const idist__world *w, const idist__fingerprint *print,
                                              idist__kind kind, char *buf, size_t cap) {
     int root = idist__fingerprint_root(print);
@@ -13372,7 +13613,7 @@ static void idist__fingerprint_add_arguments(const idist__world *w, const idist_
     idist__text_append(buf, cap, print->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
 }
 
-// "all_reduce #42 (F32 x 1024, SUM) by plan 2"
+// Writes the description of a call, for example "all_reduce #42 (F32 x 1024, SUM) by plan 2".
 static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *print,
                                     char *buf, size_t cap) {
     idist__kind kind = print->kind < IDIST__KIND_COUNT ? (idist__kind)print->kind : IDIST__NONE;
@@ -13387,10 +13628,11 @@ static void idist__fingerprint_text(const idist__world *w, const idist__fingerpr
 
 // ---- core/explain.h ------------------------------------------------------------------------------
 
-// core/explain.h: sentences about calls that failed
+// core/explain.h: error texts about calls that failed
 //
-// The same words whichever backend noticed. Ranks are ranks of the world here, since a reader of
-// the log knows no others.
+// The words are the same whichever backend notices the failure. Ranks are ranks of the world,
+// because a reader of the log knows no others. Only the root or peer in the description of a call
+// is a rank of the group, as the program passed it.
 
 static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
     const idist__call *call = &t->call;
@@ -13410,11 +13652,12 @@ static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
     if (call->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
     else idist__text_append(buf, cap, "rank %d", call->root);
     if (call->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
-    else if (call->tag < 0) idist__text_append(buf, cap, ")"); // of idist itself
+    else if (call->tag < 0) idist__text_append(buf, cap, ")"); // a message of idist itself
     else idist__text_append(buf, cap, ", tag %d)", call->tag);
 }
 
-// What two ranks of the world have called, and where it differs. field NULL: in their order.
+// Writes what two ranks of the world have called and in which field the calls differ. If field is
+// NULL, the ranks have made their calls in different orders.
 IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const char *field, int a,
                                                   const idist__fingerprint *of_a, int b,
                                                   const idist__fingerprint *of_b, char *buf,
@@ -13425,7 +13668,8 @@ IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const c
     idist__fingerprint_text(w, of_b, second, sizeof second);
     if (!field) field = "sequence";
 
-    // Counts of each rank, members and definitions are compared by a hash, which says nothing.
+    // Counts of each rank, members and definitions are compared by a hash, so the texts may be
+    // equal.
     if (!strcmp(first, second))
         snprintf(buf, cap, "the %s differs between rank %d and rank %d in %s", field, a, b, first);
     else
@@ -13433,7 +13677,8 @@ IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const c
                  b, second);
 }
 
-// Of a message that is part of a collective, in bytes.
+// Writes how many bytes one rank sends in a collective and how many bytes its peer expects. `field`
+// names what differs.
 IDIST__UNUSED static void idist__explain_sizes(const char *field, int from, uint64_t sent, int to,
                                                uint64_t expected, const idist__task *t, char *buf,
                                                size_t cap) {
@@ -13443,7 +13688,7 @@ IDIST__UNUSED static void idist__explain_sizes(const char *field, int from, uint
              idist__kind_names[t->call.label], (unsigned)t->seq);
 }
 
-// "5 F32", of what idist__fingerprint_pair says.
+// Writes the count and dtype in a value of idist__fingerprint_pair, for example "5 F32".
 static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char *buf, size_t cap) {
     idist_dtype dtype = idist__world_dtype(w, (uint8_t)(pair >> 56));
 
@@ -13451,7 +13696,8 @@ static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char 
              pair ? idist__world_dtype_name(w, dtype) : "elements");
 }
 
-// What a rank sends to another one and what that expects, as idist__fingerprint_pair says.
+// Writes what one rank sends to another rank and what the other rank expects. Both are values of
+// idist__fingerprint_pair.
 IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, uint64_t expected,
                                               const idist__task *t, char *buf, size_t cap) {
     const idist__world *w = t->group->w;
@@ -13464,8 +13710,9 @@ IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, u
              idist__kind_names[t->call.label], (unsigned)t->seq);
 }
 
-// Two ranks wait for each other and would do so for ever: this one in `ours`, `peer` in the call of
-// this fingerprint, which belongs to the same group or to another one.
+// Writes that two ranks wait for each other and would wait forever. This rank waits in `ours`. The
+// rank `peer` waits in the call with this fingerprint. Both calls belong to one group if same_group
+// is true.
 IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int peer,
                                                   const idist__fingerprint *print, bool same_group,
                                                   char *text, size_t cap) {
@@ -13481,8 +13728,9 @@ IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int p
     else idist__text_append(text, cap, "the %s differs", same_group ? "operation" : "group");
 }
 
-// For `missing` of a backend: a member that has not come, and where it was last seen. Only the
-// first eight are named; `already` says how many are.
+// Appends a member that has not entered the call, and the call in which it was last seen. Used by a
+// backend's `missing`. Only the first eight missing ranks are named; `already` is the number of
+// missing ranks so far.
 IDIST__UNUSED static void idist__explain_missing_rank(const idist_group *g, int rank,
                                                       const idist__fingerprint *seen, int already,
                                                       char *text, size_t cap) {
@@ -13496,7 +13744,8 @@ IDIST__UNUSED static void idist__explain_missing_rank(const idist_group *g, int 
     idist__text_append(text, cap, " (last seen in %s)", last);
 }
 
-// The same for the other side of a send or receive.
+// Appends the peer of a send or receive and what the peer has not done. Used by a backend's
+// `missing`. Returns 1, the number of missing ranks.
 IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char *text, size_t cap) {
     const idist_group *g = t->group;
     int peer = t->call.root < 0 ? -1 : g->ranks[t->call.root];
@@ -13507,46 +13756,47 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
     }
 
     idist__text_append(text, cap, "rank %d on %s, which ", peer, g->w->nodes[peer].hostname);
-    if (t->call.kind == IDIST__SEND) // also read by others, if the group fails
-        idist__text_append(text, cap, "does not receive the message of rank %d", g->w->group.rank);
-    else idist__text_append(text, cap, "sent nothing that fits");
+    if (t->call.kind == IDIST__SEND) // other ranks read it if the group fails
+        idist__text_append(text, cap, "has not received the message of rank %d", g->w->group.rank);
+    else idist__text_append(text, cap, "has sent no matching message");
 
     return 1;
 }
 
 // ---- core/task.h ---------------------------------------------------------------------------------
 
-// core/task.h: tasks: allocate, start, complete, free; handles that outlive them
+// core/task.h: tasks: allocate, start, complete, free; handles that outlive their groups
 
 //------------------------------------------------------------------------------
 // tasks: allocate, start, complete, free
 //
-// A task is in w->tasks.running from idist__task_start until idist__task_complete. Its memory is
-// used again (w->tasks.idle) and goes with the world.
+// A task is in w->tasks.running from idist__task_start until idist__task_complete. The memory of a
+// task is used again (w->tasks.idle), and is freed with the world.
 //------------------------------------------------------------------------------
 
-// Returns true if the task has begun with a request.
+// Returns true if the task began with a request.
 static bool idist__task_is_async(const idist__task *t) {
     return t->waiter == IDIST__WAITER_REQUEST || t->waiter == IDIST__WAITER_NOBODY;
 }
 
-// Returns true if neither a caller nor the holder of a request waits: then the task is in the
-// world's list of detached tasks, and is freed after it is done.
+// Returns true if neither a caller nor the holder of a request waits for the task. Such a task is
+// in the world's list of detached tasks, and is freed after it is done.
 static bool idist__task_is_detached(const idist__task *t) {
     return t->waiter == IDIST__WAITER_NOBODY || t->waiter == IDIST__WAITER_STREAM;
 }
 
-// A task that was let go has ended. If its group goes on, only the log tells of a failure.
+// Accounts for the end of a task whose request was freed. Logs a failure of the task if the group
+// itself has not failed, because nothing else reports the failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
     w->tasks.let_go_count--;
     if (t->status != IDIST_OK && t->group->status == IDIST_OK)
         idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "a request freed by idist_request_free failed: %s", t->text);
+                         "a call failed after idist_request_free freed its request: %s", t->text);
 }
 
-// Ends a task. text says why it failed, without the name of the operation.
+// Completes a task. `text` says why the task failed, without the name of the operation.
 static void idist__task_complete(idist__task *t, idist_status status, const char *text) {
     idist__world *w = t->group->w;
 
@@ -13580,7 +13830,8 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
-// A pinned task is freed by the thread that pinned it.
+// Frees a task. If the task is pinned, marks it instead, and the thread that pinned the task frees
+// it.
 static void idist__task_free(idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -13639,9 +13890,9 @@ static idist__task *idist__task_new(idist_group *g) {
     return t;
 }
 
-// Returns the call in which this rank is blocked, if the rank does nothing else; parts of calls do
-// not count. NULL: another thread could still make the call that the others wait for, or the call
-// waits for the device.
+// Returns the call in which this rank is blocked, if the rank does nothing else. Parts of calls do
+// not count. Returns NULL if another thread could still make the call that the other ranks wait
+// for, or if the call waits for the device.
 IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
     idist__task *t, *only = NULL;
     int own_threads = w->progress.running ? 2 : 1;
@@ -13667,7 +13918,7 @@ static void idist__task_list_detached(idist__task *t) {
     if (t->waiter == IDIST__WAITER_REQUEST) t->group->open_request_count--;
 }
 
-// Leaves a task to the stream of the device on which it runs.
+// Detaches a task, and leaves it to the stream of the device on which the task runs.
 static void idist__task_detach(idist__task *t) {
     idist__task_list_detached(t);
     if (t->waiter == IDIST__WAITER_REQUEST) t->group->w->tasks.async_count--;
@@ -13678,18 +13929,18 @@ IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
     return t->waiter == IDIST__WAITER_STREAM;
 }
 
-// Leaves a task that has a request to the progress thread.
+// Detaches a task whose request the program has freed, and leaves the task to the progress thread.
 static void idist__task_let_go(idist__task *t) {
     idist__task_list_detached(t);
     t->waiter = IDIST__WAITER_NOBODY;
     t->group->w->tasks.let_go_count++;
 }
 
-#ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
+#ifndef IDIST__ANNOUNCE_NS // a test sets this so high that an announcement never wakes a rank
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
 
-// Numbers a task, puts it among the running ones and hands it to the backend.
+// Numbers a task, adds it to the running tasks, and hands it to the backend.
 static void idist__task_start(idist__task *t) {
     idist_group *g = t->group;
     idist__world *w = g->w;
@@ -13714,7 +13965,7 @@ static void idist__task_start(idist__task *t) {
 
     idist__fail_begin();
     w->backend->start(t);
-    idist__fail_end(IDIST_OK);   // what failed is in the tasks
+    idist__fail_end(IDIST_OK);   // the tasks hold the failures
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->wait.driver == IDIST__DRIVER_NONE && t->state != IDIST__TASK_DONE &&
         idist__task_is_async(t) && w->progress.running && !w->progress.naps &&
@@ -13723,16 +13974,17 @@ static void idist__task_start(idist__task *t) {
 }
 
 //------------------------------------------------------------------------------
-// handles that outlive what they stood for
+// handles that outlive their groups and worlds
 //
-// A program may keep the handle of a group, or of a world, beyond the end of the world, and call
-// with it. That is an IDIST_ERR_STATE like any other, so the struct must still be there to say so.
-// It stays in one of these lists, marked as freed, until enough others have followed it and a new
-// handle takes its place. It is plain memory, because the world's allocator may be gone.
+// A program may keep the handle of a group, or of a world, after the end of the world, and make
+// calls with it. Such a call must fail with IDIST_ERR_STATE, so the struct must still exist. The
+// struct stays in one of the lists below, marked as freed. It is reused for a new handle when
+// enough later structs have joined the list. It is plain memory, because the world's allocator may
+// be gone.
 //------------------------------------------------------------------------------
 
 typedef struct idist__ended {
-    idist_group *first, *last; // the oldest, the newest
+    idist_group *first, *last; // the oldest and the newest handle
     int n;
 } idist__ended;
 
@@ -13755,7 +14007,8 @@ static void idist__ended_keep(idist__ended *list, idist_group *g) {
     idist__os_mutex_unlock(&idist__ended_lock);
 }
 
-// Zeroed memory for a handle: the oldest of the list once it holds `limit` of them, else new.
+// Returns zeroed memory for a handle. Takes the oldest handle of the list if the list holds at
+// least `limit` handles, and allocates a new one otherwise. Returns NULL without memory.
 static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nbytes) {
     idist_group *g = NULL;
 
@@ -13777,9 +14030,10 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 }
 
 #if defined(__PIC__) && !defined(__PIE__)
-// Code for a shared library, which the program may unload, and then nobody has a handle. After all
-// other destructors, as these may still close worlds. In a child of fork, a thread that does not
-// exist there may hold the lock for ever.
+// Frees the handles of a list. Only a shared library needs this code: after the program has
+// unloaded the library, nobody has a handle. The destructor below runs after all other destructors,
+// because these may still close worlds. It only tries the lock, because in a child of fork a thread
+// that does not exist there may hold the lock forever.
 static void idist__ended_free(idist__ended *list) {
     while (list->first) {
         idist_group *g = list->first;
@@ -13801,21 +14055,21 @@ __attribute__((destructor(101))) static void idist__ended_unload(void) {
 
 // ---- core/together.h -----------------------------------------------------------------------------
 
-// core/together.h: what a thread has begun between idist_group_begin and idist_group_end
+// core/together.h: what a thread starts between idist_group_begin and idist_group_end
 
 typedef struct idist__together {
     int depth;                 // open idist_group_begin calls
-    idist_status status;       // first failure inside them
-    char text[1024];           // of it
-    idist__task *first, *last; // started inside them
-    idist__world *held_world;  // its device backend holds some of them back until the end
+    idist_status status;       // of the first call that failed, or IDIST_OK
+    char text[1024];           // error text of the first call that failed
+    idist__task *first, *last; // tasks that wait for idist_group_end
+    idist__world *held_world;  // its device backend holds back some of the tasks until the end
 } idist__together;
 
 IDIST__TLS idist__together idist__together_now;
 
 // ---- core/group.h --------------------------------------------------------------------------------
 
-// core/group.h: groups: make, free, fail
+// core/group.h: makes, frees and fails groups
 
 IDIST__UNUSED static int idist__group_world_rank(const idist_group *g, int rank) {
     return g->ranks[rank];
@@ -13834,8 +14088,9 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
     }
 }
 
-// A group with room for n ranks, in no list yet. Freed groups stay behind, marked, until a new one
-// takes their place, so that a call with a stale handle gets an error.
+// Returns a new group with space for n ranks, which is in no list yet, or NULL if there is no
+// memory. A freed group keeps its struct, marked as freed, until a new group reuses the struct. So
+// a call with a stale handle gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
     idist_group *g = w->groups.freed;
 
@@ -13861,8 +14116,8 @@ static idist_group *idist__group_new(idist__world *w, int n) {
     return NULL;
 }
 
-// Ends a group while a thread is still inside a call. The call finds its struct when it comes back,
-// and a failure that nobody is left to be told of.
+// Ends a group while a thread is still inside a call. That thread still finds the struct, and finds
+// that the group has failed. It does not wait for the other members to receive the failure.
 static void idist__group_abandon(idist_group *g) {
     if (g->status == IDIST_OK) {
         g->status = IDIST_ERR_STATE;
@@ -13902,9 +14157,9 @@ static void idist__group_free(idist_group *g) {
     w->groups.freed = g;
 }
 
-// Fails a group, once: its tasks end, later calls are refused, and the other members are told. They
-// are told even if we learned of the failure from one of them: a rank that sees our connection end
-// before it has the reason from us would report us as the cause.
+// Fails a group, once. Its tasks end, later calls are refused, and the other members are told, even
+// if one of them told us. Otherwise a rank that sees our connection end before it receives the
+// reason from us would report us as the cause.
 static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
     idist__world *w = g->w;
     idist_group *child;
@@ -13915,7 +14170,8 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     idist__text_copy(g->cause, sizeof g->cause, cause);
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
-    // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
+    // An abort of a smaller group says nothing about the world: this rank may continue, and fail by
+    // itself later.
     if (!w->life.is_cause &&
         (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
         idist__config_tell_lost(&w->cfg);
@@ -13926,16 +14182,16 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
         if (t->group != g) continue;
         w->backend->cancel(t);
         idist__task_complete(t, status, g->cause);
-        next = w->tasks.running; // the backend may have ended others
+        next = w->tasks.running; // the backend may have ended other tasks
     }
 
     for (child = w->group.next; child; child = child->next)
         if (child->parent == g) idist__group_fail(child, status, cause);
-    idist__world_wake_driver(w); // another thread may sleep for one of the tasks that ended
+    idist__world_wake_driver(w); // another thread may wait for a task that has ended
 }
 
-// Fails a group because of what this rank lacks or could not do; the text tells the others which
-// rank that is.
+// Fails a group because this rank lacks something or could not do something. The text names this
+// rank and its host to the other members.
 static void idist__group_fail_self(idist_group *g, idist_status status, const char *what) {
     char cause[400];
 
@@ -13947,8 +14203,9 @@ static void idist__group_fail_memory(idist_group *g) {
     idist__group_fail_self(g, IDIST_ERR_NO_MEMORY, "is out of memory");
 }
 
-// Fails every group of a rank that is gone. If the world had failed before, the rank may have ended
-// because of that, so the status and the first part of the text are those of that failure.
+// Fails every group of a lost rank. If the world has already failed, the rank may have ended
+// because of that failure. Then the status and the first part of the text come from the world's
+// failure.
 IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, const char *how) {
     idist_status first = w->group.status, status = first != IDIST_OK ? first : IDIST_ERR_PEER_LOST;
     idist_group *g;
@@ -13969,14 +14226,14 @@ IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, cons
 
 enum { IDIST__FLUSH_MS = 100 };
 
-// A caller that gets an error may exit at once, which ends its connections. The other members must
-// have received the reason by then, so it waits a moment for that.
+// Waits a moment, up to IDIST__FLUSH_MS, for the other members to receive the reason of a failure.
+// A caller that gets an error may exit at once, which ends its connections.
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 
     if (g->status == IDIST_OK || g->failure_flushed || w->wait.driver != IDIST__DRIVER_NONE) return;
     if (w->progress.stops)
-        return; // whoever closes the world does it, and does not wait for us here
+        return; // the closing thread delivers the reason and does not wait for us here
     g->failure_flushed = true;
     w->wait.driver = IDIST__DRIVER_CALLER;
     w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
@@ -13988,24 +14245,28 @@ static void idist__group_flush(idist_group *g) {
 
 // core/timer.h: deadlines, announcements and warnings
 //
-// What happens to a task that waits, from its start on:
+// A task that waits goes through these steps. Times count from its start:
 //
 //     20 ms            announce: the other members learn that this rank waits, and may object
-//     up to 1 s        ask again whether they are alive, before ...
-//     60 s             ... a warning in the log names those who are missing, and before ...
-//     the deadline     ... the call fails with IDIST_ERR_TIMEOUT, which names them too
+//     59 s             ask the members again whether they are alive
+//     60 s             log a warning that names the missing ranks
+//     the deadline     fail with IDIST_ERR_TIMEOUT; the text names the missing ranks
 //
-// Thousands of tasks may be running, and idist__timer_run is called before every sleep. So it looks
-// at the tasks only when something is due (w->wait.timers_due_ns), and delays announcements
-// slightly to make several at once.
+// The members are also asked again before the deadline: a second before, or half of the time-out if
+// that is less.
+//
+// Thousands of tasks may be running, and idist__timer_run is called before every sleep. So the
+// tasks are looked at only when something is due (w->wait.timers_due_ns). Announcements are delayed
+// slightly so that several are made at once.
 
-#ifndef IDIST__WARN_NS // a test has less patience
+#ifndef IDIST__WARN_NS // a test sets a shorter time
 #define IDIST__WARN_NS (60000 * IDIST__MS)
 #endif
-#define IDIST__TIMERS_NS (5 * IDIST__MS) // a thread that polls looks at the timers this often
+#define IDIST__TIMERS_NS (5 * IDIST__MS) // a polling thread runs the timers this often
 #define IDIST__ASK_NS (1000 * IDIST__MS)
 
-// When a task is announced. One that waits for the device is announced when the backend has it.
+// Returns the time in ns when the announcement of a task is due. While a task waits for the device,
+// its announcement is postponed until the backend has the task.
 static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
     int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
 
@@ -14014,14 +14275,16 @@ static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
     return at;
 }
 
-// How long the members have to answer: a second, or half of the time-out.
+// Returns how long the members have to answer, in ns: a second or half of the time-out, whichever
+// is less.
 static int64_t idist__timer_patience(const idist__task *t) {
     int64_t half = t->timeout_ms < 0 ? IDIST__ASK_NS : t->timeout_ms * IDIST__MS / 2;
     return half < IDIST__ASK_NS ? half : IDIST__ASK_NS;
 }
 
-// When to ask the members once more: a rank that has entered the call may have been stopped since.
-// *until_ns is when the answers are used.
+// Returns the time in ns when the next question to the members is due, or IDIST__FOREVER. A rank
+// that has entered the call may have been stopped since. Sets *until_ns to the time when the
+// answers are used.
 static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
     int64_t end = t->late.warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
 
@@ -14030,8 +14293,9 @@ static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
     return end == IDIST__FOREVER ? IDIST__FOREVER : end - idist__timer_patience(t);
 }
 
-// Since when the members should have answered; 0: they were not asked. A question that has just
-// been asked for another task of the group does not count yet; the one before it does.
+// Returns the time in ns of the latest question that the members should have answered by now, or 0
+// if there is none. A question that has just been asked for another task of the group does not
+// count; the question before it does.
 IDIST__UNUSED static int64_t idist__timer_asked_ns(const idist__task *t) {
     const idist_group *g = t->group;
     int64_t age = idist__os_clock_now_ns() - g->asked_ns;
@@ -14039,8 +14303,8 @@ IDIST__UNUSED static int64_t idist__timer_asked_ns(const idist__task *t) {
     return age < idist__timer_patience(t) / 2 ? g->asked_before_ns : g->asked_ns;
 }
 
-// Ends a task whose deadline has passed. Returns false if it got more time instead: a receive whose
-// message is arriving waits for the end of it.
+// Ends a task whose deadline has passed. Returns false if the task gets more time instead: a
+// receive whose message is arriving waits for the rest of the message.
 static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
     char cause[400];
     int missing;
@@ -14058,8 +14322,8 @@ static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
     }
 
     if (!missing)
-        idist__text_append(cause, sizeof cause,
-                           "nobody, but the data did not come through to rank %d", w->group.rank);
+        idist__text_append(cause, sizeof cause, "nobody, but the data did not reach rank %d",
+                           w->group.rank);
     if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t))
         idist__task_complete(t, IDIST_ERR_TIMEOUT, cause);
     else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
@@ -14067,8 +14331,8 @@ static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
     return true;
 }
 
-// Asks the members once more, or the peer of a message whom it waits for. Returns whether that was
-// due.
+// Asks the members once more whether they are alive, or asks the peer of a message which rank the
+// peer waits for. Returns true if the question was due.
 static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
     int64_t until_ns, ask_at = idist__timer_ask_at(t, &until_ns);
     bool p2p = idist__kind_is_p2p(t->call.kind);
@@ -14089,12 +14353,13 @@ static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
     return true;
 }
 
-// Announces a task, or asks its members. Returns whether either was due.
+// Announces a task, or asks its members once more. Returns true if the announcement or the question
+// was due.
 static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) {
     if (t->late.announced) return idist__timer_ask(w, t, now);
     if (now < idist__timer_announce_at(t, now)) return false;
     t->late.announced = true;
-    // A member that waits for others to make a group may be right to wait, whatever they do.
+    // A member that waits for the others to make a group may be right to wait, whatever they do.
     if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
 
     return true;
@@ -14105,7 +14370,7 @@ static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
 
     if (!t->late.announced || t->late.warned || now < t->started_ns + IDIST__WARN_NS) return;
     t->late.warned = true;
-    t->late.asked = false; // it is asked again before the deadline
+    t->late.asked = false; // the peer is asked again before the deadline
     idist__explain_task(t, what, sizeof what);
     missing[0] = 0;
     w->backend->missing(t, missing, sizeof missing);
@@ -14113,7 +14378,7 @@ static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
                      missing[0] ? missing : "nobody");
 }
 
-// When a task needs the next look.
+// Returns the time in ns when a task needs attention next.
 static int64_t idist__timer_next(const idist__task *t, int64_t now) {
     int64_t at, ask_at, until_ns;
 
@@ -14128,13 +14393,13 @@ static int64_t idist__timer_next(const idist__task *t, int64_t now) {
     return t->deadline_ns < at ? t->deadline_ns : at;
 }
 
-// Does what is due; returns when to look again.
+// Does everything that is due. Returns the time in ns when the timers must run again.
 static int64_t idist__timer_run(idist__world *w) {
     int64_t now = idist__os_clock_now_ns(), next = IDIST__FOREVER;
     idist__task *t, *following;
 
     if (now < w->wait.timers_due_ns) return w->wait.timers_due_ns;
-    w->wait.timers_due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+    w->wait.timers_due_ns = IDIST__FOREVER; // a task that starts meanwhile lowers it
 
     for (t = w->tasks.running; t; t = following) {
         uint32_t ended = w->wait.ended_count;
@@ -14144,7 +14409,7 @@ static int64_t idist__timer_run(idist__world *w) {
         if (now >= t->deadline_ns) {
             if (!idist__timer_expire(w, t, now)) next = now;
             else if (t->state != IDIST__TASK_DONE || w->wait.ended_count != ended + 1)
-                following = w->tasks.running; // others may have ended, too
+                following = w->tasks.running; // other tasks may have ended, too
             continue;
         }
 
@@ -14169,28 +14434,28 @@ static int64_t idist__timer_run(idist__world *w) {
 
 // core/wait.h: waiting for a task: poll, drive or follow
 //
-// A caller first polls the backend for a short time. Then, if no thread drives the backend, it
-// does: it runs the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed
-// until the driver has completed its task or stops driving. The lock is held throughout, except
-// while the thread sleeps or yields.
+// A caller first polls the backend for a short time. If no thread drives the backend after that,
+// the caller drives it: the caller runs the timers and sleeps in the backend. Otherwise the caller
+// follows: it sleeps on w->changed until the driver has completed the caller's task or stops
+// driving. The lock is held throughout, except while the thread sleeps or yields.
 //
 //     idist__wait_task -> idist__wait_until -> idist__wait_polls ... idist__wait_turn
 //                                                                       -> idist__timer_run
 //                                                                       -> sleep of the backend
 
 #define IDIST__SPIN_NS 500000
-#define IDIST__YIELD_NS 5000000 // at most this long it yields instead of sleeping
+#define IDIST__YIELD_NS 5000000 // longest time for which a caller yields instead of sleeping
 
-// How long a caller has polled already.
+// Counters of a caller's polling.
 typedef struct idist__waiter {
     uint32_t turns;     // since the last step forward
     uint32_t all_turns; // since the wait began
-    int64_t begun_ns;   // when the turns began; 0: not known yet
+    int64_t begun_ns;   // when the turns began, 0 if not known yet
     bool slept;         // since the last step forward
 } idist__waiter;
 
-// Sleeps until something happens, then moves what can move. Does not sleep when the timers have
-// just ended a task, because it may be the one that the caller waits for.
+// Sleeps until something happens, then moves everything that can move. Does not sleep if the timers
+// have just ended a task, because the caller may be waiting for that task.
 static void idist__wait_turn(idist__world *w, idist__driver driver) {
     uint32_t ended = w->wait.ended_count;
     int64_t until = idist__timer_run(w);
@@ -14198,7 +14463,7 @@ static void idist__wait_turn(idist__world *w, idist__driver driver) {
 
     if (w->wait.ended_count != ended) return;
 
-    if (!w->tasks.running) { // what we wait for is done by a thread that may need the lock
+    if (!w->tasks.running) { // another thread does what we wait for, and may need the lock
         idist__world_give_way(w);
         return;
     }
@@ -14210,11 +14475,13 @@ static void idist__wait_turn(idist__world *w, idist__driver driver) {
     if (w->wait.blocked_count > own) idist__os_cond_broadcast(&w->changed);
 }
 
-// Whether to poll once more, after a short break, or to sleep.
+// Returns true if the caller should poll once more, after a short break, or false if it should
+// sleep.
 //
-// With a core for each rank we poll as long as that has proved worth it: a wait that ended in sleep
-// halves our patience, one that did not restores it. With fewer cores we hand the core to the
-// others, a bounded number of times; being woken up costs as much as dozens of these.
+// With a core for each rank, the caller polls for at most w->wait.spin_budget_ns. A wait that ends
+// in sleep halves this budget, and any other wait doubles it, up to w->wait.spin_ns. With fewer
+// cores, the caller yields its core to the other ranks a bounded number of times. A wake-up costs
+// as much as dozens of yields.
 static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
     int64_t now;
 
@@ -14225,7 +14492,7 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
     now = idist__os_clock_now_ns();
     if (!waiter->begun_ns) waiter->begun_ns = now;
 
-    if (now >= w->wait.next_look_ns) { // also for tasks that do not move while others do
+    if (now >= w->wait.next_look_ns) { // also for tasks that stall while other tasks move
         int64_t next = idist__timer_run(w);
         w->wait.next_look_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
     }
@@ -14236,7 +14503,7 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
         return true;
     }
 
-    // The other ranks may compute for a long time.
+    // The other ranks may be computing for a long time.
     if (waiter->turns > IDIST__YIELDS || now - waiter->begun_ns > IDIST__YIELD_NS) return false;
     idist__world_give_way(w);
 
@@ -14257,8 +14524,8 @@ static void idist__wait_enter(idist__world *w) {
     if (w->wait.blocked_count == 1 && w->backend->attend) w->backend->attend(w, true);
 }
 
-// A caller is not blocked any more: another one, or the progress thread, goes on. A thread that
-// naps looks again soon.
+// Ends a caller's wait. Another caller or the progress thread drives from now on. A progress thread
+// that naps needs no signal, because it looks again soon.
 static void idist__wait_leave(idist__world *w) {
     w->wait.blocked_count--;
     if (!w->wait.blocked_count && w->backend->attend) w->backend->attend(w, false);
@@ -14267,7 +14534,7 @@ static void idist__wait_leave(idist__world *w) {
         idist__os_cond_signal(&w->work);
 }
 
-// Waits until ready(arg).
+// Waits until ready(arg) returns true. Called with the world's lock held.
 static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *arg) {
     idist__waiter waiter;
     uint32_t moved = w->wait.moved_count;
@@ -14290,19 +14557,19 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
         if (w->wait.driver == IDIST__DRIVER_NONE) {
             w->backend->progress(w);
             if (ready(arg) || idist__wait_polls(&waiter, w) || ready(arg))
-                continue; // polling looks at the timers too
+                continue; // polling runs the timers, too
             idist__wait_turn(w, IDIST__DRIVER_CALLER);
             waiter.slept = true;
         } else {
             if (w->wait.driver == IDIST__DRIVER_THREAD)
-                w->backend->wake(w); // it stops driving for us
+                w->backend->wake(w); // the progress thread stops driving for us
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }
 
     idist__wait_learn(&waiter, w);
     idist__wait_leave(w);
-    idist__fail_end(IDIST_OK); // what failed is in the tasks
+    idist__fail_end(IDIST_OK); // each task holds its own failure
 }
 
 static bool idist__wait_task_ready(void *arg) {
@@ -14313,13 +14580,14 @@ static void idist__wait_task(idist__task *t) {
     idist__wait_until(t->group->w, idist__wait_task_ready, t);
 }
 
-// Frees a finished task without looking at its status.
+// Frees a finished task and ignores its status.
 static void idist__wait_drop(idist__task *t) {
     if (idist__task_is_async(t)) t->group->open_request_count--;
     idist__task_free(t);
 }
 
-// The status of a finished task, as the caller gets it. Frees the task.
+// Returns the status of a finished task, sets the caller's error text if the task has failed, and
+// frees the task.
 static idist_status idist__wait_result(idist__task *t) {
     idist_status status = t->status;
 
@@ -14337,26 +14605,29 @@ static idist_status idist__wait_result(idist__task *t) {
 
 // core/progress_thread.h: the progress thread
 //
-// Drives the backend while there are requests and no caller is blocked; as soon as one blocks, it
-// stops driving. It exists from the first request on.
+// The progress thread drives the backend while there are requests and no caller is blocked. The
+// thread stops driving as soon as a caller blocks. The thread is started by the first request, or
+// by a device backend that needs the connections watched.
 //
-// A program that begins requests mostly waits for them soon, and then drives by itself. Waking this
-// thread and taking over from it again costs more than many messages. So when requests have begun
-// the thread naps. When it wakes up, it naps again, longer, only if meanwhile more requests have
-// begun and the program has driven; and at the latest after IDIST__NAP_MOST_NS it drives in any
-// case.
+// A program that starts requests usually waits for them soon, and then drives the backend itself.
+// Waking this thread and taking over from it costs more than many messages. So the thread naps when
+// requests have started. After a nap, it naps again, for longer, only if the program has started
+// more requests and has driven the backend. After IDIST__NAP_MOST_NS at the latest, the thread
+// drives.
 
 #define IDIST__WATCH_NS (10 * IDIST__MS)
 #define IDIST__NAP_NS 200000
 #define IDIST__NAP_MOST_NS (1400 * (int64_t)1000) // three naps
 
-// What the progress thread has seen of the program when it last looked.
+// Counters of the program when the progress thread last looked, and the thread's naps since it last
+// drove.
 typedef struct idist__thread_nap {
     uint32_t request_count, drive_count;
-    int64_t next_ns, napped_ns; // 0: it has not napped since it last drove
+    int64_t next_ns, napped_ns; // 0 if it has not napped since it last drove
 } idist__thread_nap;
 
-// Naps, if the program is likely to drive by itself.
+// Naps and returns true if the program is likely to drive the backend itself. Otherwise returns
+// false.
 static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *nap) {
     bool begins = w->tasks.request_count != nap->request_count;
     bool drives = w->wait.drive_count != nap->drive_count;
@@ -14378,14 +14649,14 @@ static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *n
     return true;
 }
 
-// While the device waits for other ranks and no thread does: handles what has arrived on the
-// connections, without sleeping, so that the loss of a rank is noticed.
+// Handles what has arrived on the connections, without sleeping, so that the loss of a rank is
+// noticed. Called while the device waits for other ranks and no thread does.
 static void idist__progress_thread_look(idist__world *w) {
     w->wait.driver = IDIST__DRIVER_THREAD;
     w->backend->sleep(w, idist__os_clock_now_ns());
     w->wait.driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // callers that came meanwhile
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // callers blocked meanwhile
     idist__timer_run(w);
 }
 
@@ -14423,7 +14694,8 @@ static void *idist__progress_thread_main(void *arg) {
 
 static idist_status idist__progress_thread_need(idist__world *w) {
     if (w->progress.running || w->machine.single_threaded) return IDIST_OK;
-    if (w->progress.stops) return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
+    if (w->progress.stops)
+        return idist__fail(IDIST_ERR_STATE, "another thread is closing the world");
     if (idist__os_thread_start(&w->progress.thread, idist__progress_thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "could not start the thread that advances requests; is a limit on "
@@ -14435,7 +14707,7 @@ static idist_status idist__progress_thread_need(idist__world *w) {
 
 // ---- core/extent.h -------------------------------------------------------------------------------
 
-// core/extent.h: ranks modulo n, blocks of a buffer, and where the elements of a call lie
+// core/extent.h: ranks modulo n, blocks of a buffer, and the positions of a call's elements
 //
 // Functions: idist__extent_*, idist__block_*.
 
@@ -14445,8 +14717,8 @@ static idist_status idist__progress_thread_need(idist__world *w) {
 
 IDIST__UNUSED static int idist__block_wrap(int rank, int n) { return ((rank % n) + n) % n; }
 
-// The first element of block b, when `count` elements are cut into n nearly equal blocks. The first
-// blocks are larger by one.
+// Returns the index of the first element of block b when `count` elements are divided into n nearly
+// equal blocks. Each of the first count % n blocks has one element more than the rest.
 static size_t idist__block_at(size_t count, int n, int b) {
     size_t quotient = count / (size_t)n, rest = count % (size_t)n;
     return (size_t)b * quotient + ((size_t)b < rest ? (size_t)b : rest);
@@ -14461,14 +14733,15 @@ static void idist__block_copy(void *dst, const void *src, size_t nbytes) {
 }
 
 //------------------------------------------------------------------------------
-// where the elements of a call lie
+// the positions of a call's elements
 //------------------------------------------------------------------------------
 
-// How many elements lie at send and at recv, and where in-place has one start inside the other.
+// Number of elements in the send and receive buffers of a call. For an in-place call: the position
+// at which one buffer starts inside the other.
 typedef struct idist__extent {
-    size_t send, recv; // elements
-    size_t send_at;    // in place, recv starts at this element of send,
-    size_t recv_at;    // or send at this element of recv
+    size_t send, recv; // number of elements
+    size_t send_at;    // in place: recv starts at this element of send
+    size_t recv_at;    // in place: send starts at this element of recv
 } idist__extent;
 
 static size_t idist__extent_displ(const size_t *counts, const size_t *displs, int k) {
@@ -14480,7 +14753,8 @@ static size_t idist__extent_displ(const size_t *counts, const size_t *displs, in
     return at;
 }
 
-// Elements up to the end of the last part; SIZE_MAX when it overflows.
+// Returns the number of elements up to the end of the part that ends last, or SIZE_MAX if a
+// position exceeds SIZE_MAX / 16.
 static size_t idist__extent_end(const size_t *counts, const size_t *displs, int n) {
     size_t total = 0, end;
     int i;
@@ -14566,7 +14840,7 @@ static idist_status idist__extent_of(const idist_group *g, const idist__call *ca
     return e->send == SIZE_MAX || e->recv == SIZE_MAX ? IDIST_ERR_ARG : IDIST_OK;
 }
 
-// Whether one buffer lies in the other as the in-place rule of the call has it.
+// Returns true if the two buffers overlap in the way that the call's in-place rule requires.
 static bool idist__extent_in_place(const idist__extent *e, const idist__call *call) {
     const char *send = (const char *)call->send, *recv = (const char *)call->recv;
     size_t size = idist_dtype_size(call->dtype);
@@ -14582,8 +14856,9 @@ IDIST__UNUSED static bool idist__extent_call_in_place(const idist_group *g,
     return idist__extent_of(g, call, &e) == IDIST_OK && idist__extent_in_place(&e, call);
 }
 
-// Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's
-// or the receiver's.
+// Returns the address of the elements that rank `from` sends to rank `to`, and sets *count to their
+// number. The buffer at `base` is the sender's send buffer if at_sender is true, and otherwise the
+// receiver's receive buffer.
 static char *idist__extent_part(const idist__call *call, char *base, int from, int to,
                                 bool at_sender, size_t *count) {
     const size_t *counts = at_sender ? call->sendcounts : call->recvcounts;
@@ -14592,20 +14867,21 @@ static char *idist__extent_part(const idist__call *call, char *base, int from, i
     bool gather = call->kind == IDIST__GATHER || call->kind == IDIST__GATHERV;
     bool scatter = call->kind == IDIST__SCATTER || call->kind == IDIST__SCATTERV;
     bool all_to_allv = counts && call->sendcounts && call->recvcounts;
-    int k = at_sender ? to : from; // which part of a buffer of many
+    int k = at_sender ? to : from; // index of the part, if the buffer has several parts
 
     *count = 0;
     if ((gather && to != call->root) || (scatter && from != call->root)) return base;
     *count = call->count;
     if (call->kind != IDIST__ALL_TO_ALL && !all_to_allv && at_sender != scatter)
-        return base; // a buffer of one part
+        return base; // the buffer is a single part
     if (!idist__kind_is_v(call->kind) || !counts) return base + (size_t)k * call->count * size;
     *count = counts[k];
 
     return base + idist__extent_displ(counts, displs, k) * size;
 }
 
-// The first element of block b of a reduce_scatter or reduce_scatterv.
+// Returns the index of the first element of block b in the send buffer of a reduce_scatter or
+// reduce_scatterv.
 IDIST__UNUSED static size_t idist__extent_block_at(const idist__call *call, int b) {
     return call->sendcounts ? idist__extent_displ(call->sendcounts, NULL, b)
                             : (size_t)b * call->count;
@@ -14615,8 +14891,9 @@ IDIST__UNUSED static size_t idist__extent_block_count(const idist__call *call, i
     return call->sendcounts ? call->sendcounts[b] : call->count;
 }
 
-// The count of the message between this rank and a peer, as this rank understands it. In three of
-// the v-forms only these two know it.
+// Returns the number of elements that this rank sends to a peer (if `sends`) or expects from the
+// peer. Used only for gatherv, scatterv and all_to_allv, in which only the two ranks of a pair know
+// this number.
 static size_t idist__extent_pair_count(const idist_group *g, const idist__call *call, int peer,
                                        bool sends) {
     int root = call->root, me = g->rank;
@@ -14633,19 +14910,21 @@ static size_t idist__extent_pair_count(const idist_group *g, const idist__call *
     return peer == root ? call->count : 0;
 }
 
-// See idist__fingerprint_pair.
+// Returns the value of idist__fingerprint_pair for the elements that this rank sends to a peer (if
+// `sends`) or expects from the peer.
 IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *call,
                                                  int peer, bool sends) {
     return idist__fingerprint_pair(g->w, call, idist__extent_pair_count(g, call, peer, sends));
 }
 
-// A number for each pair, added for what is sent and subtracted for what is expected. Over all
-// ranks the sum is 0 when all pairs agree; otherwise it is non-zero with overwhelming probability.
+// Returns this rank's term of a sum that checks the counts. For each pair of ranks, the sender adds
+// a hash of what it sends and the receiver subtracts a hash of what it expects. The sum over all
+// ranks is 0 if all pairs agree. Otherwise the sum is non-zero with overwhelming probability.
 IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *call) {
     uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
     int i;
 
-    if (!idist__kind_is_by_pair(call->kind)) return 0; // the fingerprint has the counts
+    if (!idist__kind_is_by_pair(call->kind)) return 0; // the fingerprint contains the counts
 
     for (i = 0; i < g->size; i++) {
         sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair(g, call, i, true));
@@ -14657,18 +14936,19 @@ IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const 
 
 // ---- core/check.h --------------------------------------------------------------------------------
 
-// core/check.h: what can be wrong with one rank's arguments
+// core/check.h: checks of one rank's arguments
 //
-// Nothing was sent yet when these fail, so the group stays usable.
+// Nothing has been sent yet when a check fails, so the group stays usable.
 
-// For calls that only exist in a blocking form.
+// Checks that a call which only exists in a blocking form has no request and no plan, and is not
+// made between idist_group_begin and idist_group_end.
 static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
     if (opts && (opts->request || opts->plan))
         return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.%s must be NULL", name,
                            opts->request ? "request" : "plan");
     if (idist__together_now.depth)
-        return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end",
-                           name);
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: not allowed between idist_group_begin and idist_group_end", name);
 
     return IDIST_OK;
 }
@@ -14699,7 +14979,7 @@ static idist_status idist__check_buffers(const idist_group *g, const idist__call
     if (idist__extent_in_place(&e, call)) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_ARG,
-                       "%s: send and receive buffers overlap in a way that in-place does not allow",
+                       "%s: send and receive buffers overlap, and not as the in-place form allows",
                        name);
 }
 
@@ -14734,13 +15014,14 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *ca
     if (!user || !user->used)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)call->op);
     if (!user->fn && !idist__dtype_is_float(call->dtype))
-        return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s",
+        return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum needs a floating dtype, got %s",
                            name, idist_dtype_name(call->dtype));
 
     return IDIST_OK;
 }
 
-// A dtype must be one that this world has, and not a value made up.
+// Checks that this world has created the dtype of a call, and that the count fits beside the
+// dtype's tag.
 static idist_status idist__check_dtype(const idist__world *w, const idist__call *call) {
     const char *name = idist__kind_names[call->label];
     int user = idist__dtype_user_number(call->dtype);
@@ -14766,7 +15047,7 @@ static idist_status idist__check_peer(const idist_group *g, const idist__call *c
     if (call->tag < 0 && !(receives && call->tag == IDIST_ANY_TAG) &&
         call->label != IDIST__NEW_GROUP_BY_MEMBERS && call->label != IDIST__MRECV)
         return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, call->tag);
-    if (call->label == IDIST__MRECV && // another group may be at its address
+    if (call->label == IDIST__MRECV && // a new group may have the group's address
         (call->u.message->world != g->w->groups.serial || call->u.message->ctx != g->ctx))
         return idist__fail(IDIST_ERR_STATE, "mrecv: the group of the message was freed");
 
@@ -14830,28 +15111,28 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 
 // core/call.h: the path of every communication call
 //
-// The core owns everything that is the same whichever backend moves the data: it checks a call's
-// arguments, numbers it within its group, hands it to the backend as a task, waits for it, watches
-// its deadline, and spreads a failure to all members of the group. It names no backend; what it
-// asks of one is the contract of idist_backend_api, what it asks of a device that of
-// idist_device_api, both in core/model.h.
+// The core owns everything that does not depend on the backend that moves the data. It checks a
+// call's arguments, numbers the call within its group, and hands the call to the backend as a task.
+// It then waits for the task, watches its deadline, and spreads a failure to all members of the
+// group. The core names no backend. The contract with backends is idist_backend_api, and the
+// contract with devices is idist_device_api; both are in core/model.h.
 //
-// The public functions in calls/ fill one idist__call each and come in through
-// idist__call_run. Backends come in through idist__task_complete and idist__group_fail.
+// Each public function in calls/ fills one idist__call and enters through idist__call_run. Backends
+// enter through idist__task_complete and idist__group_fail.
 //
 //     public function         fills an idist__call
-//     idist__call_message     a message in the ordinary case: tries the backend's `quick`, then
-//                             goes on at idist__call_begin
+//     idist__call_message     a send or receive in the ordinary case: tries the backend's `quick`,
+//                             then continues at idist__call_begin
 //     idist__call_run         finds the group, locks its world, records the first error of a
 //                             group_begin
-//     idist__call_traced      through the timeline, if there is one
-//     idist__call_locked      checks the arguments, which a plan has done before
-//     idist__call_checked     asks the device whether the call is its own; tries the backend's
+//     idist__call_traced      passes the call through the timeline, if there is one
+//     idist__call_locked      checks the arguments, unless a plan has checked them before
+//     idist__call_checked     asks the device if the call is for the device; tries the backend's
 //                             `quick`
 //     idist__call_begin       makes a task
-//     idist__task_start       numbers it and hands it to the backend
+//     idist__task_start       numbers the task and hands it to the backend
 //     idist__wait_task        waits, unless there is a request or an open group_begin
-//     idist__wait_result      status and text for the caller
+//     idist__wait_result      returns status and text to the caller
 
 static void idist__call_init(idist__call *call, idist__kind kind, const void *send, void *recv,
                              size_t count, idist_dtype dtype) {
@@ -14866,7 +15147,7 @@ static void idist__call_init(idist__call *call, idist__kind kind, const void *se
     call->root = -1;
 }
 
-// Locks the world of a call and finds its group. On failure nothing is locked and *out is NULL.
+// Finds the group of a call and locks its world. On failure nothing is locked and *out is NULL.
 static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
     idist__world *w = group ? group->w : idist__world_default();
 
@@ -14874,16 +15155,16 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     if (group && !w)
         return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
     if (!w)
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: there is no world: call idist_initialize first, and not after "
-                           "idist_finalize",
-                           name);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "%s: there is no world: call idist_initialize first (idist_finalize ends the world)",
+            name);
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
     idist__world_lock(w);
     if (!group) group = &w->group;
 
-    if (!group->w || group->freed) { // before we had the lock; the struct stays for a while
+    if (!group->w || group->freed) { // before we got the lock; the struct remains for a while
         idist__os_mutex_unlock(&w->lock);
         return idist__fail(IDIST_ERR_STATE, "%s: the group was freed, or its world was closed",
                            name);
@@ -14894,12 +15175,13 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     return IDIST_OK;
 }
 
-// An all_to_allv in place overwrites what it sends. So the backends get a copy to send.
+// Returns true if the backend needs a copy of what the call sends: an all_to_allv in place
+// overwrites its send buffer.
 static bool idist__call_needs_copy(const idist__call *call) {
     return call->kind == IDIST__ALL_TO_ALLV && call->send == call->recv;
 }
 
-// False: no memory for it.
+// Replaces the send buffer of a task with a copy. Returns false without memory.
 static bool idist__call_copy_send(idist__task *t) {
     const idist_group *g = t->group;
     idist__call *call = &t->call;
@@ -14909,13 +15191,13 @@ static bool idist__call_copy_send(idist__task *t) {
     t->copy = idist__mem_raw(&g->w->cfg.mem, nbytes ? nbytes : 1);
     if (!t->copy) return false;
     if (nbytes) memcpy(t->copy, call->send, nbytes);
-    call->send = t->copy; // also of nothing: Open MPI 4 takes equal addresses for in place
+    call->send = t->copy; // even an empty copy: Open MPI 4 takes equal addresses for in place
 
     return true;
 }
 
-// A call without a task, if the backend can do that now. With a request, inside idist_group_begin
-// or beside other calls, only a message can.
+// Tries a call without a task. Returns true if the backend has completed the call. With a request,
+// inside idist_group_begin, or beside other calls, only a message can succeed.
 static bool idist__call_quick(idist_group *g, const idist__call *call, const idist_opts *opts) {
     const idist_backend_api *backend = g->w->backend;
     bool blocks = !opts->request && !idist__together_now.depth;
@@ -14928,14 +15210,14 @@ static bool idist__call_quick(idist_group *g, const idist__call *call, const idi
     return backend->quick_message(g, call);
 }
 
-// The value of request->impl for a call that completed before it returned: it has no task.
+// Value of request->impl for a call that completed before it returned. Such a call has no task.
 static char idist__call_complete;
 
 static bool idist__call_was_complete(const idist_request *request) {
     return request->impl == &idist__call_complete;
 }
 
-// Whether the device backend takes part in a call. A stream needs one.
+// Checks if the device backend takes part in a call. A call with a stream needs a device backend.
 static idist_status idist__call_route(idist_group *g, const idist__call *call,
                                       const idist_opts *opts, bool *on_device, bool *detached) {
     idist__world *w = g->w;
@@ -14944,8 +15226,8 @@ static idist_status idist__call_route(idist_group *g, const idist__call *call,
     if (w->device_api) return w->device_api->route(g, call, opts, on_device, detached);
     if (!opts->stream) return IDIST_OK;
 
-    return idist__fail(w->wrap ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
-                       "%s: a stream is for device memory: %s", idist__kind_names[call->label],
+    return idist__fail(w->device_backend_count ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
+                       "%s: opts.stream needs device memory: %s", idist__kind_names[call->label],
                        w->about.no_device);
 }
 
@@ -14960,14 +15242,15 @@ static void idist__call_task_init(idist__task *t, const idist__call *call, const
     t->timeout_ms = opts->timeout_ms ? opts->timeout_ms : t->group->w->cfg.timeout_ms;
 }
 
-// Before a task that outlasts the function that begins it. While a thread closes the world, it
-// would be freed before anybody waits for it.
+// Checks that no thread is closing the world. Needed for a task that outlasts the function that
+// begins it: a closing world would free the task before anybody waits for it.
 static idist_status idist__call_check_open(const idist__world *w, const char *name) {
     if (!w->life.closing) return IDIST_OK;
-    return idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+    return idist__fail(IDIST_ERR_STATE, "%s: another thread is closing the world", name);
 }
 
-// Keeps a task for idist_group_end, which waits for it. Until then the world cannot be closed.
+// Keeps a task for idist_group_end, which waits for the task. Until then the world cannot be
+// closed.
 static void idist__call_defer(idist__task *t) {
     idist__together *now = &idist__together_now;
 
@@ -14977,16 +15260,16 @@ static void idist__call_defer(idist__task *t) {
     now->last = t;
 }
 
-// From here on this thread stays in the world until it has waited for the kept tasks at the front
-// of its list, those up to the first one of another world.
+// Stops counting the kept tasks at the front of this thread's list, up to the first task of another
+// world. From here on this thread stays in the world until it has waited for these tasks.
 static void idist__call_undefer(idist__world *w) {
     const idist__task *t;
     for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
         w->tasks.deferred_count--;
 }
 
-// Ends this thread's idist_group_begin without waiting, before it closes a world. Called without a
-// lock.
+// Ends this thread's idist_group_begin without waiting, before this thread closes a world. Called
+// without a lock.
 static void idist__call_forget(idist__world *closed) {
     idist__together *now = &idist__together_now;
 
@@ -15012,14 +15295,15 @@ static void idist__call_forget(idist__world *closed) {
     }
 }
 
-// A call that the backend could not complete at once.
+// Begins a call that the backend could not complete at once.
 static idist_status idist__call_begin(idist_group *g, const idist__call *call,
                                       const idist_opts *opts, bool on_device, bool detached) {
     const char *name = idist__kind_names[call->label];
     idist_status status = IDIST_OK;
     idist__task *t;
 
-    if (g->status != IDIST_OK && idist__kind_is_p2p(call->kind)) // what has just arrived says so
+    // Data that has just arrived may have failed the group.
+    if (g->status != IDIST_OK && idist__kind_is_p2p(call->kind))
         return idist__fail(g->status, "%s: %s", name, g->cause);
 
     if (opts->request || idist__together_now.depth) status = idist__call_check_open(g->w, name);
@@ -15031,7 +15315,7 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *call,
 
     if (!t || (!on_device && idist__call_needs_copy(call) && !idist__call_copy_send(t))) {
         if (t) idist__task_free(t);
-        idist__group_fail_memory(g); // others count on it
+        idist__group_fail_memory(g); // the other members count on this call
         return IDIST_ERR_NO_MEMORY;
     }
 
@@ -15055,7 +15339,7 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *call,
     return idist__wait_result(t);
 }
 
-// A call whose arguments have passed the check.
+// Performs a call whose arguments have passed the check.
 static idist_status idist__call_checked(idist_group *g, const idist__call *call,
                                         const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];
@@ -15065,8 +15349,8 @@ static idist_status idist__call_checked(idist_group *g, const idist__call *call,
     if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    if (g->w->progress.stops) // another thread has ended the calls, and would not see this one
-        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
+    if (g->w->progress.stops) // another thread has ended all calls and would miss this call
+        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread is closing the world", name);
 
     if (!on_device && idist__call_quick(g, call, opts)) {
         if (opts->request) opts->request->impl = &idist__call_complete;
@@ -15088,7 +15372,7 @@ static idist_status idist__call_traced(idist_group *g, const idist__call *call,
                                : idist__call_locked(g, call, opts);
 }
 
-// Whether a plan keeps this call of this group already.
+// Returns true if a plan already keeps this call of this group.
 static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
                                 const idist__fingerprint *call) {
     idist__fingerprint kept;
@@ -15100,8 +15384,8 @@ static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
     return idist__fingerprint_equal(&kept, call);
 }
 
-// The number of a plan that is filled with this call; 0: of a message, which needs none. A plan
-// that kept the same call keeps its number.
+// Returns in *number the number of a plan that is filled with this call, or 0 for a message, which
+// needs no number. If the plan already keeps an equal call, it keeps its number.
 static idist_status idist__call_number_plan(idist_group *g, const idist_plan *plan,
                                             const idist__call *c, uint32_t *number) {
     idist__fingerprint call = idist__fingerprint_of_call(g->w, c, 0);
@@ -15135,7 +15419,7 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     if (opts->request)
         return idist__fail(
             IDIST_ERR_ARG,
-            "%s: with opts.plan, opts.request must be NULL; idist_plan_start takes it",
+            "%s: with opts.plan, opts.request must be NULL; pass the request to idist_plan_start",
             idist__kind_names[call->label]);
     status = idist__call_number_plan(g, plan, call, &number);
     if (status != IDIST_OK) return status;
@@ -15153,8 +15437,9 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     return IDIST_OK;
 }
 
-// A call that has failed leaves an empty request, which the program may wait for like the others.
-// idist_group_end returns the first failure of a call in between.
+// Ends a call with this status, and returns the status. A failed call leaves an empty request, for
+// which the program may wait as for other requests. Between idist_group_begin and idist_group_end,
+// records the first failure, which idist_group_end returns.
 static idist_status idist__call_ended(idist_status status, idist_request *request) {
     if (status == IDIST_OK) return IDIST_OK;
     if (request) request->impl = NULL;
@@ -15167,7 +15452,8 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
     return status;
 }
 
-// Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
+// Returns true if a send or receive is the ordinary case: host memory, a buffer, a dtype of idist
+// and a tag.
 static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
                                  const idist_opts *opts) {
     if (w->device_api || idist__tracer_now() || opts->stream || opts->plan) return false;
@@ -15175,8 +15461,9 @@ static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
     return call->tag >= 0 && (call->send || call->recv);
 }
 
-// Whether a group, whose world is locked, can take a message to or from this rank by the short way.
-// Another thread may have closed the world: then the rest of the struct is zero.
+// Returns true if a group can take a message to or from the rank of the call by the short path.
+// Called with the world's lock held. Another thread may have closed the world; the rest of the
+// group's struct is then zero.
 static bool idist__call_is_ready(const idist_group *g, const idist__call *call) {
     if (!g->w || g->status != IDIST_OK || g->w->progress.stops || g->rank < 0) return false;
     return g->w->backend->quick_message && call->root >= 0 && call->root < g->size;
@@ -15198,8 +15485,8 @@ static idist_status idist__call_run(const idist__call *call, const idist_opts *o
     return idist__call_ended(status, own_opts->request);
 }
 
-// A send or receive. In the ordinary case nothing can be wrong with the call, and it gets by with
-// fewer checks; otherwise, and while another thread has the lock, it goes by idist__call_run.
+// Performs a send or receive. In the ordinary case the arguments cannot be wrong, so fewer checks
+// suffice. Otherwise, or while another thread has the lock, uses idist__call_run.
 static idist_status idist__call_message(const idist__call *call, const idist_opts *opts) {
     const idist_opts *own_opts = opts ? opts : &idist__call_defaults;
     idist_group *g = own_opts->group;
@@ -15227,19 +15514,45 @@ static idist_status idist__call_message(const idist__call *call, const idist_opt
     return done ? IDIST_OK : idist__call_ended(status, own_opts->request);
 }
 
+// ---- core/survey.h -------------------------------------------------------------------------------
+
+// core/survey.h: what the members of a group tell each other beside the program's calls
+
+// Gathers nbytes of each member, for a device backend. Collective. Called with the world's lock
+// held, which is released while waiting. An idist_group_begin of the caller does not hold this call
+// back.
+IDIST__UNUSED static idist_status idist__survey(idist_group *g, const void *mine, void *all,
+                                                size_t nbytes) {
+    int depth = idist__together_now.depth;
+    idist__call call;
+    idist_opts opts;
+    idist_status status;
+
+    memset(&opts, 0, sizeof opts);
+    opts.group = g;
+    idist__call_init(&call, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
+    call.label = IDIST__FIRST_DEVICE_CALL;
+    idist__together_now.depth = 0;
+    status = idist__call_locked(g, &call, &opts);
+    idist__together_now.depth = depth;
+
+    return status;
+}
+
 // ---- core/matching.h -----------------------------------------------------------------------------
 
-// core/matching.h: a message and the receive that takes it
+// core/matching.h: the rules for which receive takes a message
 
-// Messages up to this size are sent before anybody asks for them.
+// Largest size in bytes of a message that is sent before its receive asks for it.
 static const size_t IDIST__EAGER_BYTES = (size_t)64 * 1024;
 
-// Messages of idist itself have negative tags, which the program does not see.
+// Returns true if a receive takes messages with this tag. IDIST_ANY_TAG does not match the negative
+// tags of idist's own messages, which the program does not see.
 static bool idist__matching_has_tag(const idist__call *recv, int tag) {
     return recv->tag == tag || (recv->tag == IDIST_ANY_TAG && tag >= 0);
 }
 
-// Whether a receive takes a message from a rank of the world.
+// Returns true if a receive takes a message with this tag from this rank of the world.
 IDIST__UNUSED static bool idist__matching_matches(const idist__task *t, int rank, int tag) {
     const idist__call *call = &t->call;
     return (call->root == IDIST_ANY_SOURCE || t->group->ranks[call->root] == rank) &&
@@ -15255,7 +15568,7 @@ static void idist__matching_describe(const idist__call *call, int source, int ta
     call->info->dtype = dtype;
 }
 
-// The dtype of a message; IDIST_DTYPE_COUNT: this rank has not created it.
+// Returns the dtype of a message, or IDIST_DTYPE_COUNT if this rank has not created the dtype.
 static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fingerprint *sent) {
     idist_dtype dtype = idist__world_dtype(w, sent->dtype);
     int user = idist__dtype_user_number(dtype);
@@ -15267,7 +15580,8 @@ static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fin
 // Tags of matched messages: 2^30 - 1 numbers below the tags of idist_new_group_by_members.
 enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
 
-// A matched probe has found a message: gives it a tag of its own, which only idist_mrecv asks for.
+// Gives the message that a matched probe has found a tag of its own. Only idist_mrecv asks for this
+// tag.
 static void idist__matching_match(const idist__task *t, int *tag) {
     idist_message *message = t->call.u.message;
 
@@ -15279,9 +15593,9 @@ static void idist__matching_match(const idist__task *t, int *tag) {
     message->number = *tag;
 }
 
-// Checks a message against the receive that takes it; true when it may be taken. Otherwise *status
-// and the text are for the receive, which ends, and the message stays for another one, with *tag,
-// which may be new. source: rank in the group.
+// Returns true if the receive may take a message. Otherwise the receive ends with *status and the
+// text, and the message stays for another receive. The message then has the tag *tag, which may be
+// new. The rank `source` is a rank in the group.
 static bool idist__matching_fits(const idist__task *t, const idist__fingerprint *sent, int source,
                                  int *tag, idist_status *status, char *text, size_t cap) {
     const idist__call *recv = &t->call;
@@ -15331,24 +15645,24 @@ static void idist__matching_received(idist__task *t, int source, int tag, size_t
 
 // core/self.h: the backend of a world of 1
 //
-// Other backends use idist__self_collective for their groups of 1, too.
+// Other backends also use idist__self_collective, for their groups of 1.
 
-// A message from this rank to itself. Small ones are copied so that a blocking send returns; large
-// ones wait for their receive.
+// A message from this rank to itself. A small message is copied, so that a blocking send returns. A
+// large message waits for its receive.
 typedef struct idist__parcel {
     struct idist__parcel *next;
     int tag;
     idist__fingerprint sent;
     size_t nbytes;
     const void *data;
-    idist__task *sender; // NULL: data is a copy behind this struct
+    idist__task *sender; // NULL if data is a copy, stored after this struct
 } idist__parcel;
 
 typedef struct idist__self_group {
-    idist__parcel *parcels; // in the order in which they were sent
+    idist__parcel *parcels; // in the order of their sends
 } idist__self_group;
 
-// Any collective among one rank: its own contribution is the result.
+// Performs a collective of one rank: the rank's own contribution is the result.
 static void idist__self_collective(idist__task *t) {
     const idist__call *call = &t->call;
     const idist__user_op *op =
@@ -15377,7 +15691,8 @@ static void idist__self_drop(idist_group *g, idist__parcel **at) {
     idist__mem_free(&g->w->cfg.mem, p);
 }
 
-// Gives a parcel to the receive that wants it; it stays when it does not fit.
+// Gives a parcel to a receive that matches it, and ends the receive. The parcel stays if it does
+// not fit, or if the receive is a probe.
 static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     idist__parcel *p = *at;
     idist__task *sender = p->sender;
@@ -15397,7 +15712,7 @@ static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     idist__matching_received(t, 0, tag, count);
 }
 
-// The parcel that a receive of this group takes, or NULL.
+// Returns the link to the oldest parcel that a receive of this group can take, or NULL.
 static idist__parcel **idist__self_find(const idist__task *t) {
     idist__parcel **at = &((idist__self_group *)t->group->impl)->parcels;
 
@@ -15406,7 +15721,7 @@ static idist__parcel **idist__self_find(const idist__task *t) {
     return NULL;
 }
 
-// Gives parcels to receives, oldest first, as long as any match.
+// Gives parcels to receives, the oldest receive first, until no receive matches a parcel.
 static void idist__self_match(idist_group *g) {
     idist__task *t, *oldest;
 
@@ -15478,13 +15793,15 @@ static bool idist__self_cancel(idist__task *t) {
     return true;
 }
 
-// A receive that runs has found no message: those that are there go to it at once.
+// Returns true. A running receive has found no message, because a message that is there goes to a
+// matching receive at once.
 static bool idist__self_retract(idist__task *t) {
     (void)t;
     return true;
 }
 
-// Nothing comes from outside a world of 1, so only wake or the deadline end the sleep.
+// Sleeps until `wake` is called or until_ns passes. Nothing else can end the sleep, because nothing
+// arrives from outside a world of 1.
 static void idist__self_sleep(idist__world *w, int64_t until_ns) {
     int wake = *(int *)w->impl;
     bool woken;
@@ -15505,7 +15822,7 @@ static idist_status idist__self_open(idist__world *w) {
 
     if (*wake < 0) {
         idist__mem_free(&w->cfg.mem, wake);
-        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
+        return idist__fail_errno("initialize: cannot create a wake-up descriptor", errno);
     }
 
     w->impl = wake;
@@ -15542,13 +15859,13 @@ static void idist__self_announce(idist__task *t) { (void)t; }
 
 static int idist__self_missing(idist__task *t, char *text, size_t cap) {
     idist__text_append(text, cap,
-                       t->call.kind == IDIST__SEND ? "a receive in this rank"
-                                                   : "a send in this rank");
+                       t->call.kind == IDIST__SEND ? "a receive on this rank"
+                                                   : "a send on this rank");
     return 1;
 }
 
 static idist_status idist__self_claim(idist__config *cfg, const char **why) {
-    *why = "it serves a world of 1 only";
+    *why = "it serves only a world of one rank";
     return cfg->world_size > 1 ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
@@ -15583,29 +15900,33 @@ __attribute__((constructor(IDIST__REGISTER_LAST_RESORT))) static void idist__sel
 
 // ---- calls/choose_backend.h ----------------------------------------------------------------------
 
-// calls/choose_backend.h: which backend serves a world
+// calls/choose_backend.h: chooses the backend of a world
 //
-// The registered backends are asked from the latest to the first. A world takes the first of those
-// it asks for by name, or of all, that claims the configuration; and, to move device memory, the
-// first device backend that claims it. Nothing here needs to know a backend by its name; the hints
-// only improve error texts and serve programs written for torch.distributed and Ignite.
+// The registered backends are asked in turn, the most recently registered first. A world without a
+// list of names takes the first host backend that claims the configuration. A world with a list
+// tries the names in the order of the list. To move device memory, a world also takes the first
+// device backend that claims the configuration. The choice depends on no particular backend's name.
+// The hints only improve error texts and serve programs written for torch.distributed and Ignite.
 
-// What is known of a name that may not be registered.
+// A backend name that the library knows even if the backend is not registered.
 typedef struct idist__backend_hint {
     const char *name;
-    const char *header; // that registers it, or the backend which serves instead
-    const char *host;   // not NULL: this backend moves host memory when the name is asked for
-    bool device;        // a device backend, which must be registered, too
+    const char *header;         // registers the backend, or the backend that serves instead
+    const char *host;           // the backend that moves host memory for this name, or NULL
+    const char *device_backend; // a device backend that must be registered as well, or NULL
+    const char *device;         // the device that the name asks for, or NULL
 } idist__backend_hint;
 
 static const idist__backend_hint idist__backend_hints[] = {
-    {"ring", "idist_ring.h, which IDIST_NO_RING leaves out", NULL, false},
-    {"gloo", "idist_ring.h, which IDIST_NO_RING leaves out", "ring", false},
-    {"mpi", "idist_mpi.h", NULL, false},
-    {"nccl", "idist_nccl.h", "ring", true},
+    {"ring", "idist_ring.h, which IDIST_NO_RING leaves out", NULL, NULL, NULL},
+    {"gloo", "idist_ring.h, which IDIST_NO_RING leaves out", "ring", NULL, NULL},
+    {"mpi", "idist_mpi.h", NULL, NULL, NULL},
+    {"nccl", "idist_nccl.h", "ring", "nccl", NULL},
+    {"xla", "idist_xla.h", "ring", "xla", "xla"},
+    {"xla-tpu", "idist_xla.h", "ring", "xla", "tpu"}, // Ignite's name
 };
 
-// "mpi,ring,self"
+// Lists the names of the registered backends, as in "mpi,ring,self".
 static void idist__choose_backend_names(char *names, size_t cap) {
     const idist__backend_entry *entry;
 
@@ -15614,7 +15935,7 @@ static void idist__choose_backend_names(char *names, size_t cap) {
         idist__text_append(names, cap, "%s%s", names[0] ? "," : "", entry->api->name);
 }
 
-// Names come as parts of "ring,mpi", of n bytes.
+// Returns true if the n bytes of `text`, a part of a list such as "ring,mpi", equal `word`.
 static bool idist__choose_backend_is(const char *text, size_t n, const char *word) {
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
@@ -15636,7 +15957,19 @@ static const idist__backend_hint *idist__choose_backend_hint_of(const char *name
     return NULL;
 }
 
-// Whether a name can be served. *host: the backend that moves host memory then; NULL: any.
+// Returns the device backend that a name asks for, if the program has that device backend, or NULL.
+static const idist_backend_api *idist__choose_backend_device_of(const char *name, size_t n) {
+    const idist_backend_api *named = idist__choose_backend_find(name, n);
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
+
+    if (hint && hint->device_backend)
+        named = idist__choose_backend_find(hint->device_backend, strlen(hint->device_backend));
+
+    return named && named->wrap ? named : NULL;
+}
+
+// Returns true if a name can be served. Sets *host to the backend that then moves host memory, or
+// to NULL if any host backend may.
 static bool idist__choose_backend_resolve(const char *name, size_t n,
                                           const idist_backend_api **host) {
     const idist_backend_api *named = idist__choose_backend_find(name, n);
@@ -15644,8 +15977,8 @@ static bool idist__choose_backend_resolve(const char *name, size_t n,
 
     *host = named && !named->wrap ? named : NULL;
     if (*host) return true;
-    if (!hint || !hint->host) return named != NULL; // a device backend goes with any host backend
-    if (hint->device && !named) return false;
+    if (!hint || !hint->host) return named != NULL; // a device backend works with any host backend
+    if (hint->device_backend && !idist__choose_backend_device_of(name, n)) return false;
     *host = idist__choose_backend_find(hint->host, strlen(hint->host));
 
     return *host != NULL;
@@ -15657,7 +15990,7 @@ static idist_status idist__choose_backend_unknown(const char *names, const char 
     size_t i;
 
     if (hint && hint->host &&
-        idist__choose_backend_find(name, n)) // what is missing is its host backend
+        idist__choose_backend_device_of(name, n)) // only its host backend is missing
         hint = idist__choose_backend_hint_of(hint->host, strlen(hint->host));
     if (hint)
         return idist__fail(IDIST_ERR_NO_BACKEND,
@@ -15675,21 +16008,26 @@ static idist_status idist__choose_backend_unknown(const char *names, const char 
                        (int)n, name, names, known);
 }
 
-// A name was resolved and its host backend has claimed the configuration: sets what else the name
-// asks for.
+// Completes the choice after the host backend of a name has claimed the configuration. If the name
+// asks for a device or a device backend, sets cfg.device or cfg.device_backend, unless the program
+// has set that field.
 static void idist__choose_backend_settle(idist__world *w, const char *name, size_t n) {
-    const idist_backend_api *named = idist__choose_backend_find(name, n);
-    const char *device = named && named->wrap ? named->name : NULL;
+    const idist_backend_api *api = idist__choose_backend_device_of(name, n);
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
+    const char *device = api ? api->name : NULL;
 
-    if (named == w->backend) return;
-    if (device && !w->cfg.device_backend[0])
+    if (idist__choose_backend_find(name, n) == w->backend) return;
+    if (hint && hint->device && !w->cfg.device[0])
+        idist__text_copy(w->cfg.device, sizeof w->cfg.device, hint->device);
+    else if (device && (!hint || !hint->device) && !w->cfg.device_backend[0])
         idist__text_copy(w->cfg.device_backend, sizeof w->cfg.device_backend, device);
-    idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%.*s\" was asked for: %s %s%s%s", (int)n,
+    idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%.*s\" was requested: %s %s%s%s", (int)n,
                      name, w->backend->name, device ? "moves host memory, " : "serves in its place",
                      device ? device : "", device ? " device memory (see device_backend)" : "");
 }
 
-// Sets w->backend to the first host backend, or to `only`, if it claims the configuration.
+// Sets w->backend to the first host backend that claims the configuration. If `only` is not NULL,
+// asks only that backend.
 static idist_status idist__choose_backend_claim(idist__world *w, const idist_backend_api *only,
                                                 const char **why) {
     const idist__backend_entry *entry;
@@ -15705,8 +16043,8 @@ static idist_status idist__choose_backend_claim(idist__world *w, const idist_bac
     return status;
 }
 
-// Sets w->backend to the first that claims the configuration: of those asked for by name, or if
-// none is, of all.
+// Sets w->backend to the first backend that claims the configuration. Tries the backends that the
+// configuration names, or all backends if it names none.
 static idist_status idist__choose_backend_pick(idist__world *w) {
     const char *at = w->cfg.backends, *why = "";
     idist_status status = IDIST_ERR_NO_BACKEND;
@@ -15733,22 +16071,29 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
                        w->cfg.world_size, w->about.backends, why);
 }
 
-// Finds the device backend that the program has and that claims the configuration, or why there is
-// none.
+// Lists the device backends of the program that claim the configuration. If there is none, writes
+// the reason to w->about.no_device. Fails if the configuration names a device that the program
+// cannot have.
 static idist_status idist__choose_backend_find_device(idist__world *w) {
-    const char *why = "this program has no device backend: include idist_nccl.h in the file that "
-                      "defines IDIST_IMPLEMENTATION";
+    const char *why = "this program has no device backend: include idist_nccl.h or idist_xla.h in "
+                      "the file that defines IDIST_IMPLEMENTATION";
     const idist__backend_entry *entry;
-    idist_status status = IDIST_ERR_NO_BACKEND;
+    bool has_any = false;
 
-    for (entry = idist__backend_first(); entry && status == IDIST_ERR_NO_BACKEND;
-         entry = entry->next)
-        if (entry->api->wrap) {
-            status = entry->api->claim(&w->cfg, &why);
-            if (status == IDIST_OK) w->wrap = entry->api->wrap;
-        }
+    for (entry = idist__backend_first(); entry; entry = entry->next) {
+        idist_status status;
 
-    if (status != IDIST_ERR_NO_BACKEND) return status;
+        if (!entry->api->wrap || w->device_backend_count == IDIST__DEVICE_BACKENDS) continue;
+        has_any = true;
+        status = entry->api->claim(&w->cfg, &why);
+        if (status == IDIST_OK) w->device_backends[w->device_backend_count++] = entry->api;
+        else if (status != IDIST_ERR_NO_BACKEND) return status;
+    }
+
+    if (w->device_backend_count) return IDIST_OK;
+    if (has_any && (w->cfg.device_backend[0] || w->cfg.device[0]))
+        return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for device \"%s\" with \"%s\": %s",
+                           w->cfg.device, w->cfg.device_backend, why);
     idist__text_copy(w->about.no_device, sizeof w->about.no_device, why);
 
     return IDIST_OK;
@@ -15756,26 +16101,26 @@ static idist_status idist__choose_backend_find_device(idist__world *w) {
 
 // ---- calls/life.h --------------------------------------------------------------------------------
 
-// calls/life.h: open and close a world
+// calls/life.h: opens and closes a world
 //
 //     idist__life_open
-//       idist__life_new           allocate; choose a backend
-//       open                       the ranks meet
-//       idist__life_count_nodes   local and node ranks
-//       idist__life_settle_in     how this rank waits
-//       group_open                 the group of all ranks
-//       wrap                       the device backend, if the program has one
+//       idist__life_new           allocates the world and chooses a backend
+//       open                      the ranks meet
+//       idist__life_count_nodes   computes local and node ranks
+//       idist__life_settle_in     decides how this rank waits
+//       group_open                opens the group of all ranks
+//       wrap                      puts the device backend, if there is one, in front
 //
-// idist__life_close undoes it in the opposite order, after a last barrier.
+// idist__life_close runs a last barrier and then undoes these steps in the opposite order.
 
-static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // initialize and finalize
+static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // held by initialize and finalize
 
-// The default world stays while it is held.
+// A lock that keeps the default world alive while a thread holds the lock.
 static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
 
-// For a child made by fork. Another thread of its parent may have held these locks, or been in
-// the middle of changing a list of handles, so the lists begin anew. What the other locks guard
-// changes by the store of one pointer.
+// Resets the global locks and lists in a child made by fork. Another thread of the parent may have
+// held these locks, or have been changing a list of handles. So the lists start empty. Data under
+// the other locks changes by a single pointer store and needs no reset.
 static void idist__life_after_fork(void) {
     idist__os_mutex_init(&idist__windows_lock);
     idist__os_mutex_init(&idist__log_lock);
@@ -15788,8 +16133,9 @@ static void idist__life_after_fork(void) {
     memset(&idist__ended_worlds, 0, sizeof idist__ended_worlds);
 }
 
-// From the first world on, every fork of the program prepares its child. Without the memory for
-// that, children go without.
+// Registers idist__life_after_fork when the first world opens, so that every later fork prepares
+// its child. If there is no memory to register it, children go unprepared until a later world
+// succeeds.
 static void idist__life_watch_forks(void) {
     static bool watches;
 
@@ -15798,8 +16144,8 @@ static void idist__life_watch_forks(void) {
     idist__os_mutex_unlock(&idist__default_lock);
 }
 
-// Local and node ranks follow from the table of hosts, so that uneven and cyclic placements come
-// out right.
+// Computes local and node ranks from the table of hosts, which also covers uneven and cyclic
+// placements.
 static void idist__life_count_nodes(idist__world *w) {
     int i, k, n = w->group.size;
 
@@ -15856,11 +16202,11 @@ static void idist__life_free(idist__world *w) {
     idist__os_cond_destroy(&w->changed);
     idist__os_cond_destroy(&w->work);
     idist__os_mutex_destroy(&w->lock);
-    memset(w, 0, sizeof *w); // with the secret
+    memset(w, 0, sizeof *w); // erases the secret, too
     idist__ended_keep(&idist__ended_worlds, &w->group);
 }
 
-// The group of all ranks, and the tables by rank.
+// Sets up the group of all ranks and allocates the tables that are indexed by rank.
 static idist_status idist__life_new_group(idist__world *w) {
     const idist_allocator *mem = &w->cfg.mem;
     int i, n = w->cfg.world_size;
@@ -15879,11 +16225,12 @@ static idist_status idist__life_new_group(idist__world *w) {
     return IDIST_OK;
 }
 
-static uint64_t idist__world_serial; // of the world that was made last
+static uint64_t idist__world_serial; // of the most recent world
 
-// On failure *out is NULL or a world that idist__life_free frees.
+// Allocates a world, chooses its backends, and assigns its rank if the rank is not known. On
+// failure, *out is NULL or a world that the caller frees with idist__life_free.
 static idist_status idist__life_new(const idist__config *cfg, idist__world **out) {
-    // A world begins with its group, so its memory comes from the list of ended worlds.
+    // A world starts with its group, so its memory can come from the list of ended worlds.
     idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
                                                                  IDIST__ENDED_WORLDS, sizeof *w);
     idist_status status;
@@ -15900,8 +16247,8 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
 
     status = idist__log_init(&w->log, &cfg->logger);
     idist__choose_backend_names(w->about.backends, sizeof w->about.backends);
-    if (status == IDIST_OK) status = idist__choose_backend_find_device(w);
     if (status == IDIST_OK) status = idist__choose_backend_pick(w);
+    if (status == IDIST_OK) status = idist__choose_backend_find_device(w);
     if (status == IDIST_OK && w->cfg.rank == IDIST__RANK_DRAWN) status = idist__draw_rank(&w->cfg);
     if (status != IDIST_OK) return status;
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
@@ -15910,10 +16257,10 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
     return idist__life_new_group(w);
 }
 
-// Where this rank runs, and how it waits. Polling occupies a core, so it is bounded; with
-// more ranks than cores it would take the core from the rank that everybody waits for. Such ranks
-// begin evenly spread, because the kernel would need a good part of a second to see that one core
-// has three of them and another has one.
+// Decides where this rank runs and how it waits. Polling occupies a core, so its time is bounded.
+// With more ranks than cores, ranks do not poll, because polling would take the core from the rank
+// that everybody waits for. Such ranks start evenly spread over the cores. The kernel would need a
+// good part of a second to notice that one core has three ranks and another has one.
 static void idist__life_settle_in(idist__world *w) {
     const idist__rank_info *me = &w->nodes[w->group.rank];
     int own = idist__os_cpu_count(), ncores = w->machine.ncores ? w->machine.ncores : own;
@@ -15934,8 +16281,8 @@ static void idist__life_settle_in(idist__world *w) {
                      "could not bind to a processor: %s", strerror(errno));
 }
 
-// Clears the default world, so that no new call can enter it. Waits for idist_abort, which may be
-// running in any thread.
+// Clears the default world if it is w, so that no new call can enter w. Waits for idist_abort,
+// which may be running in any thread.
 static void idist__life_retire(idist__world *w) {
     idist__os_mutex_lock(&idist__default_lock);
     if (w == idist__world_default())
@@ -15943,14 +16290,14 @@ static void idist__life_retire(idist__world *w) {
     idist__os_mutex_unlock(&idist__default_lock);
 }
 
-// Whether a thread may begin to close the world, which is locked. What a request or an open
-// idist_group_begin refers to would be freed.
+// Checks that a thread may begin to close the world. Called with the world's lock held. Fails while
+// requests or another thread's idist_group_begin are open, because closing would free the tasks
+// they refer to.
 static idist_status idist__life_check_unused(const idist__world *w) {
     const idist_group *g;
 
     if (w->tasks.deferred_count)
-        return idist__fail(IDIST_ERR_STATE,
-                           "finalize: an idist_group_begin of another thread is open");
+        return idist__fail(IDIST_ERR_STATE, "finalize: another thread is inside idist_group_begin");
     for (g = &w->group; g; g = g->next)
         if (g->open_request_count)
             return idist__fail(IDIST_ERR_STATE,
@@ -15959,8 +16306,8 @@ static idist_status idist__life_check_unused(const idist__world *w) {
     return IDIST_OK;
 }
 
-// The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
-// are told.
+// Runs the last barrier. A rank that finalizes while other ranks are in another call is a mismatch,
+// which both sides report.
 static idist_status idist__life_last_barrier(idist__world *w) {
     idist__call call;
     idist_opts opts;
@@ -15971,9 +16318,10 @@ static idist_status idist__life_last_barrier(idist__world *w) {
     return idist__call_traced(&w->group, &call, &opts);
 }
 
-// Afterwards nothing touches the caller's buffers. If the world has failed, so do the groups of
-// these calls: the other members would wait for this rank. All other groups go on until a call
-// needs this rank, see `close` of idist_backend_api.
+// Cancels all running tasks, so that nothing touches the callers' buffers afterwards. If the world
+// has failed, also fails the groups of these tasks, whose other members would otherwise wait for
+// this rank. All other groups keep working until a call needs this rank; see `close` of
+// idist_backend_api.
 static void idist__life_cancel_tasks(idist__world *w) {
     while (w->tasks.running) {
         idist__task *t = w->tasks.running;
@@ -15986,19 +16334,19 @@ static void idist__life_cancel_tasks(idist__world *w) {
     }
 }
 
-// How long threads may take to come back from calls that were ended.
+// Time in ms that threads have to return from calls that were ended.
 enum { IDIST__LEAVE_MS = 5000 };
 
-// Whether no other thread is inside a call.
+// Returns true if no other thread is inside a call.
 static bool idist__life_is_left(const idist__world *w) {
     return !w->wait.blocked_count && !w->groups.making_count &&
            w->wait.driver == IDIST__DRIVER_NONE &&
            !__atomic_load_n(&w->wait.lock_waiter_count, __ATOMIC_RELAXED);
 }
 
-// Ends the calls of other threads and waits until the threads have left them: what they use is
-// freed next. A thread that waited for the lock may begin a call meanwhile, which is ended as well.
-// False: one has not left.
+// Ends the calls of other threads and waits until the threads have left, because the caller then
+// frees what they use. Meanwhile a thread that was waiting for the lock may begin another call,
+// which this function ends as well. Returns false if a thread has not left after IDIST__LEAVE_MS.
 static bool idist__life_end_calls(idist__world *w) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__LEAVE_MS);
 
@@ -16017,7 +16365,8 @@ static bool idist__life_end_calls(idist__world *w) {
     return true;
 }
 
-// Frees the world, unless a thread is still inside a call: then nothing is freed that it uses.
+// Closes the backend and frees the world. If a thread is still inside a call (life.abandoned),
+// frees nothing that the thread uses.
 static void idist__life_end(idist__world *w) {
     idist_group *g;
 
@@ -16031,10 +16380,9 @@ static void idist__life_end(idist__world *w) {
     if (idist__tracer_now()) idist__tracer_now()->left();
     idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
     if (w->life.abandoned)
-        idist__log_print(
-            &w->log, IDIST_LOG_WARN,
-            "a thread has not come back from a call: the closed world stays in memory");
-    for (g = w->group.next; g; g = g->next) idist__group_abandon(g); // the backend has them still
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "a thread has not returned from a call: the closed world stays in memory");
+    for (g = w->group.next; g; g = g->next) idist__group_abandon(g); // the backend still has them
     w->group.next = NULL;
     idist__life_free(w);
 }
@@ -16043,9 +16391,9 @@ static bool idist__life_is_settled(void *arg) {
     return !((const idist__world *)arg)->tasks.let_go_count;
 }
 
-// force: a worker that failed, with requests open and without the last barrier. For the others it
-// is a lost rank. An idist_group_begin of this thread ends with it; one of another thread still
-// finds its tasks.
+// Closes a world. With `force`, the worker has failed: requests may be open, and there is no last
+// barrier. The other ranks then see a lost rank. An open idist_group_begin of this thread ends. An
+// open idist_group_begin of another thread can still find its tasks.
 static idist_status idist__life_close(idist__world *w, bool force) {
     idist_status status = IDIST_OK;
     bool has_thread;
@@ -16066,7 +16414,7 @@ static idist_status idist__life_close(idist__world *w, bool force) {
 
     idist__fail_begin();
     w->life.closing = true;
-    if (!force) idist__wait_until(w, idist__life_is_settled, w); // requests that were let go
+    if (!force) idist__wait_until(w, idist__life_is_settled, w); // waits for freed requests
     if (!force) status = idist__life_last_barrier(w);
 
     w->progress.stops = true;
@@ -16087,7 +16435,7 @@ static idist_status idist__life_close(idist__world *w, bool force) {
     return idist__fail_end(status);
 }
 
-// The ranks meet. On failure the world is freed.
+// Opens the backend, where the ranks meet, and the group of all ranks. Frees the world on failure.
 static idist_status idist__life_meet(idist__world *w) {
     idist_status status = w->backend->open(w);
 
@@ -16105,13 +16453,17 @@ static idist_status idist__life_meet(idist__world *w) {
     return status;
 }
 
-// Lets the device backend, if there is one, put itself in front. On failure the world is closed: by
-// a last barrier where all ranks have the same error, else at once. The error is that of the
-// device.
+// Lets the device backends of the program wrap the host backend, until one of them finds a device
+// on all ranks. Closes the world on failure. If
+// the world's group has not failed, all ranks have the same error and run a last barrier; otherwise
+// the world closes at once. Returns the error of the device backend.
 static idist_status idist__life_wrap(idist__world *w) {
     char text[sizeof idist__me.text];
-    idist_status status = w->wrap ? w->wrap(w) : IDIST_OK;
+    idist_status status = IDIST_OK;
+    int i;
 
+    for (i = 0; i < w->device_backend_count && !w->device_api && status == IDIST_OK; i++)
+        status = w->device_backends[i]->wrap(w);
     if (status == IDIST_OK) return IDIST_OK;
     memcpy(text, idist__me.text, sizeof text);
     idist__life_close(w, w->group.status != IDIST_OK);
@@ -16182,8 +16534,8 @@ idist_status idist_initialize(const idist_desc *desc) {
 
     idist__os_mutex_lock(&idist__life_lock);
     if (idist__world_default())
-        status =
-            idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
+        status = idist__fail(IDIST_ERR_STATE,
+                             "initialize: there is a world already; call idist_finalize first");
     else status = idist_open(desc, &world);
     if (world) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
     idist__os_mutex_unlock(&idist__life_lock);
@@ -16217,7 +16569,7 @@ idist_status idist_abort(idist_group *group) {
         if (g == &g->w->group && g->status == IDIST_OK) g->w->life.is_cause = true;
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
                  g->w->about.hostname);
-        // Members would take such a frame from a rank outside the group for malformed, and drop it.
+        // Members would treat such a frame from a rank outside the group as malformed, and drop it.
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
         idist__os_mutex_unlock(&g->w->lock);
@@ -16232,13 +16584,13 @@ idist_status idist_abort(idist_group *group) {
 
 // calls/get.h: the getters
 //
-// Without a world they answer as in a world of 1; none of them fails.
+// Without a world, the getters answer as in a world of one rank. No getter fails.
 
-// Texts of this thread that getters return.
+// Buffers of this thread for the texts that getters return.
 typedef struct idist__get_texts {
     char config[2048];
-    char names[512];   // of the available backends
-    char hostname[64]; // before there is a world
+    char names[512];   // the available backends
+    char hostname[64]; // used before there is a world
 } idist__get_texts;
 
 IDIST__TLS idist__get_texts idist__get_own;
@@ -16309,7 +16661,7 @@ const char *idist_launcher(void) {
     idist__fail_begin();
     memset(&cfg, 0, sizeof cfg);
     cfg.launcher = "none";
-    idist__detect_launcher(&cfg); // idist_initialize will say what is wrong with it
+    idist__detect_launcher(&cfg); // idist_initialize will report what is wrong
     idist__fail_end(IDIST_OK);
 
     return cfg.launcher;
@@ -16335,7 +16687,8 @@ static void idist__get_append_limit(char *text, size_t capacity, const char *nam
     else idist__text_append(text, capacity, "%s: %lld%s\n", name, limit, unit);
 }
 
-// Appends what the program and this host have to offer, whether the world uses it or not.
+// Appends the backends of the program and the cores, limits and network interfaces of this host,
+// whether or not the world uses them.
 static void idist__get_append_host(char *text, size_t capacity) {
     long long locked_nbytes = idist__os_limit_locked_nbytes();
     char names[sizeof idist__get_own.names];
@@ -16349,7 +16702,7 @@ static void idist__get_append_host(char *text, size_t capacity) {
     idist__get_append_limit(text, capacity, "locked memory",
                             locked_nbytes < 0 ? -1 : locked_nbytes / 1024, " KiB");
     idist__text_append(text, capacity, "interfaces: ");
-    count = idist__interface_list(text, capacity - 1); // and the end of the line
+    count = idist__interface_list(text, capacity - 1); // reserves one byte for the newline
     if (count <= 0)
         idist__text_append(text, capacity, "%s", count < 0 ? "cannot be listed" : "none");
     idist__text_append(text, capacity, "\n");
@@ -16388,13 +16741,14 @@ const char *idist_show_config(void) {
 
 // ---- calls/collective.h --------------------------------------------------------------------------
 
-// calls/collective.h: the public collectives: each fills one call
+// calls/collective.h: the public collectives; each fills one call
 //
-// Each public collective checks its arguments, fills one idist__call and hands the call to
-// idist__call_run (core/call.h). Nothing in calls/ touches a connection.
+// Each public collective checks its arguments, fills one idist__call and passes the call to
+// idist__call_run (core/call.h). No code in calls/ touches a connection.
 
-// All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
-// label is the public call this is part of, or the kind itself.
+// Runs any collective that is not a v-form. Pass IDIST_SUM as `op` if nothing is reduced, and -1 as
+// `root` if there is no root. Pass the public call that this call is part of as `label`, or `kind`
+// itself.
 static idist_status idist__collective_run(idist__kind kind, idist__kind label, const void *send,
                                           void *recv, size_t count, idist_dtype dtype, idist_op op,
                                           int root, const idist_opts *opts) {
@@ -16471,8 +16825,8 @@ idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_
                                  IDIST_SUM, -1, opts);
 }
 
-// An all_reduce in place of a buffer that is in parts. *taken false: this rank cannot make the call
-// like that, and has not begun it.
+// Runs an in-place all_reduce of a buffer that consists of several parts. Sets *taken to false, and
+// does not begin the call, if this rank cannot reduce a buffer in parts.
 IDIST__UNUSED static idist_status
 idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idist_dtype dtype,
                                    idist_op op, const idist_opts *opts, bool *taken) {
@@ -16494,8 +16848,8 @@ idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idi
     return *taken ? idist__call_run(&call, opts) : IDIST_OK;
 }
 
-// Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
-// ranks are checked against the length of the message between them.
+// The v-forms put counts that must agree on all ranks into the fingerprint as a hash. They check
+// counts that concern only two ranks against the length of the message between these ranks.
 idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {
@@ -16550,7 +16904,8 @@ idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const
     return idist__call_run(&call, opts);
 }
 
-// The blocks of the send buffer are what sendcounts says.
+// Passes recvcounts as the sendcounts of the call, because recvcounts describes the blocks of the
+// send buffer.
 idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
                                    idist_dtype dtype, idist_op op, const idist_opts *opts) {
     idist__call call;
@@ -16565,9 +16920,9 @@ idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *r
     return idist__call_run(&call, opts);
 }
 
-// A rank whose buffer is too small takes part all the same, with a buffer of its own, so that the
-// others are not held up. Without memory for that it aborts the group. *spare is NULL if the
-// caller's buffer is large enough; the caller frees it.
+// Allocates a buffer for a rank whose own buffer is too small. The rank can then take part, so that
+// the other ranks are not held up. Aborts the group if there is no memory. Sets *spare to NULL if
+// the buffer of the program is large enough. The caller frees *spare.
 static idist_status idist__collective_spare(const char *name, uint64_t nbytes, size_t capacity,
                                             const idist_opts *opts, void **spare) {
     *spare = NULL;
@@ -16582,8 +16937,8 @@ static idist_status idist__collective_spare(const char *name, uint64_t nbytes, s
 
 static idist_status idist__collective_fits(const char *name, uint64_t nbytes, size_t capacity) {
     if (nbytes <= capacity) return IDIST_OK;
-    return idist__fail(IDIST_ERR_TRUNCATED, "%s: %llu bytes arrived, the buffer has %zu", name,
-                       (unsigned long long)nbytes, capacity);
+    return idist__fail(IDIST_ERR_TRUNCATED, "%s: %llu bytes arrived, but the buffer holds only %zu",
+                       name, (unsigned long long)nbytes, capacity);
 }
 
 idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root,
@@ -16598,8 +16953,8 @@ idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, i
     if (!nbytes || (capacity && !buf))
         return idist__fail(IDIST_ERR_ARG, "%s: buf or nbytes is NULL", name);
     if (is_root && *nbytes > capacity)
-        return idist__fail(IDIST_ERR_ARG, "%s: root says %zu bytes in a buffer of %zu", name,
-                           *nbytes, capacity);
+        return idist__fail(IDIST_ERR_ARG, "%s: root's message claims %zu bytes, but it has %zu",
+                           name, *nbytes, capacity);
 
     if (is_root) n = *nbytes;
     status = idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64,
@@ -16651,7 +17006,8 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     return idist__collective_fits(name, total, capacity);
 }
 
-// Memory for the result of a call that the other ranks are in already: without it, the group fails.
+// Allocates the result of a call that the other ranks have already entered. Fails the group if
+// there is no memory.
 static idist_status idist__collective_alloc(const char *name, uint64_t nbytes,
                                             const idist_opts *opts, void **recv) {
     idist_group *g = NULL;
@@ -16673,7 +17029,7 @@ static idist_status idist__collective_alloc(const char *name, uint64_t nbytes,
                        (unsigned long long)nbytes);
 }
 
-// The result of a failed call is given back.
+// Frees the result and sets *recv to NULL if `status` is an error. Returns `status`.
 static idist_status idist__collective_alloc_end(idist_status status, void **recv) {
     if (status == IDIST_OK) return IDIST_OK;
     idist__os_memory_free_aligned(*recv);
@@ -16682,14 +17038,15 @@ static idist_status idist__collective_alloc_end(idist_status status, void **recv
     return status;
 }
 
-// What root tells about its buffer. The dtype is one that the others can name if they have created
-// it.
+// A description of the root's buffer. Other ranks recognize a built-in dtype, or a user dtype that
+// they have created as well.
 typedef struct idist__collective_head {
     uint64_t count, nbytes, check;
     uint64_t dtype;
 } idist__collective_head;
 
-// Checks what this rank wants to send in a call that allocates its result, and describes it.
+// Checks the data that this rank sends in a call that allocates its result, and describes the data
+// in *head.
 static idist_status idist__collective_head_of(idist__kind label, const void *send, size_t count,
                                               idist_dtype dtype, const idist_opts *opts,
                                               idist__collective_head *head) {
@@ -16706,7 +17063,7 @@ static idist_status idist__collective_head_of(idist__kind label, const void *sen
     idist__call_init(&call, IDIST__BROADCAST, send, NULL, count, dtype);
     call.label = label;
     call.root = g->rank;
-    call.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
+    call.recv = (void *)(uintptr_t)send; // a broadcast has only one buffer
     status = idist__check_call(g, &call);
     head->count = count;
     head->nbytes = count * idist_dtype_size(dtype);
@@ -16717,7 +17074,8 @@ static idist_status idist__collective_head_of(idist__kind label, const void *sen
     return status;
 }
 
-// The dtype of this rank that root means.
+// Returns the dtype of this rank that corresponds to the root's dtype, or IDIST_DTYPE_COUNT if this
+// rank has no such dtype.
 static idist_dtype idist__collective_dtype(const idist__collective_head *head,
                                            const idist_opts *opts) {
     idist_dtype dtype = IDIST_DTYPE_COUNT;
@@ -16803,7 +17161,7 @@ idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype 
 
 // ---- calls/p2p.h ---------------------------------------------------------------------------------
 
-// calls/p2p.h: send and receive
+// calls/p2p.h: send, receive and probe
 
 static void idist__p2p_init(idist__call *call, idist__kind kind, const void *send, void *recv,
                             size_t count, idist_dtype dtype, int peer, int tag,
@@ -16828,12 +17186,13 @@ idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int
     return idist__call_message(&call, opts);
 }
 
-// A call ends before it has begun.
+// Fails a call with IDIST_ERR_ARG before it has begun, and empties its request.
 static idist_status idist__p2p_refuse(const char *why, const idist_opts *opts) {
     return idist__call_ended(idist__fail(IDIST_ERR_ARG, "%s", why), opts ? opts->request : NULL);
 }
 
-// A probe is a receive that leaves the message. message: NULL, or where a matched probe puts it.
+// Fills the call of a probe, which is a receive that leaves the message in place. A matched probe
+// stores the message in *message. Any other probe passes NULL.
 static void idist__p2p_init_probe(idist__call *call, idist__kind label, int src, int tag,
                                   idist_recv_info *info, idist_message *message) {
     idist__p2p_init(call, IDIST__RECV, NULL, NULL, 0, IDIST_U8, src, tag, info);
@@ -16861,7 +17220,8 @@ idist_status idist_mprobe(int src, int tag, idist_message *message, const idist_
     return idist__call_run(&call, opts);
 }
 
-// Begins a probe, moves what can move, and takes it back if it has found nothing.
+// Begins a probe and lets the backend make progress without waiting. Cancels the probe if it has
+// found no message. Called with the world's lock held.
 static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call, bool *found) {
     const char *name = idist__kind_names[call->label];
     idist__world *w = g->w;
@@ -16871,7 +17231,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
     if (w->progress.stops)
-        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
+        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread is closing the world", name);
     t = idist__task_new(g);
     if (!t) return idist__fail(IDIST_ERR_NO_MEMORY, "%s: out of memory", name);
 
@@ -16892,7 +17252,7 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *call
     return idist__wait_result(t);
 }
 
-// A probe without waiting.
+// Runs a probe that does not wait for a message.
 static idist_status idist__p2p_probe_try(const idist__call *call, bool *found,
                                          const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];
@@ -16956,19 +17316,20 @@ idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype, idist_messa
 
 // ---- calls/request.h -----------------------------------------------------------------------------
 
-// calls/request.h: requests: wait and test
+// calls/request.h: waits for requests, tests, cancels and frees them
 //
-// A request is a pointer to its task (request->impl), NULL once it was waited for, or to
-// idist__call_complete.
+// The field request->impl points to the task of a request. It is NULL once the request was waited
+// for. It points to idist__call_complete if the call completed before it returned; such a call has
+// no task.
 
-// Some requests: contiguous, or reached through pointers.
+// A list of requests: a contiguous array, or an array of pointers.
 typedef struct idist__request_list {
     idist_request *requests;
     idist_request *const *pointers;
     size_t n;
-    const idist__world *w; // wait_any in one world: that one, ...
-    size_t found;          // ... the first request that is complete, ...
-    uint32_t seen_ended;   // ... and w->wait.ended_count when they were looked at
+    const idist__world *w; // the only world of the requests, for wait_any
+    size_t found;          // index of the first complete request
+    uint32_t seen_ended;   // w->wait.ended_count at the last look at the requests
 } idist__request_list;
 
 static idist__request_list idist__request_list_of(idist_request *requests,
@@ -16983,7 +17344,8 @@ static idist__request_list idist__request_list_of(idist_request *requests,
     return list;
 }
 
-// Request number i, or an empty one.
+// Returns request number i of a list. Empties *empty, and returns `empty` if the pointer to the
+// request is NULL.
 static idist_request *idist__request_at(const idist__request_list *list, size_t i,
                                         idist_request *empty) {
     empty->impl = NULL;
@@ -16991,12 +17353,13 @@ static idist_request *idist__request_at(const idist__request_list *list, size_t 
     return list->pointers[i] ? list->pointers[i] : empty;
 }
 
-// Empties a request, which another thread may be about to cancel.
+// Empties a request that another thread may be about to cancel.
 static void idist__request_empty(idist_request *request) {
     __atomic_store_n(&request->impl, (void *)NULL, __ATOMIC_RELEASE);
 }
 
-// The task of a request, with its world locked. NULL: there is none, or *status says why not.
+// Returns the task of a request, with the task's world locked. Returns NULL, with nothing locked,
+// if the request has no task or *status is an error.
 static idist__task *idist__request_enter(const char *name, idist_request *request,
                                          idist_status *status) {
     idist__task *t;
@@ -17016,12 +17379,13 @@ static idist__task *idist__request_enter(const char *name, idist_request *reques
     *status = idist__world_enter(name, w);
     if (*status != IDIST_OK) return NULL;
     idist__world_lock(w);
-    if (idist__together_now.held_world == w) w->device_api->launch(w); // it may be held back
+    if (idist__together_now.held_world == w) w->device_api->launch(w); // the task may be held back
 
     return t;
 }
 
-// Whether a request is complete, once the tasks that follow its first one are. The lock is held.
+// Returns true if a request is complete, including the tasks that follow its first task. Begins the
+// next of these tasks when a task is done. Called with the world's lock held.
 static bool idist__request_settle(idist_request *request) {
     idist__task *t = (idist__task *)request->impl;
 
@@ -17033,7 +17397,8 @@ static bool idist__request_settle(idist_request *request) {
     return t->state == IDIST__TASK_DONE;
 }
 
-// Waits for the task of a request, and those that follow it. Empties the request.
+// Waits for the task of a request and for the tasks that follow it. Empties the request. Called
+// with the world's lock held.
 static idist_status idist__request_wait(idist_request *request) {
     idist__task *t;
 
@@ -17133,7 +17498,8 @@ idist_status idist_request_free(idist_request *request) {
     w = t->group->w;
 
     if (t->then) {
-        status = idist__fail(IDIST_ERR_ARG, "request_free: a split has to be waited for");
+        status = idist__fail(IDIST_ERR_ARG,
+                             "request_free: the request of a split cannot be freed; wait for it");
     } else {
         idist__request_empty(request);
         if (t->state == IDIST__TASK_DONE) status = idist__wait_result(t);
@@ -17145,9 +17511,10 @@ idist_status idist_request_free(idist_request *request) {
     return status;
 }
 
-// The task of a request for which another thread may be waiting, with its world locked. NULL: it is
-// empty or complete, or *status says why not. The task may be in use again by the time the lock is
-// there; then the request is empty.
+// Returns the task of a request that another thread may be waiting for, with the task's world
+// locked. Returns NULL, with nothing locked, if the request is empty or complete, or if *status is
+// an error. By the time this thread has the lock, the task may be in use again; the request is then
+// empty.
 static idist__task *idist__request_find(const idist_request *request, idist_status *status) {
     void *impl = __atomic_load_n(&request->impl, __ATOMIC_ACQUIRE);
     idist__task *t = impl == &idist__call_complete ? NULL : (idist__task *)impl;
@@ -17163,7 +17530,8 @@ static idist__task *idist__request_find(const idist_request *request, idist_stat
     return NULL;
 }
 
-// Ends a task if it is a receive without a message. Returns whether it was in time.
+// Cancels a task if it is a receive that no message has reached. Returns true if the task was
+// cancelled in time. Otherwise sets *status if the task is one that cannot be cancelled.
 static bool idist__request_retract(idist__task *t, idist_status *status) {
     idist__world *w = t->group->w;
     const char *name = idist__kind_names[t->call.label];
@@ -17171,10 +17539,9 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
     if (t->state == IDIST__TASK_DONE && !t->then) return false;
 
     if (t->call.kind != IDIST__RECV || t->then) {
-        *status = idist__fail(IDIST_ERR_ARG,
-                              "cancel: other ranks already count on this %s; only a receive can be "
-                              "cancelled",
-                              name);
+        *status = idist__fail(
+            IDIST_ERR_ARG,
+            "cancel: other ranks already rely on this %s; only a receive can be cancelled", name);
         return false;
     }
 
@@ -17188,7 +17555,7 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
 
     if (!w->backend->retract(t)) return false;
     idist__task_complete(t, IDIST_ERR_CANCELLED, "cancelled by idist_cancel before a message came");
-    idist__world_wake_driver(w); // it may be the thread that waits for this request
+    idist__world_wake_driver(w); // the driver may be the thread that waits for this request
 
     return true;
 }
@@ -17213,8 +17580,9 @@ static void idist__request_leave(idist__world *w) {
     idist__os_mutex_unlock(&w->lock);
 }
 
-// Waits for a request. From one to the next of the same world, *held, this thread keeps the lock
-// and counts as blocked, so that the progress thread stays out of the way.
+// Waits for a request. Between requests of one world, this thread keeps the lock and counts as
+// blocked, so that the progress thread stays out of the way. The caller's *held is the locked
+// world, or NULL.
 static idist_status idist__request_wait_next(idist_request *request, idist__world **held) {
     idist_status status = IDIST_OK;
     idist__task *t = (idist__task *)request->impl;
@@ -17231,7 +17599,7 @@ static idist_status idist__request_wait_next(idist_request *request, idist__worl
     return idist__request_wait(request);
 }
 
-// The failure of a wait for several requests: the one with the lowest index.
+// The failure that a wait for several requests returns: the failure with the lowest index.
 typedef struct idist__request_failure {
     idist_status status;
     size_t index;
@@ -17246,7 +17614,7 @@ static void idist__request_note(idist__request_failure *failure, idist_status st
     memcpy(failure->text, idist__me.text, sizeof failure->text);
 }
 
-// One after the other.
+// Waits for the requests of a list in turn and notes failures.
 static void idist__request_wait_each(const idist__request_list *list,
                                      idist__request_failure *failure) {
     idist__world *held = NULL;
@@ -17272,7 +17640,8 @@ static void idist__request_wait_each(const idist__request_list *list,
     if (held) idist__request_leave(held);
 }
 
-// There may be thousands of requests, so it looks only after a task has ended.
+// Returns true if a request of the list is complete, and sets list->found to its index. There may
+// be thousands of requests, so this function looks at them only after a task has ended.
 static bool idist__request_any_ready(void *arg) {
     idist__request_list *list = (idist__request_list *)arg;
     idist_request empty;
@@ -17289,7 +17658,7 @@ static bool idist__request_any_ready(void *arg) {
     return false;
 }
 
-// All requests are of one world.
+// Waits for any request of a list whose requests are all of world w.
 static idist_status idist__request_wait_in(idist__request_list *list, idist__world *w) {
     idist_request empty, *request;
     idist__task *t;
@@ -17312,7 +17681,8 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     return status;
 }
 
-// They are of several worlds: tests one after the other. The pause between two looks grows.
+// Waits for any request of a list whose requests are of several worlds. Tests the requests in turn.
+// Yields after each of the first 49 rounds, then pauses for 1 ms after each round.
 static idist_status idist__request_wait_among(idist__request_list *list) {
     int64_t pause_ns = 0;
     idist_request empty;
@@ -17366,7 +17736,8 @@ static idist_status idist__request_wait_any(idist__request_list *list, size_t *i
     return status;
 }
 
-// Whether one of them goes on only in a wait for it (a split).
+// Returns true if the list has a split. A split makes progress only while a thread waits for its
+// request.
 static bool idist__request_any_follows(const idist__request_list *list) {
     idist_request empty;
     size_t i;
@@ -17381,8 +17752,9 @@ static bool idist__request_any_follows(const idist__request_list *list) {
     return false;
 }
 
-// While there are splits among them it waits for any: waiting for one at a time, two ranks that
-// have them in different orders would wait for each other.
+// Waits for all requests of a list. While the list has splits, waits for any request at a time. If
+// it waited for one split after the other, two ranks with different orders would wait for each
+// other.
 static idist_status idist__request_wait_all(idist__request_list *list) {
     idist__request_failure failure;
     idist_request empty;
@@ -17394,7 +17766,7 @@ static idist_status idist__request_wait_all(idist__request_list *list) {
     while (idist__request_any_follows(list)) {
         idist_status status = idist__request_wait_any(list, &i);
 
-        // Still open: this thread may not wait, because it is in a callback, say.
+        // The request is still open if this thread may not wait, for example inside a callback.
         if (i == list->n || idist__request_at(list, i, &empty)->impl) break;
         idist__request_note(&failure, status, i);
     }
@@ -17451,7 +17823,7 @@ idist_status idist_wait_some(idist_request *requests, size_t n, size_t *indices,
         return idist__fail(IDIST_ERR_ARG, "wait_some: requests, indices or count is NULL");
 
     status = idist__request_wait_any(&list, &first);
-    if (first == n || requests[first].impl) return status; // all were empty, or none is complete
+    if (first == n || requests[first].impl) return status; // all are empty, or none is complete
     failure.status = IDIST_OK;
     failure.index = 0;
     idist__request_note(&failure, status, first);
@@ -17502,13 +17874,13 @@ idist_status idist_test_all(idist_request *requests, size_t n, bool *done) {
 //------------------------------------------------------------------------------
 // calls that are prepared once and made often
 //
-// A plan keeps an idist__call that has passed the check, and its hash of counts. What may have
-// changed since is checked again: the group, ops and dtypes of the program.
+// A plan keeps an idist__call that has passed the check, with its hash of counts. Starting a plan
+// checks again what may have changed since: the group, and the ops and dtypes of the program.
 //------------------------------------------------------------------------------
 
 idist_status idist_plan_create(idist_plan **plan) {
     if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_create: plan is NULL");
-    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // outlives any world
+    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // a plan outlives any world
     return *plan ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
@@ -17520,7 +17892,7 @@ static idist_status idist__plan_run(idist_group *g, const idist_plan *plan,
 
     if (g->w->groups.serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
         g->size != plan->size)
-        return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
+        return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan was freed");
     return may_differ ? idist__call_traced(g, call, opts) : idist__call_checked(g, call, opts);
 }
 
@@ -17556,16 +17928,17 @@ idist_status idist_plan_free(idist_plan **plan) {
 //------------------------------------------------------------------------------
 // calls that progress together: sendrecv, group_begin and group_end
 //
-// Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
-// in idist__together_now.first (idist__call_locked), and group_end waits for them. sendrecv does
-// the same with two tasks, without releasing the lock in between.
+// Between group_begin and group_end, a blocking call starts its task and returns. The tasks gather
+// in idist__together_now.first (see idist__call_defer), and group_end waits for them. sendrecv
+// starts two tasks in this way, without releasing the lock in between.
 //------------------------------------------------------------------------------
 
 typedef struct idist__several_pair {
     idist__call send, recv;
 } idist__several_pair;
 
-// Checks both calls before either begins; *host: neither is for the device.
+// Checks both calls of a pair before either begins. Sets *host to true if neither call is for the
+// device.
 static idist_status idist__several_check(idist_group *g, const idist__several_pair *pair,
                                          const idist_opts *opts, bool *host) {
     bool send_on_device = false, recv_on_device = false, detached;
@@ -17581,7 +17954,9 @@ static idist_status idist__several_check(idist_group *g, const idist__several_pa
     return status;
 }
 
-// Starts what passed the check, the receive first, and waits for it.
+// Starts the receive, then the send, and waits for both. Starts only the receive if `quick`,
+// because the send is then complete already. Starts nothing if `status`, the result of the check,
+// is an error.
 static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
                                        const idist_opts *opts, bool quick, idist_status status) {
     idist__together *now = &idist__together_now;
@@ -17595,7 +17970,7 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
     if (g->w->device_api) g->w->device_api->launch(g->w);
 
     idist__call_undefer(g->w);
-    first = now->first; // both, or after a failure one or none
+    first = now->first; // both tasks, or fewer after a failure
     now->first = NULL;
     for (t = first; t; t = t->list_next) idist__wait_task(t);
 
@@ -17608,7 +17983,7 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
     return status;
 }
 
-// Both calls of a pair in the group of opts, which block until they are complete.
+// Runs both calls of a pair in the group of `opts`. Blocks until both calls are complete.
 static idist_status idist__several_exchange(const idist__several_pair *pair, const char *name,
                                             const idist_opts *opts) {
     idist_group *g = NULL;
@@ -17657,7 +18032,7 @@ idist_status idist_group_end(void) {
     char text[sizeof idist__me.text];
     idist_status first;
 
-    if (!now->depth) return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
+    if (!now->depth) return idist__fail(IDIST_ERR_STATE, "group_end: no idist_group_begin is open");
     if (--now->depth) return IDIST_OK;
     idist__tracer_begin("wait", "group_end", NULL, NULL);
 
@@ -17674,8 +18049,8 @@ idist_status idist_group_end(void) {
         idist__task *t = now->first;
         idist_status status;
 
-        if (!w ||
-            t->group->w != w) { // else it stays locked: another thread might close it in between
+        // A world stays locked between two of its tasks: another thread might close it.
+        if (!w || t->group->w != w) {
             if (w) idist__os_mutex_unlock(&w->lock);
             w = t->group->w;
             idist__world_lock(w);
@@ -17698,16 +18073,16 @@ idist_status idist_group_end(void) {
 
 // ---- calls/new_group.h ---------------------------------------------------------------------------
 
-// calls/new_group.h: groups
+// calls/new_group.h: makes, frees and shrinks groups
 //
-// new_group and split make a group in these steps, the same on every rank of the parent, or of
-// those listed in new_group_by_members:
+// idist_new_group and idist_split take the same steps on every rank of the parent. In
+// idist_new_group_by_members only the listed ranks take these steps:
 //
-//     idist__new_group_reserve   allocates it, before anybody counts on this rank
-//     a collective           the ranks agree: a barrier whose fingerprint carries the list, an
-//                            all_gather of the colors, or messages between the members
-//     idist__new_group_make      puts it into the world and opens it
-//     idist__new_group_meet      its members exchange what the backend wants to know
+//     idist__new_group_reserve   allocates the group before other ranks count on this rank
+//     a collective               the ranks agree: a barrier whose fingerprint carries the list, an
+//                                all_gather of the colors, or messages between the members
+//     idist__new_group_make      puts the group into the world and opens it
+//     idist__new_group_meet      the members exchange what the backend wants to know
 
 int idist_group_translate(const idist_group *from, int rank, const idist_group *to) {
     int i, world_rank;
@@ -17723,18 +18098,19 @@ int idist_group_translate(const idist_group *from, int rank, const idist_group *
     return -1;
 }
 
-// Members agree on ctx without a message: it follows from the parent's ctx, the number of groups
-// made from it, and the color.
+// Returns the ctx of a new group. Members agree on ctx without a message, because it follows from
+// the parent's ctx, the number of groups made from the parent, and the color.
 static uint64_t idist__new_group_ctx(const idist_group *parent, uint32_t child_count,
                                      uint64_t color) {
     uint64_t ctx = idist__hash_mix(idist__hash_mix(parent->ctx, child_count), color);
     return ctx ? ctx : 1;
 }
 
-// Allocates a group with room for n ranks. Called with the lock held, and releases it.
+// Allocates a group for up to n ranks. Called with the world's lock held; releases the lock.
 //
-// A backend without group_meet blocks while it opens a group. Two threads that each open one would
-// wait for each other if two ranks did so in different orders, so only one may.
+// A backend without group_meet blocks while it opens a group. Two threads that open one group each,
+// in different orders on two ranks, would wait for each other. So only one thread may open a group
+// at a time.
 static idist_status idist__new_group_reserve(const char *name, idist__world *w, int n,
                                              idist_group **g) {
     bool busy = w->groups.making_count && w->group.size > 1 && !w->backend->group_meet;
@@ -17743,14 +18119,16 @@ static idist_status idist__new_group_reserve(const char *name, idist__world *w, 
     if (*g) w->groups.making_count++;
     idist__os_mutex_unlock(&w->lock);
     if (busy)
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: another thread makes a group; backend %s makes one at a time", name,
-                           w->backend->name);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "%s: another thread is creating a group; backend %s creates one at a time", name,
+            w->backend->name);
 
     return *g ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-// From here on the other members count on this rank.
+// Puts a group into the world and opens it in the backend. From here on the other members count on
+// this rank, so a failure fails the parent as well. On failure, frees the group.
 static idist_status idist__new_group_make(idist_group *parent, idist_group *g, uint32_t child_count,
                                           uint64_t color, const int *ranks, int n,
                                           idist_group **out) {
@@ -17764,7 +18142,7 @@ static idist_status idist__new_group_make(idist_group *parent, idist_group *g, u
     if (g->rank >= 0) status = w->backend->group_open(g);
 
     if (status != IDIST_OK) {
-        g->rank = -1; // was never opened
+        g->rank = -1; // never opened, so not to be closed
         idist__group_free(g);
         idist__group_fail_self(parent, status, "could not make its part of a new group");
         return status;
@@ -17775,7 +18153,7 @@ static idist_status idist__new_group_make(idist_group *parent, idist_group *g, u
     return IDIST_OK;
 }
 
-// Exchanges the members' offers. Fails the group if this rank cannot take part.
+// Exchanges the offers of the members. Fails the group if this rank cannot take part.
 static idist_status idist__new_group_exchange(idist_group *g, idist__kind label) {
     idist__world *w = g->w;
     idist_opts opts;
@@ -17811,9 +18189,9 @@ static idist_status idist__new_group_exchange(idist_group *g, idist__kind label)
     return status;
 }
 
-// The members meet. If the group fails meanwhile, because a member has aborted it or died, it
-// exists all the same, as it does for those who had come further; except where the members alone
-// make it.
+// Lets the members of a new group meet. The group may fail meanwhile, because a member has aborted
+// it or died. The group then still exists, as it does on members that were further along. Only
+// idist_new_group_by_members frees such a group and sets *group to NULL.
 static idist_status idist__new_group_meet(idist_group **group, idist__kind label) {
     idist_group *g = *group;
     idist__world *w = g->w;
@@ -17834,7 +18212,7 @@ static idist_status idist__new_group_meet(idist_group **group, idist__kind label
     status = idist__new_group_exchange(g, label);
     g->parent = NULL;
     if (status == IDIST_OK) return IDIST_OK;
-    // Those who made it alone learn whether all have come.
+    // Callers of idist_new_group_by_members learn whether all members have come.
     if (g->status != IDIST_OK && label != IDIST__NEW_GROUP_BY_MEMBERS) return IDIST_OK;
 
     idist__world_lock(w);
@@ -17845,8 +18223,8 @@ static idist_status idist__new_group_meet(idist_group **group, idist__kind label
     return status;
 }
 
-// Finishes what idist__new_group_reserve began: opens the group if the ranks agree (status),
-// otherwise frees it.
+// Finishes what idist__new_group_reserve began. Opens the group if `status` says that the ranks
+// agree, otherwise frees it.
 static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
                                             idist_status status, uint64_t color, const int *ranks,
                                             int n, idist__kind label, idist_group **out) {
@@ -17856,7 +18234,8 @@ static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
     idist__world_lock(w);
 
     if (status == IDIST_OK) {
-        // Not all ranks of the parent count the groups that some make alone.
+        // Groups made by their members alone are not counted: other ranks of the parent do not know
+        // of them.
         if (label != IDIST__NEW_GROUP_BY_MEMBERS) child_count = ++parent->child_count;
         status = idist__new_group_make(parent, g, child_count, color, ranks, n, out);
     } else {
@@ -17877,7 +18256,8 @@ static int idist__new_group_compare_ranks(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// A barrier whose fingerprint carries the list, which is ascending.
+// Runs a barrier whose fingerprint carries the list of ranks, which must be ascending. Duplicates
+// and ranks outside the world are errors.
 static idist_status idist__new_group_barrier(int world_size, const int *ranks, int n) {
     idist__call call;
     int i;
@@ -17918,9 +18298,10 @@ idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
     return idist__new_group_finish(world, g, status, 0, g->ranks, n, IDIST__NEW_GROUP, group);
 }
 
-// The members exchange messages, as in a barrier by dissemination (see ring/algo/), and find the
-// largest of their serials, so that no two groups of the same members have the same one. me: index
-// of this rank in the list, which has ranks of the parent.
+// Lets the members find the largest of their serials, so that no two groups of the same members
+// have the same serial. The members exchange messages as in a dissemination barrier (see
+// ring/algo/). The list `ranks` has ranks of the parent, and `me` is the index of this rank in the
+// list.
 static idist_status idist__new_group_agree(idist_group *parent, const int *ranks, int n, int me,
                                            uint64_t key, uint64_t *serial) {
     int tag = -2 - (int)(key % 0x40000000u), distance;
@@ -17946,7 +18327,7 @@ static idist_status idist__new_group_agree(idist_group *parent, const int *ranks
     return status;
 }
 
-// Checks the list, and finds this rank in it.
+// Checks the list of members and sets *me to the index of this rank in the list.
 static idist_status idist__new_group_check_members(const idist_group *parent, const int *ranks,
                                                    int n, int tag, int *me) {
     const char *name = "new_group_by_members";
@@ -18018,8 +18399,9 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
     return status;
 }
 
-// The members of one color, ordered by key, then by rank in the parent. all: color and key of each
-// rank. ranks: room for twice the size of the parent.
+// Lists the world ranks of one color, ordered by key, then by rank in the parent. Returns their
+// number. The array `all` has the color and the key of each rank. The array `ranks` has twice the
+// size of the parent.
 static int idist__new_group_of_color(const idist_group *parent, const int *all, int color,
                                      int *ranks) {
     int i, k, n = 0;
@@ -18054,7 +18436,7 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     status = idist__new_group_reserve("split", p->w, p->size, &g);
     if (!g) return status;
 
-    mem = p->w->cfg.mem; // another thread may close the world when the group is finished
+    mem = p->w->cfg.mem; // a copy: another thread may close the world once the group is finished
     all = (int *)idist__mem_alloc(&mem, sizeof(int) * 4 * (size_t)p->size);
     ranks = all ? all + 2 * p->size : NULL;
     memset(&opts, 0, sizeof opts);
@@ -18076,7 +18458,7 @@ static bool idist__new_group_is_settled(void *arg) {
     return !((const idist_group *)arg)->detached_count;
 }
 
-// Waits for the tasks that nobody else waits for, then frees the group.
+// Waits for the group's detached tasks, then frees the group.
 static idist_status idist__new_group_release(idist_group *g) {
     idist__world *w = g->w;
     idist_status status = IDIST_OK;
@@ -18085,13 +18467,14 @@ static idist_status idist__new_group_release(idist_group *g) {
     idist__wait_until(w, idist__new_group_is_settled, g);
 
     if (w->progress.stops) {
-        status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
+        status = idist__fail(IDIST_ERR_STATE, "free_group: another thread is closing the world");
     } else if (g->running_count || g->open_request_count) {
-        status = idist__fail(IDIST_ERR_STATE,
-                             "free_group: calls are still under way on it, or requests are open; "
-                             "wait for them first");
+        status = idist__fail(
+            IDIST_ERR_STATE,
+            "free_group: calls or requests of the group are still running; wait for them first");
     } else {
-        // Messages for it that have arrived belong to nobody once it is gone.
+        // Read the messages for the group that have already arrived. Once the group is gone, they
+        // belong to nobody.
         w->backend->progress(w);
         if (g->host_group) idist__group_free(g->host_group);
         idist__group_free(g);
@@ -18111,7 +18494,7 @@ idist_status idist_free_group(idist_group **group) {
         return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
 
-    if (!g->w || g->w->life.abandoned) { // it was freed with its world
+    if (!g->w || g->w->life.abandoned) { // the group was freed with its world
         *group = NULL;
         return IDIST_OK;
     }
@@ -18121,7 +18504,7 @@ idist_status idist_free_group(idist_group **group) {
         return IDIST_ERR_STATE;
     if (g == &g->w->group)
         return idist__fail(IDIST_ERR_ARG,
-                           "free_group: a world ends by idist_finalize or idist_close");
+                           "free_group: this group is a world; use idist_finalize or idist_close");
     status = idist__new_group_release(g);
     if (status == IDIST_OK) *group = NULL;
 
@@ -18129,10 +18512,9 @@ idist_status idist_free_group(idist_group **group) {
 }
 
 static idist_status idist__new_group_needs_ulfm(const char *name) {
-    return idist__fail(IDIST_ERR_UNSUPPORTED,
-                       "%s: only backend mpi can do this, with Open MPI 5 under "
-                       "mpirun --with-ft ulfm",
-                       name);
+    return idist__fail(
+        IDIST_ERR_UNSUPPORTED,
+        "%s: only backend mpi supports this, with Open MPI 5 under mpirun --with-ft ulfm", name);
 }
 
 idist_status idist_shrink(idist_group *group, idist_group **survivors) {
@@ -18161,7 +18543,7 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
         // Members may have made different numbers of groups before they lost a rank.
         g->child_count = serial;
         status = idist__new_group_make(g, made, serial, 0, ranks, n, survivors);
-        if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: there is no meeting
+        if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: the members need not meet
     } else if (made) {
         idist__group_free(made);
     }
@@ -18192,21 +18574,22 @@ idist_status idist_agree(idist_group *group, int *flag) {
 
 // ---- calls/split.h -------------------------------------------------------------------------------
 
-// calls/split.h: a split that is begun and waited for later
+// calls/split.h: a split that begins in one call and completes in a later wait
 //
 //     idist_split_start        begins the all_gather of colors and keys
-//     idist__split_make        when it is done: makes the group; begins the exchange of offers
-//     idist__split_meet        when that is done: the members have met
+//     idist__split_make        after the all_gather: makes the group, begins the exchange of offers
+//     idist__split_meet        after the exchange: tells the backend that the members have met
 
 typedef struct idist__split {
     idist_group *parent, *made;
-    idist_group **group; // of the program
+    idist_group **group; // where the program wants the group
     uint32_t child_count;
     int mine[2], *all, *ranks;
     uint64_t *offers;
 } idist__split;
 
-// One allocation for the struct and its arrays.
+// Allocates a split with its arrays in one block, and the new group. Returns NULL if there is no
+// memory.
 static idist__split *idist__split_new(idist_group *parent) {
     size_t n = (size_t)parent->size;
     size_t nbytes = sizeof(idist__split) + sizeof(uint64_t) * (n + 1) + sizeof(int) * 4 * n;
@@ -18224,7 +18607,8 @@ static idist__split *idist__split_new(idist_group *parent) {
     return NULL;
 }
 
-// The request is complete with this status; its text is that of the last failure in this thread.
+// Completes the request with `status` and frees the split. If the failure is new, its text is the
+// last error text of this thread.
 static void idist__split_end(idist__task *t, idist_status status) {
     idist__split *split = (idist__split *)t->then_arg;
 
@@ -18235,7 +18619,8 @@ static void idist__split_end(idist__task *t, idist_status status) {
     idist__mem_free(&t->group->w->cfg.mem, split);
 }
 
-// A group that failed meanwhile exists all the same, as in idist__new_group_meet.
+// Completes a split after the exchange of offers. A group that failed meanwhile still exists, as in
+// idist__new_group_meet.
 static void idist__split_meet(idist__task *t, idist_request *request) {
     idist__split *split = (idist__split *)t->then_arg;
     idist_group *g = split->made;
@@ -18250,7 +18635,8 @@ static void idist__split_meet(idist__task *t, idist_request *request) {
     idist__split_end(t, IDIST_OK);
 }
 
-// Begins the exchange of offers in the new group, in the place of t, which is freed.
+// Begins the exchange of offers in the new group. The task of the exchange takes the place of t in
+// the request, and t is freed. If the exchange cannot begin, the split ends here.
 static void idist__split_exchange(idist__task *t, idist_request *request) {
     idist__split *split = (idist__split *)t->then_arg;
     idist_group *g = split->made;
@@ -18277,7 +18663,7 @@ static void idist__split_exchange(idist__task *t, idist_request *request) {
         return;
     }
 
-    g->parent = NULL; // it has failed, but exists
+    g->parent = NULL; // the group has failed, but exists
     *split->group = g;
     idist__split_end(t, IDIST_OK);
 }
@@ -18304,12 +18690,12 @@ static void idist__split_make(idist__task *t, idist_request *request) {
         g->parent = NULL;
         idist__split_end(t, IDIST_OK);
     } else {
-        *split->group = NULL; // not yet
+        *split->group = NULL; // the group is not ready yet
         idist__split_exchange(t, request);
     }
 }
 
-// Begins the exchange of colors, with the lock held.
+// Begins the exchange of colors and keys. Called with the world's lock held.
 static idist_status idist__split_begin(idist_group *p, int color, int key, idist_group **group,
                                        idist_request *request) {
     idist__split *split;
@@ -18319,9 +18705,10 @@ static idist_status idist__split_begin(idist_group *p, int color, int key, idist
     idist_status status;
 
     if (p->size > 1 && !p->w->backend->group_meet)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "split_start: backend %s blocks while it makes a group; use idist_split",
-                           p->w->backend->name);
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "split_start: backend %s blocks while it creates a group; use idist_split",
+            p->w->backend->name);
     split = idist__split_new(p);
     if (!split) return IDIST_ERR_NO_MEMORY;
     split->group = group;
@@ -18344,7 +18731,7 @@ static idist_status idist__split_begin(idist_group *p, int color, int key, idist
     t = (idist__task *)request->impl;
     t->then = idist__split_make; // NOLINT(clang-analyzer-core.NullDereference)
     t->then_arg = split;
-    split->child_count = ++p->child_count; // the order in which splits begin is that of all ranks
+    split->child_count = ++p->child_count; // all ranks begin splits in the same order
 
     return IDIST_OK;
 }
@@ -18369,7 +18756,7 @@ idist_status idist_split_start(idist_group *parent, int color, int key, idist_gr
 
 // ---- calls/user_op.h -----------------------------------------------------------------------------
 
-// calls/user_op.h: ops and dtypes of the program's own
+// calls/user_op.h: the program's own ops and dtypes
 
 static idist_status idist__user_op_add(const char *name, const idist__user_op *user,
                                        idist_group *group, idist_op *op) {
@@ -18384,9 +18771,8 @@ static idist_status idist__user_op_add(const char *name, const idist__user_op *u
     for (i = 0; i < IDIST__COUNT_OF(g->w->user.ops) && g->w->user.ops[i].used; i++) continue;
 
     if (i == IDIST__COUNT_OF(g->w->user.ops)) {
-        status =
-            idist__fail(IDIST_ERR_NO_SPACE,
-                        "%s: a world has room for %zu ops; free one with idist_op_free", name, i);
+        status = idist__fail(IDIST_ERR_NO_SPACE,
+                             "%s: a world can have %zu ops; free one with idist_op_free", name, i);
     } else {
         g->w->user.ops[i] = *user;
         g->w->user.ops[i].used = true;
@@ -18433,7 +18819,8 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
     return status;
 }
 
-// The dtype with number `i`: that number in the lowest byte, the size above.
+// Returns the user dtype number i. The lowest byte is IDIST_DTYPE_USER + i, and the bits above are
+// the size in bytes.
 static idist_dtype idist__user_op_new_dtype(size_t nbytes, int i) {
     return (idist_dtype)(((unsigned)nbytes << 8) | (unsigned)(IDIST_DTYPE_USER + i));
 }
@@ -18450,17 +18837,19 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
     *dtype = IDIST_DTYPE_COUNT;
     if (!name || !name[0]) return idist__fail(IDIST_ERR_ARG, "dtype_create: the name is missing");
     if (nbytes < 1 || nbytes > IDIST__DTYPE_MAX_NBYTES)
-        return idist__fail(IDIST_ERR_ARG, "dtype_create: an element has 1 to %d bytes, got %zu",
-                           (int)IDIST__DTYPE_MAX_NBYTES, nbytes);
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "dtype_create: the size of an element must be between 1 and %d bytes, got %zu",
+            (int)IDIST__DTYPE_MAX_NBYTES, nbytes);
     status = idist__call_enter("dtype_create", group, &g);
     if (status != IDIST_OK) return status;
     for (i = 0; i < IDIST__USER_DTYPES && g->w->user.dtypes[i].used; i++) continue;
 
     if (i == IDIST__USER_DTYPES) {
-        status = idist__fail(IDIST_ERR_NO_SPACE,
-                             "dtype_create: a world has room for %d dtypes; free one with "
-                             "idist_dtype_free",
-                             i);
+        status =
+            idist__fail(IDIST_ERR_NO_SPACE,
+                        "dtype_create: a world can have %d dtypes; free one with idist_dtype_free",
+                        i);
     } else {
         user = &g->w->user.dtypes[i];
         idist__text_copy(user->name, sizeof user->name, name);
@@ -18483,7 +18872,8 @@ idist_status idist_dtype_free(idist_dtype dtype, idist_group *group) {
 
     if (status != IDIST_OK) return status;
     if (user < 0 || !g->w->user.dtypes[user].used || g->w->user.dtypes[user].dtype != dtype)
-        status = idist__fail(IDIST_ERR_ARG, "dtype_free: %d is no dtype of this world", (int)dtype);
+        status = idist__fail(IDIST_ERR_ARG, "dtype_free: %d is not a user dtype of this world",
+                             (int)dtype);
     else g->w->user.dtypes[user].used = false;
     idist__os_mutex_unlock(&g->w->lock);
 
@@ -18492,7 +18882,7 @@ idist_status idist_dtype_free(idist_dtype dtype, idist_group *group) {
 
 // ---- calls/alloc.h -------------------------------------------------------------------------------
 
-// calls/alloc.h: memory for buffers
+// calls/alloc.h: allocates and frees buffers
 
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
     idist__world *w = opts && opts->group ? opts->group->w : idist__world_default();
@@ -18525,16 +18915,16 @@ void idist_free(void *ptr) {
 
 // ---- calls/one_rank.h ----------------------------------------------------------------------------
 
-// calls/one_rank.h: one rank first, one rank only
+// calls/one_rank.h: runs a function on one rank first, or on one rank only
 
 enum { IDIST__ONE_THREW = INT32_MIN }; // the result of a function that threw an exception
 
-typedef struct idist__one_result { // of a function
-    int32_t code;                  // what it returned; IDIST__ONE_THREW: it threw an exception
-    char thrown[256];              // which one
+typedef struct idist__one_result { // the result of a function
+    int32_t code;                  // return value, or IDIST__ONE_THREW after an exception
+    char thrown[256];              // text of the exception
 } idist__one_result;
 
-// Runs a task, which may call idist.
+// Runs the program's function, which may call idist, and fills *result.
 IDIST__NOINLINE static void idist__one_rank_run(idist_task_fn fn, void *arg,
                                                 idist__one_result *result) {
     int code = 0;
@@ -18555,8 +18945,8 @@ static idist_status idist__one_rank_own_result(idist__kind label, const idist__o
                        idist__kind_names[label], (int)result->code);
 }
 
-// A broadcast takes the function's result to everybody, so that a failure ends the wait of the
-// others instead of prolonging it.
+// Broadcasts the function's result from `rank`, so that a failure ends the wait of the other ranks
+// instead of prolonging it.
 static idist_status idist__one_rank_share_result(idist__kind label, int rank, bool mine,
                                                  const idist__one_result *own,
                                                  const idist_opts *opts) {
@@ -18580,7 +18970,7 @@ static idist_status idist__one_rank_check_rank(idist__kind label, int rank, int 
                        idist__kind_names[label], size - 1, rank);
 }
 
-// Makes the group of the members on this host, unless there is one. Collective.
+// Makes the group of the members on this host, unless the group exists already. Collective.
 static idist_status idist__one_rank_make_host_group(idist_group *g) {
     idist_group *made = NULL;
     idist_status status;
@@ -18670,94 +19060,94 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
 //                        (start_method "exec":         opens the world, runs fn, closes the world
 //                         execute the program          result ----> shared->results[i]
 //                         again, up to its call)       exits with fn's code
-//     idist_spawn_wait: watch, end the others
-//     after a failure, report
+//     idist_spawn_wait: watch, end all
+//     workers after a failure, report
 //
-// A worker's exit code alone does not tell everything: the text of its last error, and whether it
-// failed only because another rank did, are in its result.
+// A worker's exit code alone does not tell everything. Its result adds the text of its last error,
+// and says whether the worker failed only because another rank did.
 
-// What a worker leaves for its parent.
+// The result that a worker leaves for its parent.
 typedef struct idist__worker_result {
-    int finished;  // it returned from fn, and `code` is its result
-    int secondary; // it failed because another rank was lost
+    int finished;  // fn has returned, and `code` is its result
+    int secondary; // the worker failed because another rank was lost
     int code;
     int exec_errno; // the program could not be executed again
-    int arrived;    // the program, executed again, has come to its call
-    char text[400]; // its last error
+    int arrived;    // the executed program has reached its call of idist_spawn
+    char text[400]; // the worker's last error
 } idist__worker_result;
 
-// The memory that workers and parent share. A worker that executes the program again knows nothing
-// else of its parent.
+// The memory that workers and parent share. A worker that executes the program again gets no other
+// information from its parent.
 typedef struct idist__worker_shared {
     char magic[8];
     int first_rank, listener;
     idist__secret secret;
     idist__meet meet;
-    idist__worker_result results[1]; // n of them
+    idist__worker_result results[1]; // n results
 } idist__worker_shared;
 
 static const char idist__worker_magic[8] = {'I', 'D', 'S', 'P', 'A', 'W', 'N', '1'};
 
 typedef struct idist__worker {
     idist__os_process process;
-    int watch_fd; // -1: this kernel has none, or the worker was reaped
+    int watch_fd; // -1 if the kernel has no such descriptors, or the worker was reaped
     bool ended;
-    bool lost; // the program reaped it, not we, so how it ended is not known
-    bool late; // executed again, it did not come to its call in time
+    bool lost; // the program itself reaped the worker, so nobody knows how the worker ended
+    bool late; // the executed program did not reach its call of idist_spawn in time
     idist__os_process_end end;
 } idist__worker;
 
-// How far the ending of the others is, after a first failure.
+// The stages in which the parent ends all workers after the first failure.
 typedef enum idist__worker_stage {
     IDIST__WORKER_RUNNING,
-    IDIST__WORKER_GRACE,    // they may end by themselves
+    IDIST__WORKER_GRACE,    // workers may end by themselves
     IDIST__WORKER_SIGNALLED // SIGTERM was sent, SIGKILL follows
 } idist__worker_stage;
 
 struct idist_workers {
-    idist__config cfg; // of worker 0
+    idist__config cfg; // configuration of worker 0
     idist_worker_fn fn;
     void *arg;
     int n, first_rank;
     int call_number; // ordinal of this spawn call in the process
     idist__worker *workers;
-    idist__os_process_slot *slots; // for n
+    idist__os_process_slot *slots; // space for n slots
     idist__worker_shared *shared;
     size_t shared_nbytes;
-    int shared_fd; // -1: workers inherit the mapping itself
+    int shared_fd; // -1 if workers inherit the mapping
     idist__log log;
-    int first_failed; // index, -1: none so far
+    int first_failed; // index of the worker that failed first, -1 if none failed
     int running;
-    int64_t decide_ns; // when the first failure is decided on
-    int64_t signal_ns; // when the next signal is sent
-    int64_t arrive_ns; // when all that were executed again must have come to their call
+    int64_t decide_ns; // time by which the first failure is decided
+    int64_t signal_ns; // time of the next signal
+    int64_t arrive_ns; // time by which every executed worker must have arrived
     idist__worker_stage stage;
     int grace_ms;
     bool keep_going;
     idist_report *report; // the caller's, or NULL
 };
 
-static bool idist__is_worker; // this process
+static bool idist__is_worker; // true in a worker process
 
-// What ends a worker, however its function ended. Does not return.
+// Ends this worker process. Does not return.
 static void idist__worker_exit(const idist_workers *spawn, idist__worker_result *result, int code) {
     __atomic_store_n(&result->finished, 1, __ATOMIC_RELEASE);
 
-    // Executed again, the program has threads of its own; flushing all streams would wait for one
-    // that sits in a read.
+    // An executed program may have threads of its own. Flushing all streams would wait for a thread
+    // that blocks in a read.
     if (spawn->shared_fd < 0) fflush(NULL);
     fflush(stdout);
     fflush(stderr);
     idist__os_process_exit(code);
 }
 
-typedef struct idist__worker_frame { // of the function that calls fn
+typedef struct idist__worker_frame { // frame of the function that calls fn
     const idist_workers *spawn;
     idist__worker_result *result;
 } idist__worker_frame;
 
-// fn has called longjmp, to a function of the parent's that this process must not go on with, or
-// pthread_exit. The world stays open: the other ranks are told that this one is lost.
+// Ends a worker whose fn has called longjmp or pthread_exit. A worker must not continue in a
+// function of the parent. The world stays open, so that the other ranks see this rank as lost.
 static void idist__worker_left(void *arg) {
     const idist__worker_frame *frame = (const idist__worker_frame *)arg;
 
@@ -18767,8 +19157,8 @@ static void idist__worker_left(void *arg) {
     idist__worker_exit(frame->spawn, frame->result, 1);
 }
 
-// Calls fn. Returns its result; 1 if it has thrown an exception, which the text of the last failure
-// then says.
+// Calls fn. Returns the result of fn, or 1 if fn has thrown an exception. Records the exception as
+// the last error.
 IDIST__NOINLINE static int idist__worker_try(const char *name, idist_worker_fn fn, int i,
                                              void *arg) {
     int code = 1;
@@ -18777,7 +19167,7 @@ IDIST__NOINLINE static int idist__worker_try(const char *name, idist_worker_fn f
     return idist__callback_threw(name, "the function") ? 1 : code;
 }
 
-// The same in a worker process, which fn must not leave in any other way.
+// Calls fn in a worker process, and ends the process if fn is left by longjmp or pthread_exit.
 static int idist__worker_call(const idist_workers *spawn, int i, idist__worker_result *result) {
     idist__os_unwind_frame unwind;
     idist__worker_frame frame;
@@ -18792,7 +19182,7 @@ static int idist__worker_call(const idist_workers *spawn, int i, idist__worker_r
     return code;
 }
 
-// Runs fn in a world of its own and leaves the result. Returns the exit code.
+// Opens the worker's world, runs fn and records the result. Returns the exit code.
 static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result *result) {
     idist__world *w = NULL;
     idist_status status = idist__life_open(&spawn->cfg, &w);
@@ -18805,12 +19195,12 @@ static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result 
     }
 
     __atomic_store_n(&idist__default_world, w, __ATOMIC_RELEASE);
-    idist__me.text[0] = 0; // the text of a failure is to be fn's own
+    idist__me.text[0] = 0; // only failures inside fn may leave a text
     code = idist__worker_call(spawn, i, result);
     result->code = code & 255 ? code & 255 : code != 0;
     idist__text_copy(result->text, sizeof result->text, code ? idist__me.text : "");
 
-    w = idist__world_default(); // fn may have finalized by itself
+    w = idist__world_default(); // NULL if fn has called idist_finalize
     if (w) status = idist__life_close(w, code != 0);
     if (status != IDIST_OK && status != IDIST_ERR_ABORTED && !code && !result->secondary)
         result->code = 1;
@@ -18818,7 +19208,7 @@ static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result 
     return result->code;
 }
 
-// Does not return.
+// Runs worker i and ends the process. Does not return.
 static void idist__worker_run(idist_workers *spawn, int i) {
     idist__worker_result *result = &spawn->shared->results[i];
     idist__config *cfg = &spawn->cfg;
@@ -18840,19 +19230,19 @@ static void idist__worker_run(idist_workers *spawn, int i) {
 
 // spawn/rerun.h: workers that execute the program again
 //
-// start_method "exec": a program with threads, or with a device in use, cannot go on in a forked
-// child. Such a worker executes the program again, with the same arguments and one more variable,
-// IDIST_SPAWN=call,worker,descriptor,pid. The program runs up to the same call of idist_spawn, in
-// which it becomes the worker; earlier calls return at once.
+// A program that has threads or uses a device cannot continue in a forked child. With start_method
+// "exec", a worker executes the program again, with unchanged arguments and one more variable,
+// IDIST_SPAWN=call,worker,descriptor,pid. The program runs to the call of idist_spawn with this
+// number and becomes the worker there. Earlier calls of idist_spawn return at once.
 
 static int idist__rerun_call_count; // calls of idist_spawn_start in this process, atomic
 
-// Everything such a worker is made of, prepared before the fork: after it only simple system calls
-// are allowed, since other threads may have held any lock.
+// What a worker needs to execute the program again. The parent prepares it before the fork. After
+// the fork only simple system calls are allowed, because another thread may have held any lock.
 typedef struct idist__rerun {
     char path[4096];
     char variable[80]; // IDIST_SPAWN=..., see idist__rerun_find
-    char *args;        // of this process, one after the other
+    char *args;        // arguments of this process, one after another
     size_t args_nbytes;
     char **argv, **envp;
 } idist__rerun;
@@ -18863,7 +19253,7 @@ static void idist__rerun_free(idist__rerun *r, const idist_allocator *mem) {
     idist__mem_free(mem, r->envp);
 }
 
-// Reads the arguments of this process; args NULL: no memory.
+// Reads the arguments of this process. Leaves args NULL if there is no memory.
 static void idist__rerun_read_args(idist__rerun *r, const idist_allocator *mem, int fd) {
     size_t cap = 0, got;
 
@@ -18876,6 +19266,7 @@ static void idist__rerun_read_args(idist__rerun *r, const idist_allocator *mem, 
     } while (got);
 }
 
+// Prepares the path, arguments and environment of the workers.
 static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *mem) {
     char **variables = idist__os_process_variables();
     size_t argc = 0, envc = 0, i, n;
@@ -18884,8 +19275,8 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     if (fd < 0)
         return idist__fail(
             IDIST_ERR_SYSTEM,
-            "spawn: start_method \"exec\" finds the program in /proc (self/exe and self/cmdline), "
-            "which cannot be read: %s. Mount /proc, or use start_method \"fork\" or a launcher",
+            "spawn: start_method \"exec\" reads /proc/self/exe and /proc/self/cmdline, and "
+            "cannot: %s. Mount /proc, or use start_method \"fork\" or a launcher",
             strerror(errno));
     idist__rerun_read_args(r, mem, fd);
     idist__os_descriptor_close(&fd);
@@ -18904,9 +19295,9 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     return IDIST_OK;
 }
 
-// In the child. Its descriptors of the shared memory and, for worker 0, of the listener stay open.
-// The last number of the variable is its own process id, written without snprintf, which may take a
-// lock.
+// Executes the program again, in the child. The descriptor of the shared memory stays open, and in
+// worker 0 also the listener's. Appends the process id to the variable, without snprintf, which may
+// take a lock.
 static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
     char *at = r->variable + strlen(r->variable), digits[16];
     int pid = (int)idist__os_process_id(), n = 0;
@@ -18919,8 +19310,9 @@ static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
     idist__os_process_exit(127);
 }
 
-// Whether this process was made to run one call of idist_spawn, and which. What a worker starts
-// inherits the variable, hence the process id in it.
+// Returns true if this process was executed again as a worker, and fills in which call of
+// idist_spawn it belongs to. Programs that a worker starts inherit the variable, so the process id
+// in it must be this process's.
 static bool idist__rerun_find(int *call, int *worker, int *fd) {
     const char *text = idist__os_env("IDIST_SPAWN");
     int pid = 0, end = 0;
@@ -18929,25 +19321,27 @@ static bool idist__rerun_find(int *call, int *worker, int *fd) {
            pid == (int)idist__os_process_id();
 }
 
-// Makes this process worker i of the call it has come to. Returns only on failure; it must never go
-// on as if it were the parent.
+// Turns this process into worker i of the current call of idist_spawn. Returns only on failure,
+// because a worker must never continue as if it were the parent.
 static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
     idist__worker_shared *shared = NULL;
 
     idist__os_process_die_with(idist__os_process_parent());
     idist__os_process_pass(fd, false);
     if (!idist__os_process_file_begins(fd, idist__worker_magic, sizeof idist__worker_magic))
-        return idist__fail(IDIST_ERR_STATE,
-                           "spawn: the program, executed again as worker %d, has closed "
-                           "descriptors that it did not open; it must leave those open",
-                           i);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "spawn: the program, executed again as worker %d, has closed descriptors that it did "
+            "not open; it must leave such descriptors open",
+            i);
     if (idist__os_process_file_has(fd, spawn->shared_nbytes))
         shared = (idist__worker_shared *)idist__os_process_share(fd, spawn->shared_nbytes);
     if (!shared || i < 0 || i >= spawn->n)
-        return idist__fail(IDIST_ERR_STATE,
-                           "spawn: the program, executed again as worker %d, asks for another "
-                           "number of workers than before",
-                           i);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "spawn: the program, executed again as worker %d, requests another number of workers "
+            "than its parent",
+            i);
 
     __atomic_store_n(&shared->results[i].arrived, 1, __ATOMIC_RELEASE);
     spawn->shared_fd = fd;
@@ -18967,9 +19361,9 @@ static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
 // spawn/watch.h: the parent's watch over its workers
 //
 //     idist__watch_turn
-//       idist__watch_reap     who has ended?
-//       idist__watch_judge    which failure was the first?
-//       idist__watch_expect   who has not come to its call in time?
+//       idist__watch_reap     collects workers that have ended
+//       idist__watch_judge    decides which failure came first
+//       idist__watch_expect   kills executed workers that do not arrive in time
 //       idist__watch_end      after a failure: grace, SIGTERM, 400 ms, SIGKILL
 
 static bool idist__watch_has_failed(const idist_workers *spawn, int i) {
@@ -18979,7 +19373,7 @@ static bool idist__watch_has_failed(const idist_workers *spawn, int i) {
     return worker->ended && !(worker->end.exit_code == 0 && finished);
 }
 
-// Collects the workers that ended. Returns whether one did.
+// Collects the workers that have ended. Returns true if there was one.
 static bool idist__watch_reap(idist_workers *spawn) {
     bool any = false;
     int i;
@@ -18993,7 +19387,7 @@ static bool idist__watch_reap(idist_workers *spawn) {
         state = idist__os_process_reap(worker->process, &worker->end);
         if (state == IDIST__OS_PROCESS_RUNS) continue;
 
-        if (state == IDIST__OS_PROCESS_UNKNOWN) { // its result tells, if it has left one
+        if (state == IDIST__OS_PROCESS_UNKNOWN) { // uses the worker's result, if it left one
             worker->lost = !__atomic_load_n(&result->finished, __ATOMIC_ACQUIRE);
             worker->end.exit_code = worker->lost ? 127 : result->code;
         }
@@ -19006,9 +19400,9 @@ static bool idist__watch_reap(idist_workers *spawn) {
     return any;
 }
 
-// The first failure is the first that did not follow from another: a rank that ends because its
-// peer was killed may well be reaped before that peer. While only such are known the decision waits
-// a little.
+// Decides which failure came first. A rank that failed because its peer was killed may be reaped
+// before that peer, and its failure is secondary. While all known failures are secondary, the
+// decision waits for 500 ms.
 static void idist__watch_judge(idist_workers *spawn) {
     int i, secondary = -1;
 
@@ -19035,7 +19429,8 @@ static void idist__watch_signal(idist_workers *spawn, int signal_number) {
     for (i = 0; i < spawn->n; i++) idist__watch_signal_one(&spawn->workers[i], signal_number);
 }
 
-// A program that never comes to its call, executed again, would be waited for without an end.
+// Kills the executed workers that have not reached their call of idist_spawn in time. Otherwise the
+// parent would wait forever.
 static void idist__watch_expect(idist_workers *spawn) {
     int i;
 
@@ -19052,6 +19447,7 @@ static void idist__watch_expect(idist_workers *spawn) {
     }
 }
 
+// Ends the other workers after a failure, step by step: grace period, SIGTERM, SIGKILL.
 static void idist__watch_end(idist_workers *spawn) {
     bool term = spawn->stage == IDIST__WORKER_GRACE;
 
@@ -19066,12 +19462,13 @@ static void idist__watch_end(idist_workers *spawn) {
     idist__log_print(&spawn->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", spawn->running,
                      term ? "SIGTERM" : "SIGKILL");
     idist__watch_signal(spawn, term ? IDIST__OS_PROCESS_TERMINATE : IDIST__OS_PROCESS_KILL);
-    if (term) idist__watch_signal(spawn, IDIST__OS_PROCESS_CONTINUE); // a stopped one must get it
+    // A stopped worker handles SIGTERM only after it continues.
+    if (term) idist__watch_signal(spawn, IDIST__OS_PROCESS_CONTINUE);
     spawn->signal_ns = idist__os_clock_deadline(term ? 400 : 1000);
     spawn->stage = IDIST__WORKER_SIGNALLED;
 }
 
-// Looks after the workers, once. Does not block.
+// Performs all due steps of the watch. Does not block.
 static void idist__watch_turn(idist_workers *spawn) {
     bool any = idist__watch_reap(spawn);
 
@@ -19081,7 +19478,7 @@ static void idist__watch_turn(idist_workers *spawn) {
     idist__watch_end(spawn);
 }
 
-// When the next turn is needed even if no worker ends.
+// Returns the time of the next turn if no worker ends before.
 static int64_t idist__watch_next(const idist_workers *spawn, int64_t deadline_ns) {
     int64_t until_ns = spawn->signal_ns < deadline_ns ? spawn->signal_ns : deadline_ns;
 
@@ -19089,6 +19486,7 @@ static int64_t idist__watch_next(const idist_workers *spawn, int64_t deadline_ns
     return spawn->arrive_ns < until_ns ? spawn->arrive_ns : until_ns;
 }
 
+// Sleeps until a worker ends or the time is reached.
 static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
     int i, n = 0, ms = idist__os_clock_ms_until(until_ns);
     bool blind = false;
@@ -19099,7 +19497,7 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
         idist__os_process_slot_set(&spawn->slots[n++], spawn->workers[i].watch_fd);
     }
 
-    if (blind && (ms < 0 || ms > 5)) ms = 5; // look often
+    if (blind && (ms < 0 || ms > 5)) ms = 5; // polls, because the end of a worker wakes nobody
     idist__os_process_sleep(spawn->slots, n, ms);
 }
 
@@ -19107,9 +19505,8 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 
 // spawn/start.h: start workers
 //
-// Starts the workers of idist_spawn on this host, each a rank of a new world. watch.h watches the
-// workers, report.h waits for them and reports the first that failed, and parallel.h is Ignite's
-// Parallel.
+// Starts the workers of idist_spawn on this host. Each worker is a rank of a new world. watch.h
+// watches the workers, and report.h waits for them and reports the first failure.
 //
 //     idist_spawn_start
 //       idist__start_check      arguments
@@ -19118,7 +19515,7 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 //         idist__start_prepare    meeting point, shared memory, tables
 //         idist__start_fork       each worker
 
-// A TCP port of the loopback interface, for the workers of a system without local sockets.
+// Listens at a TCP port of the loopback interface, for systems without local sockets.
 static idist_status idist__start_listen_tcp(idist_workers *spawn) {
     idist__config *cfg = &spawn->cfg;
     idist__os_address addr;
@@ -19133,6 +19530,7 @@ static idist_status idist__start_listen_tcp(idist_workers *spawn) {
     return IDIST_OK;
 }
 
+// Listens at a local socket with a random name.
 static idist_status idist__start_listen_local(idist_workers *spawn) {
     idist__os_address addr;
     uint64_t id[2];
@@ -19151,8 +19549,8 @@ static idist_status idist__start_listen_local(idist_workers *spawn) {
     return idist__connection_listen(&addr, text, &spawn->cfg.listener);
 }
 
-// Where the workers meet: a local socket without a file, which listens before the first of them
-// runs. Their secret is in their memory.
+// Creates the meeting point of the workers: a local socket without a file, which listens before the
+// first worker runs. Workers get the secret through memory.
 static idist_status idist__start_meeting_point(idist_workers *spawn) {
     bool by_tcp = spawn->cfg.transport == IDIST__TRANSPORT_TCP && idist__os_socket_local_error();
     idist_status status;
@@ -19170,8 +19568,8 @@ static idist_status idist__start_meeting_point(idist_workers *spawn) {
     return IDIST_OK;
 }
 
-// Memory that workers and parent share: a file that an executed worker can map again, or for forked
-// workers the mapping itself.
+// Creates the memory that the workers share with the parent. Forked workers inherit the mapping.
+// Executed workers map a file again.
 static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
     if (by_exec) {
         spawn->shared_fd = idist__os_memory_file(spawn->shared_nbytes);
@@ -19187,6 +19585,7 @@ static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
     return IDIST_OK;
 }
 
+// Creates the meeting point, the shared memory and the table of workers.
 static idist_status idist__start_prepare(idist_workers *spawn, bool by_exec) {
     const idist_allocator *mem = &spawn->cfg.mem;
     size_t n = (size_t)spawn->n;
@@ -19213,7 +19612,7 @@ static idist_status idist__start_prepare(idist_workers *spawn, bool by_exec) {
     return IDIST_OK;
 }
 
-// Makes one worker. rerun NULL: it runs in the forked child itself.
+// Starts worker i. If rerun is NULL, the forked child runs the worker itself.
 static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun, int i) {
     idist__os_process child;
 
@@ -19238,7 +19637,7 @@ static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun,
     return IDIST_OK;
 }
 
-// Starts them all, or none.
+// Starts all workers. On failure, kills the workers that run already and waits until they end.
 static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
     idist__rerun rerun;
     idist_status status = idist__start_prepare(spawn, by_exec);
@@ -19246,7 +19645,7 @@ static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
 
     memset(&rerun, 0, sizeof rerun);
     if (status == IDIST_OK && by_exec) status = idist__rerun_make(&rerun, &spawn->cfg.mem);
-    if (!by_exec) fflush(NULL); // or each worker would print again what is in the buffers
+    if (!by_exec) fflush(NULL); // otherwise each worker would print the buffered output again
     for (i = 0; i < spawn->n && status == IDIST_OK; i++)
         status = idist__start_fork(spawn, by_exec ? &rerun : NULL, i);
     idist__rerun_free(&rerun, &spawn->cfg.mem);
@@ -19278,8 +19677,8 @@ static void idist__start_free(idist_workers *spawn) {
     idist__mem_free(&mem, spawn);
 }
 
-// The configuration of worker 0. On one host it is made as for a world of 1, because the workers
-// meet at a place of our own.
+// Fills in the configuration of worker 0. On one host the configuration starts as for a world of
+// one rank, because the workers need no rendezvous: spawn creates their meeting point.
 static idist_status idist__start_config(idist_workers *spawn, const idist_desc *d) {
     idist_desc alone = *d;
     int nnodes = d->nnodes > 1 ? d->nnodes : 1;
@@ -19299,7 +19698,7 @@ static idist_status idist__start_config(idist_workers *spawn, const idist_desc *
     return IDIST_OK;
 }
 
-// by_exec: start_method "exec" was asked for.
+// Checks the arguments, and sets *by_exec if the program asks for start_method "exec".
 static idist_status idist__start_check(const idist_desc *d, int nproc_per_node, bool *by_exec) {
     int method = 0;
     idist_status status;
@@ -19322,10 +19721,11 @@ static idist_status idist__start_check(const idist_desc *d, int nproc_per_node, 
     return status;
 }
 
+// Refuses start_method "exec" inside a worker.
 static idist_status idist__start_check_worker(bool by_exec) {
     if (!by_exec || !idist__is_worker) return IDIST_OK;
     return idist__fail(IDIST_ERR_UNSUPPORTED,
-                       "spawn: a worker can start others with start_method \"fork\" only");
+                       "spawn: a worker can start other workers only with start_method \"fork\"");
 }
 
 static void idist__start_fill(idist_workers *spawn, const idist_desc *d, int nproc_per_node) {
@@ -19366,7 +19766,7 @@ idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node
         return idist__fail(IDIST_ERR_ARG, "spawn: %s is NULL", fn ? "workers" : "fn");
     status = idist__start_check(&d, nproc_per_node, &by_exec);
     if (status != IDIST_OK) return status;
-    if (executed && number < call) return IDIST_OK; // the parent is past this one
+    if (executed && number < call) return IDIST_OK; // the parent has finished this call
     status = idist__start_check_worker(by_exec);
     if (status != IDIST_OK) return status;
 
@@ -19392,9 +19792,9 @@ idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node
 
 // ---- spawn/report.h ------------------------------------------------------------------------------
 
-// spawn/report.h: wait for workers, and report
+// spawn/report.h: wait for workers and report the first failure
 
-// How a worker failed, in words.
+// Writes a text that says how a worker failed.
 static void idist__report_text(const idist_workers *spawn, int i, const idist_report *r, char *text,
                                size_t cap) {
     const idist__worker *worker = &spawn->workers[i];
@@ -19425,6 +19825,7 @@ static void idist__report_text(const idist_workers *spawn, int i, const idist_re
     if (result->text[0] && !r->signal) idist__text_append(text, cap, ": %s", result->text);
 }
 
+// Fills in the caller's report. Returns IDIST_ERR_WORKER_FAILED if a worker failed.
 static idist_status idist__report_make(idist_workers *spawn) {
     idist_report r;
     int i = spawn->first_failed;
@@ -19494,9 +19895,11 @@ idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_node,
 
 // spawn/parallel.h: Ignite's Parallel
 //
-// With nproc_per_node it spawns; without, it joins the world that a launcher made and runs fn in
-// this process. Checks, their order and the log lines are those of Ignite.
+// With nproc_per_node, idist_parallel_run spawns workers. Without nproc_per_node,
+// idist_parallel_run joins the world that a launcher made and runs fn in this process. Ignite's
+// Parallel makes the same checks in the same order, and prints the same log lines.
 
+// Checks that every backend in a comma-separated list is available.
 static idist_status idist__parallel_check_backend(const char *names) {
     const char *at = names;
     const idist_backend_api *host;
@@ -19514,7 +19917,7 @@ static idist_status idist__parallel_check_backend(const char *names) {
     return IDIST_OK;
 }
 
-// Several nodes have to know where to meet.
+// Checks that the program says where the nodes meet, if there is more than one node.
 static idist_status idist__parallel_check_master(const idist_desc *d) {
     const char *init = d->init_method ? d->init_method : idist__os_env("IDIST_INIT_METHOD");
     const char *addr = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR");
@@ -19575,7 +19978,7 @@ static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn
         idist__log_print(log, IDIST_LOG_INFO, "- Run '%s' in %d processes", name,
                          idist_get_world_size());
     memcpy(text, idist__me.text, sizeof text);
-    idist__me.text[0] = 0; // the text of a failure is to be fn's own
+    idist__me.text[0] = 0; // only failures inside fn may leave a text
     code = idist__worker_try("parallel_run", fn, idist_get_local_rank(), arg);
     if (!code && !idist__me.text[0]) memcpy(idist__me.text, text, sizeof text);
     if (logs) idist__log_print(log, IDIST_LOG_INFO, "End of run");
@@ -20271,10 +20674,10 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
 
 // ---- base/end.h ----------------------------------------------------------------------------------
 
-// base/end.h: undoes what base/begin.h has set
+// base/end.h: undoes the settings of base/begin.h
 //
 // In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
-// no macro reaches the program. Included without a guard, as base/begin.h.
+// no macro reaches the program. Has no include guard, because each drop-in includes this file.
 
 #ifdef IDIST__FAST_MATH
 #if defined(__clang__)

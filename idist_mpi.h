@@ -136,8 +136,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
-// restores the settings. Without an include guard, so that each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins. base/end.h ends the implementation
+// and restores the settings. Has no include guard, so that each drop-in gets a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -149,7 +149,7 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+// C++ programs may enable these warnings, but code that is also C needs the casts they report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -159,7 +159,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #endif
 #endif
 
-// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
+// memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -181,10 +182,10 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
-// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
-// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
-// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
-// The function around the macro is IDIST__NOINLINE.
+// IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
+// catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
+// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
+// the macro is IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -209,8 +210,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
         }                                                                         \
     } while (0)
 #else
-// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
-// unwind tables the stack ends here anyway.
+// Tells the unwinder that the stack ends in this function, because the return address is undefined.
+// Without unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
@@ -228,7 +229,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
     } while (0)
 #endif
 
-// The same for a callback, which must not call idist: see base/fail.h.
+// IDIST__CALLBACK(statement) is IDIST__TRY for a callback, which must not call idist and runs with
+// cancellation disabled: see base/fail.h.
 #define IDIST__CALLBACK(statement)                           \
     do {                                                     \
         int cancel_state_ = idist__os_unwind_block_cancel(); \
@@ -241,16 +243,18 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 // ---- os/mutex_init.h -----------------------------------------------------------------------------
 
-// os/mutex_init.h: what a lock in static memory begins as
+// os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+// Included by base/begin.h. Neither file has an include guard, because each drop-in has locks of
+// its own.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
-// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
-// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+// A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
+// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
+// norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -611,7 +615,7 @@ static idist_status idist__mpi_error_await(MPI_Request *request, int timeout_ms,
         if (done) return IDIST_OK;
         if (idist__os_clock_now_ns() > deadline_ns)
             return idist__fail(IDIST_ERR_TIMEOUT,
-                               "%s: not all ranks of the communicator came within %d ms", what,
+                               "%s: not all ranks of the communicator arrived within %d ms", what,
                                timeout_ms);
         idist__os_thread_yield();
     }
@@ -2762,8 +2766,10 @@ static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
 
     MPI_Comm_test_inter(comm, &inter);
     if (!inter) return IDIST_OK;
-    return idist__fail(IDIST_ERR_ARG, "initialize: *desc.mpi_comm is an intercommunicator; make "
-                                      "one group of both by MPI_Intercomm_merge");
+    return idist__fail(
+        IDIST_ERR_ARG,
+        "initialize: *desc.mpi_comm is an intercommunicator; merge its two groups with "
+        "MPI_Intercomm_merge");
 }
 
 static idist_status idist__mpi_life_claim(idist__config *cfg, const char **why) {
@@ -2836,7 +2842,8 @@ static idist_status idist__mpi_world_exchange_ranks(idist__mpi *mpi) {
     same_check = max[2] == -max[3];
     if (same_nbytes && same_check) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_ENV, "initialize: %s differs between ranks; set it alike on all",
+    return idist__fail(IDIST_ERR_ENV,
+                       "initialize: %s differs between ranks; set the same value on all ranks",
                        same_nbytes ? "IDIST_CHECK" : "IDIST_SHM_MIB (desc.shm_nbytes)");
 }
 
@@ -3397,10 +3404,10 @@ idist__mpi_backend_register(void) {
 
 // ---- base/end.h ----------------------------------------------------------------------------------
 
-// base/end.h: undoes what base/begin.h has set
+// base/end.h: undoes the settings of base/begin.h
 //
 // In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
-// no macro reaches the program. Included without a guard, as base/begin.h.
+// no macro reaches the program. Has no include guard, because each drop-in includes this file.
 
 #ifdef IDIST__FAST_MATH
 #if defined(__clang__)

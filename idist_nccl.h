@@ -190,8 +190,8 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
-// restores the settings. Without an include guard, so that each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins. base/end.h ends the implementation
+// and restores the settings. Has no include guard, so that each drop-in gets a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -203,7 +203,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+// C++ programs may enable these warnings, but code that is also C needs the casts they report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -213,7 +213,8 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #endif
 #endif
 
-// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
+// memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -235,10 +236,10 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
-// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
-// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
-// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
-// The function around the macro is IDIST__NOINLINE.
+// IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
+// catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
+// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
+// the macro is IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -263,8 +264,8 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
         }                                                                         \
     } while (0)
 #else
-// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
-// unwind tables the stack ends here anyway.
+// Tells the unwinder that the stack ends in this function, because the return address is undefined.
+// Without unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
@@ -282,7 +283,8 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
     } while (0)
 #endif
 
-// The same for a callback, which must not call idist: see base/fail.h.
+// IDIST__CALLBACK(statement) is IDIST__TRY for a callback, which must not call idist and runs with
+// cancellation disabled: see base/fail.h.
 #define IDIST__CALLBACK(statement)                           \
     do {                                                     \
         int cancel_state_ = idist__os_unwind_block_cancel(); \
@@ -295,16 +297,18 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 // ---- os/mutex_init.h -----------------------------------------------------------------------------
 
-// os/mutex_init.h: what a lock in static memory begins as
+// os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+// Included by base/begin.h. Neither file has an include guard, because each drop-in has locks of
+// its own.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
-// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
-// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+// A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
+// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
+// norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -326,227 +330,233 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 // ---- gpu/gpu_model.h -----------------------------------------------------------------------------
 
-// gpu/gpu_model.h: worlds, groups and calls, as device memory sees them
+// gpu/gpu_model.h: what the device adds to worlds, groups and calls
 //
-// The data of device memory: what the device adds to a world, a group and a task. gpu_device.h,
-// pinned.h, gpu_task.h and stage.h work on the data; gpu/ipc and gpu/nccl build on those, and
-// gpu/route chooses between them.
+// This file defines the data of the device backend. gpu_device.h, pinned.h, gpu_task.h and stage.h
+// work on the data. gpu/ipc and gpu/nccl build on these files, and gpu/route chooses between IPC,
+// NCCL and staging.
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
 //     idist__world.device -> idist__gpu         the device of this rank, NCCL, pinned memory
 //     idist_group.device  -> idist__gpu_group   streams, communicator or arenas, queue of calls
-//     idist__task.device  -> idist__gpu_op      a call on device memory, and how far it has come
+//     idist__task.device  -> idist__gpu_op      a call on device memory, and its progress
 //
-// The world's lock protects them all, until the world has ended and one thread closes it. Some
-// calls of CUDA and NCCL may wait for the device, and whatever runs there may wait for another
-// rank; such calls are made without the lock, and gpu->user_count keeps the structures alive
-// meanwhile. The functions that release the lock say so; what calls them has to look again at what
-// may have changed: the group's status, the queue, gpu->stuck.
+// The world's lock protects all three structures, until the world has ended and one thread closes
+// it. Some CUDA and NCCL calls may wait for the device, and the work there may wait for another
+// rank. Such calls are made without the lock. Meanwhile gpu->user_count keeps the structures alive.
+// A function that releases the lock says so. Its callers must check again what may have changed:
+// the group's status, the queue, gpu->stuck.
 //
-// What never comes back is given up at a deadline, and its memory is kept instead of freed:
+// Anything that has not returned by its deadline is abandoned. Its memory stays allocated:
 //
-//     what does not come back                 flag                   what stays in memory
+//     what does not return                    flag                   what stays in memory
 //     copies on the streams of a group        gg->stuck              pinned memory of its calls
-//     anything that waits for the device      gpu->stuck             what is mapped or pinned there
+//     anything that waits for the device      gpu->stuck             all mapped or pinned memory
 //     the probe of a group's arenas           setup.stuck            the arena; sets gpu->stuck
 //     a job with a thread of its own          IDIST__JOB_STATE_LEFT  the job, until its thread ends
 //     a thread of the program, inside a call  w->life.abandoned      the world; sets gpu->stuck
 
-#define IDIST__GPU_SPIN_NS ((int64_t)30000)         // a waiting thread polls that long, ...
-#define IDIST__GPU_SLEEP_NS ((int64_t)20000)        // ... then sleeps, at first that long, ...
-#define IDIST__GPU_SLEEP_LONG_NS ((int64_t)1000000) // ... and finally that long, between looks
+#define IDIST__GPU_SPIN_NS ((int64_t)30000)  // how long a waiting thread polls before it sleeps
+#define IDIST__GPU_SLEEP_NS ((int64_t)20000) // first sleep of a waiting thread, between checks
+#define IDIST__GPU_SLEEP_LONG_NS ((int64_t)1000000) // longest sleep of a waiting thread
 #define IDIST__GPU_CHUNK ((size_t)4 << 20)          // bytes staged at a time
-#define IDIST__GPU_SLOTS 3       // chunks in flight: leaving, with the backend, arriving
-#define IDIST__GPU_AHEAD 1000    // calls a rank may enqueue before the others begin them
-#define IDIST__GPU_GRACE_MS 200  // how long an abort waits for the device to finish
-#define IDIST__GPU_FAULT_MS 1000 // how long the host may search for the rank NCCL complains of
-#ifndef IDIST__GPU_ABORT_MS      // tests set less
-#define IDIST__GPU_ABORT_MS 5000 // how long ncclCommAbort, or another clean-up, may take
+#define IDIST__GPU_SLOTS 3       // chunks in flight: leaving, with the host's backend, arriving
+#define IDIST__GPU_AHEAD 1000    // calls that a rank may enqueue before other ranks begin them
+#define IDIST__GPU_GRACE_MS 200  // time that an abort waits for the device to finish
+#define IDIST__GPU_FAULT_MS 1000 // time for the host to find the rank behind an NCCL error
+#ifndef IDIST__GPU_ABORT_MS      // tests set a smaller value
+#define IDIST__GPU_ABORT_MS 5000 // time that ncclCommAbort, or another clean-up, may take
 #endif
-#ifndef IDIST__IPC_CHUNK                    // tests set less
+#ifndef IDIST__IPC_CHUNK                    // tests set a smaller value
 #define IDIST__IPC_CHUNK ((size_t)16 << 20) // bytes that the other ranks read at a time
 #endif
-#define IDIST__IPC_LOAD_MS 300000 // how long another thread may take to load the kernels
+#define IDIST__IPC_LOAD_MS 300000 // time that another thread may take to load the kernels
 #define IDIST__IPC_SLOTS 4        // chunks in an arena
-#define IDIST__IPC_SMALL 65536    // all_reduce: up to here each rank reduces everything itself
+#define IDIST__IPC_SMALL 65536    // bytes up to which each rank of an all_reduce reduces everything
 #define IDIST__IPC_RANKS 16
-#define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // this CUDA can load kernels from PTX
+#define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // this CUDA version can load PTX kernels
 
-// The state of a job with a thread of its own. Jobs that can be left behind change it by atomic
-// exchange: of the two, thread and waiter, the one that comes second frees the job.
+// States of a job that has a thread of its own. If a waiter may leave the job behind, the thread
+// and the waiter change the state by atomic exchange. The second of them frees the job.
 enum {
     IDIST__JOB_STATE_RUNS = 0,
     IDIST__JOB_STATE_DONE = 1,
-    IDIST__JOB_STATE_LEFT = 2 // nobody waits for it any more
+    IDIST__JOB_STATE_LEFT = 2 // nobody waits for the job any more
 };
 
-// How the memory of a call travels.
+// The path on which a call moves its data.
 typedef enum idist__gpu_path {
-    IDIST__BY_HOST_MEMORY, // it is no device memory
+    IDIST__BY_HOST_MEMORY, // the call uses no device memory
     IDIST__BY_NCCL,
     IDIST__BY_IPC,
     IDIST__BY_STAGING
 } idist__gpu_path;
 
-// Host memory that is staged in, kept for the next call: pinning takes as long as many copies.
+// Host memory that device memory is staged through. It is kept for the next call, because pinning
+// takes as long as many copies.
 typedef struct idist__pinned {
     struct idist__pinned *next;
     void *data;
     size_t nbytes;
-    bool is_pinned; // else copying it waits for what the stream holds, with the lock held
+    bool is_pinned; // if false, a copy waits for earlier work in the stream, with the lock held
 } idist__pinned;
 
-// IDIST__IPC_SLOTS chunks on a device, mapped by other ranks. Memory that somebody maps must not be
-// freed: the arena of a closed group is kept for the next group, and all arenas are unmapped before
-// the last barrier of the world and freed after it. (A world that has failed ends without that
-// barrier. A peer that still reads an arena then gets an error or garbage in a call that fails.)
+// An arena: IDIST__IPC_SLOTS chunks of device memory that other ranks map. Mapped memory must not
+// be freed, so the arena of a closed group is kept for the next group. All arenas are unmapped
+// before the last barrier of the world and freed after the barrier. (A world that has failed ends
+// without this barrier. A peer that still reads an arena then gets an error or garbage, but only in
+// a call that fails.)
 typedef struct idist__ipc_arena {
     struct idist__ipc_arena *next;
     char *data;
-    int rank;        // its owner, as a rank of the world
-    uint32_t serial; // which of the owner's
+    int rank;        // the owner's rank in the world
+    uint32_t serial; // number of the arena among the owner's arenas
 } idist__ipc_arena;
 
-// Whether a rank has a device, from best to worst.
+// Result of the search for a device of this rank, from best to worst.
 typedef enum idist__gpu_presence {
     IDIST__GPU_FOUND,
-    IDIST__GPU_NONE,    // none there, and none asked for by name
-    IDIST__GPU_MISSING, // asked for by name, but not there
+    IDIST__GPU_NONE,    // no device found and none requested by name, or "cpu" requested
+    IDIST__GPU_MISSING, // requested by name, but not found
     IDIST__GPU_BAD_NAME
 } idist__gpu_presence;
 
-// What each rank tells the others when the world begins.
+// The information that each rank sends to all ranks when the world begins.
 typedef struct idist__gpu_rank_info {
     int32_t presence;
-    int32_t named;             // the device was asked for by name
-    int32_t wanted_backend;    // the path that cfg.device_backend names; 0: any
-    int32_t nccl;              // NCCL's version; 0: none
-    int32_t major;             // of the compute capability
-    int32_t has_user_comm;     // cfg.nccl_comm is set
-    int32_t allows_shared_gpu; // the user says that NCCL takes several ranks on a GPU
-    int32_t cuda_error;        // other than the absence of a driver or a GPU; 0: none
-    uint64_t machine_key; // where bus_id identifies the device. NCCL goes by the machine, not by
-                          // a host id of the user's.
-    uint64_t process;     // idist__ipc_arena_process
-    int32_t device;       // its number in that process
+    int32_t named;             // true if the device was requested by name
+    int32_t wanted_backend;    // the path that cfg.device_backend names, or 0 for any path
+    int32_t nccl;              // NCCL's version, or 0 without NCCL
+    int32_t major;             // major number of the compute capability
+    int32_t has_user_comm;     // true if cfg.nccl_comm is set
+    int32_t allows_shared_gpu; // true if the user lets NCCL run several ranks on a GPU
+    int32_t cuda_error;        // an error other than a missing driver or GPU, or 0
+    // The machine on which bus_id identifies the device. The key ignores the user's host id, as
+    // NCCL does.
+    uint64_t machine_key;
+    uint64_t process; // the result of idist__ipc_arena_process
+    int32_t device;   // number of the device in this process
     char bus_id[28];
     char reason[160];
     char no_nccl_reason[160];
 } idist__gpu_rank_info;
 
-struct idist__nccl;      // NCCL's functions, ...
-struct idist__nccl_gate; // ... who is inside them, ...
-struct idist__nccl_job;  // ... and threads that wait for them: all in gpu/nccl
+struct idist__nccl;      // NCCL's functions (gpu/nccl/nccl_load.h)
+struct idist__nccl_gate; // says whether a thread is inside NCCL (gpu/nccl/nccl_job.h)
+struct idist__nccl_job;  // a thread that makes a blocking call of NCCL (gpu/nccl/nccl_job.h)
 
-// The device of a world.
+// The device's part of a world.
 typedef struct idist__gpu {
-    idist_backend_api api;                 // the world's backend, ...
-    const idist_backend_api *host_backend; // ... and the one below, which moves host memory
+    idist_backend_api api;                 // the world's backend
+    const idist_backend_api *host_backend; // the backend below, which moves host memory
     struct idist__nccl *nccl;
-    void *nccl_config; // a copy of desc.nccl_config; NULL: none
+    void *nccl_config; // a copy of desc.nccl_config, or NULL
     bool nccl_reduces_f8;
     int device;
     const idist__os_thread *thread; // the world's progress thread
-    int (*context_state)(int device, unsigned *flags,
-                         int *active); // cuDevicePrimaryCtxGetState; NULL: not found
-    idist__gpu_rank_info *rank_infos;  // of all ranks
+    // cuDevicePrimaryCtxGetState, or NULL if not found.
+    int (*context_state)(int device, unsigned *flags, int *active);
+    idist__gpu_rank_info *rank_infos; // one for each rank
     idist__pinned *free_pinned;
-    idist__pinned *abandoned_pinned;     // a copy to or from it may never end: never freed
-    struct idist__pinning *pinning_job;  // memory that will be free_pinned
+    idist__pinned *abandoned_pinned;     // a copy to or from the memory may never end
+    struct idist__pinning *pinning_job;  // pins memory that will go to free_pinned, or NULL
     int waiting_call_count;              // calls that wait for the device
-    int64_t sleep_ns;                    // how long a thread that waits for it sleeps next
-    int64_t spin_until_ns;               // until then it does not sleep
-    bool queue_changed;                  // a call left its group's queue: the next one may go on
-    int64_t checked_nccl_ns;             // when NCCL was last asked for errors
-    struct idist__nccl_job *ending_jobs; // communicators being finalized, and aborted ones
-    int *barrier_word;         // barriers on streams reduce it; NULL: no NCCL, or no memory
-    cudaMemPool_t pool;        // for memory that idist allocates on a stream and gives to NCCL;
-                               // NULL: the default pool is used
-    idist__ipc_arena *arenas;  // our own that no group has
-    idist__ipc_arena *imports; // mapped from other ranks
-    uint32_t arena_count;      // our own ones ever made
-    cudaError_t nccl_error;    // of making barrier_word and pool
-    bool closed;               // idist_finalize has begun: no rank's memory is read any more
-    bool stuck;                // something on the device never ends: nothing that waits for it is
-                               // freed
-    int user_count;            // threads that use this, or a group's part, without the lock
-    int64_t leave_deadline_ns; // until then closing the world waits for them; 0: not begun
+    int64_t sleep_ns;                    // next sleep of a thread that waits for the device
+    int64_t spin_until_ns;               // until this time, a waiting thread does not sleep
+    bool queue_changed;                  // a call left its group's queue: the next call may start
+    int64_t checked_nccl_ns;             // time of the last check for errors of NCCL
+    struct idist__nccl_job *ending_jobs; // jobs that finalize or abort a communicator
+    int *barrier_word; // barriers on streams reduce this; NULL without NCCL, or without memory
+    // Pool for memory that idist allocates on a stream and gives to NCCL. If NULL, the default pool
+    // is used.
+    cudaMemPool_t pool;
+    idist__ipc_arena *arenas;  // arenas of this rank that no group uses
+    idist__ipc_arena *imports; // arenas mapped from other ranks
+    uint32_t arena_count;      // arenas that this rank has ever made
+    cudaError_t nccl_error;    // the error of making barrier_word and pool
+    bool closed;    // idist_finalize has begun: the memory of other ranks is not read any more
+    bool stuck;     // some work on the device never ends: what waits for the device is not freed
+    int user_count; // threads that use this struct, or a group's part, without the lock
+    int64_t leave_deadline_ns; // deadline of these threads when the world closes, or 0
     bool loading;              // a thread loads the kernels, without the lock
 #if IDIST__IPC_KERNELS
     cudaLibrary_t library;
     cudaKernel_t kernels[5]; // numbered in gpu/ipc/ptx.h
 #endif
-    idist__task *held_calls; // by the idist_group_begin of any thread, oldest first
+    idist__task *held_calls; // calls held back by idist_group_begin of any thread, oldest first
 } idist__gpu;
 
-// The streams of a group. IPC uses the first one only.
+// The streams of a group. IPC uses only the first stream.
 enum { IDIST__STREAM_OUT, IDIST__STREAM_IN, IDIST__STREAM_NCCL, IDIST__STREAM_COUNT };
 
-// The device's part of a group, made by its first call on device memory.
+// The device's part of a group, created by the group's first call on device memory.
 typedef struct idist__gpu_group {
     idist__gpu_path path;
-    bool preparing, ready; // what the members set up together
+    bool preparing, ready; // state of what the members set up together
     cudaStream_t stream[IDIST__STREAM_COUNT];
-    idist__task *queue, **queue_end; // calls with parts left for the backend, in order
-    void *comm;                      // NULL: none, or aborted
-    bool adopted;                    // comm is the user's
-    bool captured;                   // a CUDA graph may hold calls
-    uint32_t ticket_count;           // calls that are to be handed to NCCL, in this order, ...
-    uint32_t turn;                   // ... and the ticket whose turn it is
-    struct idist__nccl_gate *gate;   // whether a thread is inside NCCL with comm; freed with the
-                                     // group, or by the job that aborts comm
-    int fault;                       // NCCL's error about another rank; 0: none
-    int64_t fault_deadline_ns;       // until then the host may find out which rank
-    bool must_abort; // comm is to be aborted; without ncclCommRevoke by the thread inside NCCL,
-                     // when its call returns
-    struct idist__nccl_job *abort_job; // aborts what was comm, until the job is left to itself
-    bool waited_for_abort;             // its grace has been spent: not again
-    bool stuck;                        // its copies never end
+    idist__task *queue, **queue_end; // calls with parts left for the host's backend, in order
+    void *comm;                      // NULL if there is none, or if comm was aborted
+    bool adopted;                    // comm belongs to the user
+    bool captured;                   // a CUDA graph may hold calls of the group
+    uint32_t ticket_count;           // tickets given out; NCCL gets the calls in ticket order
+    uint32_t turn;                   // the ticket whose turn it is
+    // Says whether a thread is inside NCCL with comm. Freed with the group, or by the job that
+    // aborts comm.
+    struct idist__nccl_gate *gate;
+    int fault;                 // NCCL's error about another rank, or 0
+    int64_t fault_deadline_ns; // end of the time to find out which rank caused it
+    // comm must be aborted. Without ncclCommRevoke, a thread inside NCCL starts the abort when its
+    // call returns.
+    bool must_abort;
+    struct idist__nccl_job *abort_job; // aborts the former comm; NULL once in gpu->ending_jobs
+    bool waited_for_abort;             // has waited for abort_job, and must not wait again
+    bool stuck;                        // copies on the group's streams never end
     idist__ipc_arena *own_arena;
-    char *arena[IDIST__IPC_RANKS]; // of each member
+    char *arena[IDIST__IPC_RANKS]; // the arena of each member, as mapped here
 } idist__gpu_group;
 
-// A chunk being staged.
+// A chunk that is being staged.
 typedef struct idist__gpu_slot {
     idist__pinned *memory;
     cudaEvent_t out, in;
 } idist__gpu_slot;
 
 typedef enum idist__gpu_state {
-    IDIST__GPU_WAIT, // for what the caller's stream holds
+    IDIST__GPU_WAIT, // waits for earlier work in the caller's stream
     IDIST__GPU_MOVE, // chunks are moving
-    IDIST__GPU_END   // only op->event is left to wait for
+    IDIST__GPU_END   // waits only for op->event, if at all
 } idist__gpu_state;
 
-// A call on device memory. Members from `event` on are kept when the task is used again.
+// A call on device memory. When the task is used again, the members from `event` on are kept.
 typedef struct idist__gpu_op {
     idist__gpu_path path;
     idist__gpu_state state;
-    idist__call call;               // as the program made it; the backend gets parts of it
+    idist__call call;               // the program's call; the host's backend gets parts of it
     idist__fingerprint fingerprint; // what the ranks compare
-    idist__user_op user;            // a copy: the program may free the op meanwhile
-    bool waits_for_device;          // counted in gpu->waiting_call_count
-    bool waits_for_memory;          // pinned memory
-    bool with_backend;              // the host's backend has a part of it
-    uint32_t ticket;             // its place in the order of its group, see idist__nccl_launch_call
-    bool launched;               // NCCL has it
-    bool met;                    // NCCL: all ranks have made the call
-    idist_status meeting_status; // NCCL: the ranks met, but do not agree on a message
-    size_t size;                 // bytes per element
-    size_t chunk_count;          // elements of each part of the buffers that move at a time
+    idist__user_op user;            // a copy, because the program may free the op meanwhile
+    bool waits_for_device;          // true if counted in gpu->waiting_call_count
+    bool waits_for_memory;          // true if the next chunk waits for pinned memory
+    bool with_backend;              // the host's backend has a part of the call
+    uint32_t ticket; // place in NCCL's order of the group's calls (idist__nccl_launch_call)
+    bool launched;   // NCCL has the call, or the hand-over failed
+    bool met;        // NCCL: all ranks have made the call
+    // NCCL: the error if a message failed on the host, or if the ranks' counts differ.
+    idist_status meeting_status;
+    size_t size;        // bytes per element
+    size_t chunk_count; // elements of each part of the buffers that move at a time
     size_t nchunks;
     size_t enqueued_count;      // chunks (IPC: phases) enqueued on the device
-    size_t started_count;       // those given to the host's backend
-    cudaError_t error;          // of a copy, reported at the next safe place
-    idist_recv_info info;       // of a staged receive, if the program does not ask for it
-    uint64_t message_nbytes;    // of a send or receive over NCCL: the sender tells the receiver
-    void *comm;                 // used by this call; NULL: aborted
-    void *send_copy;            // of an all_to_all in place
-    uint64_t *counts;           // v-forms: ours, theirs, and those we expect of them
-    const void *holding_thread; // its idist_group_begin holds the call back
-    idist__task *next_held;     // in gpu->held_calls
-    idist__task *next_queued;   // in the group's queue
+    size_t started_count;       // chunks (IPC: phases) given to the host's backend
+    cudaError_t error;          // the first error of a copy, reported at the next safe place
+    idist_recv_info info;       // for a staged receive, if the program passes no info
+    uint64_t message_nbytes;    // NCCL: size of a message, which the sender tells the receiver
+    void *comm;                 // the communicator of this call; NULL if aborted
+    void *send_copy;            // the send buffer of an all_to_all in place
+    uint64_t *counts;           // v-forms: sent by us, sent to us, expected by us, each by rank
+    const void *holding_thread; // the thread whose idist_group_begin holds the call back
+    idist__task *next_held;     // next call in gpu->held_calls
+    idist__task *next_queued;   // next call in the group's queue
     cudaEvent_t event;
     uint64_t *counts_memory;
     idist__gpu_slot slots[IDIST__GPU_SLOTS];
@@ -562,16 +572,17 @@ static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gp
 
 // ---- gpu/gpu_device.h ----------------------------------------------------------------------------
 
-// gpu/gpu_device.h: CUDA errors, and whose device is the current one
+// gpu/gpu_device.h: CUDA errors and the current device
 
-// Waits a little, longer from turn to turn: yields at first, later sleeps up to 1 ms.
+// Waits briefly: yields in turns 1 to 50, sleeps 50 us in turns 51 to 100, and then sleeps 1 ms per
+// turn.
 static void idist__gpu_device_nap(int *turns) {
     if (++*turns <= 50) idist__os_thread_yield();
     else idist__os_clock_pause_ns(*turns <= 100 ? 50000 : 1000000);
 }
 
 static idist_status idist__gpu_device_fail(const char *what, cudaError_t error) {
-    cudaGetLastError(); // reported here: nobody else should get it again
+    cudaGetLastError(); // clears the error, which is reported here
     if (error == cudaErrorMemoryAllocation)
         return idist__fail(IDIST_ERR_NO_MEMORY, "%s: %s", what, cudaGetErrorString(error));
 
@@ -589,19 +600,19 @@ static cudaError_t idist__gpu_device_owns_pointer(const void *p, bool *holds) {
     *holds = error == cudaSuccess && a.type == cudaMemoryTypeDevice;
     if (error == cudaSuccess || !p) return cudaSuccess;
     cudaGetLastError();
-    // Old runtimes call plain memory invalid.
+    // Old runtimes return cudaErrorInvalidValue for plain host memory.
     return error == cudaErrorInvalidValue ? cudaSuccess : error;
 }
 
-// Fails the group because of this rank, for the reason in idist_last_error.
+// Fails the group with this rank as the cause. The reason is the text of idist_last_error.
 static void idist__gpu_device_fail_group(idist_group *g, idist_status status) {
     char cause[300];
     snprintf(cause, sizeof cause, "rank %d: %.250s", g->w->cfg.rank, idist__me.text);
     idist__group_fail(g, status, cause);
 }
 
-// Looks in the program, if it is linked with the driver's library, or in that library, which the
-// runtime has loaded by now.
+// Finds cuDevicePrimaryCtxGetState. Searches the program first, which may be linked with the
+// driver's library. Then searches libcuda.so.1, which the runtime has loaded by now.
 static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
     static const char name[] = "cuDevicePrimaryCtxGetState";
     void *library = idist__os_library_open(NULL),
@@ -612,9 +623,9 @@ static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
     memcpy(&gpu->context_state, &at, sizeof at);
 }
 
-// Whether cudaSetDevice(device) would create a context there, as it does from CUDA 12 on where none
-// exists. A context takes hundreds of MB of a GPU that is another rank's. (cudaGetDevice is 0 in a
-// thread that never chose a device.)
+// Returns true if cudaSetDevice(device) would create a context on a device that has none, as CUDA
+// does from version 12 on. A context takes hundreds of MB of a GPU that may belong to another rank.
+// (cudaGetDevice returns device 0 in a thread that never chose a device.)
 static bool idist__gpu_device_lacks_context(const idist__gpu *gpu, int device) {
     unsigned flags = 0;
     int active = 1;
@@ -623,7 +634,7 @@ static bool idist__gpu_device_lacks_context(const idist__gpu *gpu, int device) {
     return gpu->context_state(device, &flags, &active) == 0 && !active;
 }
 
-// Makes our device the current one. Returns the one before, for idist__gpu_device_restore.
+// Makes our device the current one. Returns the previous device, for idist__gpu_device_restore.
 static int idist__gpu_device_set(const idist__gpu *gpu) {
     int device = gpu->device;
 
@@ -632,15 +643,17 @@ static int idist__gpu_device_set(const idist__gpu *gpu) {
     return device;
 }
 
-// A thread that had not chosen a device keeps ours, and so does our own thread.
+// Makes the previous device the current one again. A thread that had not chosen a device keeps
+// ours, and so does our progress thread.
 static void idist__gpu_device_restore(const idist__gpu *gpu, int device) {
     if (device == gpu->device || idist__gpu_device_lacks_context(gpu, device)) return;
     if (gpu->thread && idist__os_thread_equal(*gpu->thread, idist__os_thread_self())) return;
     cudaSetDevice(device);
 }
 
-// From idist__gpu_device_enter to idist__gpu_device_leave our device is the current one, and a
-// stream capture of another thread does not make CUDA calls fail.
+// The state that idist__gpu_device_enter saves for idist__gpu_device_leave. Between these two calls
+// our device is the current one, and a stream capture of another thread does not make CUDA calls
+// fail.
 typedef struct idist__gpu_guard {
     int device;
     enum cudaStreamCaptureMode mode;
@@ -660,14 +673,15 @@ static void idist__gpu_device_leave(const idist__gpu *gpu, idist__gpu_guard guar
     idist__gpu_device_restore(gpu, guard.device);
 }
 
-// The device that a world chose last, plus 1; 0: none ever did. Atomic. It outlives the world, as
-// its context does.
+// The device that a world chose last, plus 1, or 0 if no world ever chose one. Atomic. The value
+// outlives the world, as the context of the device does.
 static int idist__gpu_home_device;
 
-// The same as idist__gpu_device_enter and idist__gpu_device_leave, for memory that belongs to no
-// world. Does nothing if no world ever had a device.
+// The state between idist__gpu_device_home_enter and idist__gpu_device_home_leave. Both act like
+// idist__gpu_device_enter and idist__gpu_device_leave, for memory that belongs to no world. Both do
+// nothing if no world ever had a device.
 typedef struct idist__gpu_home {
-    idist__gpu gpu; // only what the guard needs
+    idist__gpu gpu; // only the members that the guard needs
     idist__gpu_guard guard;
 } idist__gpu_home;
 
@@ -685,10 +699,11 @@ static void idist__gpu_device_home_leave(const idist__gpu_home *home) {
 
 // ---- gpu/pinned.h --------------------------------------------------------------------------------
 
-// gpu/pinned.h: host memory that devices copy from
+// gpu/pinned.h: pinned host memory, which the device copies to and from
 
-// Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
-// lost rank. Whoever would abort it needs the world's lock, so a thread of its own pins the memory.
+// A job that pins memory in a thread of its own. Pinning may wait for all work of the device, for
+// example for an NCCL kernel that waits for a lost rank. The thread that would abort the kernel
+// needs the world's lock, so no thread that holds the lock may wait for the pinning.
 typedef struct idist__pinning {
     idist__pinned *memory;
     int device;
@@ -697,7 +712,8 @@ typedef struct idist__pinning {
     idist__os_thread thread;
 } idist__pinning;
 
-// Memory that cannot be pinned serves all the same, only slower (idist__stage_may_copy).
+// Pins the memory of a job. Memory that cannot be pinned is used as well, but staging is slower
+// (idist__stage_may_copy).
 static void *idist__pinned_work(void *arg) {
     idist__pinning *job = (idist__pinning *)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -709,8 +725,8 @@ static void *idist__pinned_work(void *arg) {
     return NULL;
 }
 
-// Memory that the ranks of a host share, if the backend provides it; otherwise plain memory. None
-// is ever given back, so sizes are powers of two.
+// Allocates memory that the ranks of a host share if the backend provides it, otherwise plain
+// memory. No memory is freed before the world ends, so sizes are powers of two.
 static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     const idist_backend_api *under = idist__gpu_of(w)->host_backend;
     idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
@@ -726,7 +742,8 @@ static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     return NULL;
 }
 
-// Collects the memory that a thread has pinned. False: the thread is still at it.
+// Adds the memory that a thread has pinned to the free memory. Returns false if the thread is still
+// pinning.
 static bool idist__pinned_finish(const idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinning *job = gpu->pinning_job;
@@ -748,8 +765,9 @@ static bool idist__pinned_finish(const idist__world *w) {
     return true;
 }
 
-// At least nbytes of memory, pinned if that is possible: the smallest that fits. NULL with *later:
-// a thread is pinning memory, ask again. NULL without: out of memory.
+// Takes at least nbytes of memory, pinned if possible: the smallest free memory that fits, or new
+// memory. Returns NULL and sets *later if a thread is pinning memory; the caller tries again later.
+// Returns NULL without *later if there is no memory.
 static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, bool *later) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinned **at, **best = NULL, *p;
@@ -791,7 +809,7 @@ static void idist__pinned_give(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// Like idist__pinned_give, but nobody gets the memory any more: a copy may still use it.
+// Puts memory aside for good, because a copy may still use the memory. Sets *p to NULL.
 static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     if (!*p) return;
     (*p)->next = gpu->abandoned_pinned;
@@ -799,8 +817,8 @@ static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// At the end of a world: waits for the thread that pins memory. If it does not come back the device
-// is busy.
+// Waits for the thread that pins memory when the world ends. If the thread does not return within
+// IDIST__GPU_ABORT_MS, the device is busy: the thread is detached, and gpu->stuck is set.
 static void idist__pinned_end(const idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
@@ -817,7 +835,8 @@ static void idist__pinned_end(const idist__world *w) {
     }
 }
 
-// Frees memory that has been unpinned. If the device is stuck, it is still pinned, and is kept.
+// Frees a list of memory that has been unpinned. If the device is stuck, the memory is still pinned
+// and stays allocated.
 static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
     idist__pinned *p;
 
@@ -863,7 +882,7 @@ idist_allocator idist_pinned_allocator(void) {
 
 // ---- gpu/gpu_task.h ------------------------------------------------------------------------------
 
-// gpu/gpu_task.h: calls, and the parts of them that the host's backend gets
+// gpu/gpu_task.h: calls on device memory, and the parts that the host's backend gets
 
 static void idist__gpu_task_set_waiting(idist__task *t, bool waits) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
@@ -875,11 +894,11 @@ static void idist__gpu_task_set_waiting(idist__task *t, bool waits) {
     if (waits) gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
     if (waits) gpu->spin_until_ns = idist__os_clock_now_ns() + IDIST__GPU_SPIN_NS;
     if (waits && t->group->w->wait.driver != IDIST__DRIVER_NONE)
-        gpu->host_backend->wake(t->group->w); // a sleeping driver polls the device too
+        gpu->host_backend->wake(t->group->w); // a driver that sleeps must poll the device now
 }
 
-// Whether the event that a call waits for has come. On an error of CUDA the call has failed and is
-// gone.
+// Returns true if the event that a call waits for has completed. After a CUDA error, fails the
+// group and returns false; the task must not be used any more.
 static bool idist__gpu_task_event_done(idist__task *t, cudaEvent_t event) {
     idist__gpu_op *op = idist__gpu_op_of(t);
 
@@ -901,8 +920,8 @@ static bool idist__gpu_task_event_done(idist__task *t, cudaEvent_t event) {
     return false;
 }
 
-// Gives the host's backend a part of a call. The first part carries the fingerprint that the ranks
-// compare. The part may be done on return.
+// Gives a part of a call to the host's backend. The first part of a collective call carries the
+// fingerprint that the ranks compare. The part may be complete on return.
 static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -911,7 +930,7 @@ static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) 
     t->call.label = op->call.label;
     t->state = IDIST__TASK_ON_HOST;
     t->late.announced = false;
-    t->group->w->wait.timers_due_ns = 0; // timers look at it again
+    t->group->w->wait.timers_due_ns = 0; // timers check the task again
     op->with_backend = true;
     idist__gpu_task_set_waiting(t, false);
 
@@ -924,22 +943,22 @@ static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) 
         }
     }
 
-    memset(t->impl, 0, gpu->host_backend->task_nbytes); // a new task to the backend
+    memset(t->impl, 0, gpu->host_backend->task_nbytes); // to the backend this is a new task
     gpu->host_backend->start(t);
 }
 
-// A part that moves no data: the ranks meet and compare fingerprints.
+// Starts a part that moves no data, in which the ranks meet and compare fingerprints.
 static void idist__gpu_task_start_barrier(idist__task *t) {
     idist__call part;
     idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
     idist__gpu_task_start_part(t, &part);
 }
 
-// How many parts of `count` elements the buffers of a call have.
+// The number of parts of `count` elements in each buffer of a call.
 typedef struct idist__gpu_shape {
-    size_t send, recv;   // on this rank; 0: no such buffer
-    size_t most;         // the largest number on any rank
-    size_t contribution; // the largest number that others read from a rank
+    size_t send, recv;   // on this rank; 0 if there is no such buffer
+    size_t most;         // largest number on any rank
+    size_t contribution; // largest number that other ranks read from a rank
 } idist__gpu_shape;
 
 static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idist__call *call) {
@@ -970,7 +989,8 @@ static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idi
     return shape;
 }
 
-// Copies k elements of each of `parts` parts, which lie to_count and from_count elements apart.
+// Copies k elements of each of `parts` parts. Parts are to_count elements apart in `to`, and
+// from_count elements apart in `from`.
 static cudaError_t idist__gpu_task_copy(void *to, size_t to_count, const void *from,
                                         size_t from_count, size_t k, size_t parts, size_t size,
                                         cudaStream_t stream) {
@@ -1002,7 +1022,8 @@ static void idist__gpu_task_release(idist__task *t) {
 
     idist__gpu_task_set_waiting(t, false);
     idist__gpu_task_dequeue(t);
-    for (i = 0; i < IDIST__GPU_SLOTS; i++) // the copies are done, or ordered before the next user's
+    // The copies are done, or the device runs them before the copies of the next call.
+    for (i = 0; i < IDIST__GPU_SLOTS; i++)
         idist__pinned_give(idist__gpu_of(t->group->w), &op->slots[i].memory);
 }
 
@@ -1017,10 +1038,11 @@ static bool idist__gpu_task_op_is_premul(const idist_group *g, const idist__call
 
 // ---- gpu/gpu_agree.h -----------------------------------------------------------------------------
 
-// gpu/gpu_agree.h: what the members of a group tell each other
+// gpu/gpu_agree.h: how the members of a group exchange information
 
-// Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
-// and released meanwhile. False: the deadline has passed.
+// Waits until `ready` returns true or the deadline passes, while the backend watches the other
+// ranks. Returns false if the deadline has passed. Called with the lock held. Releases the lock
+// between checks.
 static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const void *arg),
                                         const void *arg, int64_t deadline_ns) {
     while (!ready(arg)) {
@@ -1034,14 +1056,13 @@ static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const voi
     return true;
 }
 
-// All-gathers nbytes of each member. Called with the lock, which is released while waiting.
+// All-gathers nbytes of each member. Called with the lock held. Releases the lock while it waits.
 static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, void *all,
                                               size_t nbytes) {
     idist__call call;
     idist_opts opts;
     idist_status status;
-    int depth =
-        idist__together_now.depth; // of idist_group_begin, which must not hold this call back
+    int depth = idist__together_now.depth; // idist_group_begin must not hold this call back
 
     memset(&opts, 0, sizeof opts);
     opts.group = g;
@@ -1054,13 +1075,14 @@ static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, 
     return status;
 }
 
-// What one member tells the others.
+// The result that each member sends to the other members.
 typedef struct idist__gpu_outcome {
     int32_t failed;
     char reason[200];
 } idist__gpu_outcome;
 
-// Whether all members succeeded. If not, `reason` becomes that of the first that did not.
+// Sets *all to true if all members succeeded. If a member failed, `reason` becomes the reason of
+// the first member that failed.
 static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, char *reason,
                                                    size_t capacity, bool *all) {
     idist__gpu_outcome mine, *theirs;
@@ -1086,16 +1108,17 @@ static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, 
 
 // ---- gpu/gpu_leave.h -----------------------------------------------------------------------------
 
-// gpu/gpu_leave.h: closing a world waits for the threads that use it
+// gpu/gpu_leave.h: how closing a world waits for the threads that use the world
 //
 // The thread that closes a world calls idist__gpu_leave_wait_unused. A thread that has released the
-// lock asks idist__gpu_leave_goes_on when it has it again, and leaves if the world is being closed.
+// lock calls idist__gpu_leave_goes_on when it holds the lock again. If the world is being closed,
+// the thread returns from its call.
 
-// Called when the lock has been released meanwhile: another thread may be closing the world, and
-// waits for us to leave it.
+// Returns `status`, or IDIST_ERR_STATE instead of IDIST_OK if another thread is closing the world
+// and waits for this thread to leave. Called when this thread holds the lock again after a release.
 static idist_status idist__gpu_leave_goes_on(const idist_group *g, idist_status status) {
     if (status != IDIST_OK || !g->w->progress.stops) return status;
-    return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
+    return idist__fail(IDIST_ERR_STATE, "another thread is closing the world");
 }
 
 static bool idist__gpu_leave_is_unused(const void *arg) {
@@ -1108,8 +1131,8 @@ static void idist__gpu_leave_set_deadline(idist__gpu *gpu) {
         gpu->leave_deadline_ns = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
 }
 
-// Takes the lock in the thread that closes the world. False: another thread never releases it; the
-// world is abandoned.
+// Locks the world in the thread that closes it. Returns false if another thread still holds the
+// lock at the deadline; the world is then abandoned.
 static bool idist__gpu_leave_lock(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int turns = 0;
@@ -1124,9 +1147,9 @@ static bool idist__gpu_leave_lock(idist__world *w) {
     return !w->life.abandoned;
 }
 
-// The world is being closed: waits, once, for the threads that use without the lock what is to be
-// freed. If some still do (w->life.abandoned), nothing that they use is freed. Called without the
-// lock.
+// Waits for the threads that use the world without the lock, before closing the world frees what
+// they use. If a thread has not left by the deadline, the world is abandoned (w->life.abandoned),
+// and nothing that such a thread uses is freed. Called once per world, without the lock.
 static void idist__gpu_leave_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 
@@ -1141,21 +1164,21 @@ static void idist__gpu_leave_wait_unused(idist__world *w) {
 
 // ---- gpu/stage.h ---------------------------------------------------------------------------------
 
-// gpu/stage.h: calls that go through pinned memory, a chunk at a time
+// gpu/stage.h: calls that go through pinned memory, one chunk at a time
 //
 // Any call on device memory that no other path supports is staged. The host's backend gets each
 // chunk as a call of its own, with pinned memory for its buffers. Meanwhile the next chunk leaves
-// the device and the one before arrives there:
+// the device and the previous chunk arrives there:
 //
-//     out   0  1  2  3        a chunk of a buffer of n parts is a piece of each part, so that any
-//     host     0  1  2  3     collective of k elements per rank is one of fewer elements per rank
-//     in          0  1  2  3
+//     out   0  1  2  3        If a buffer has n parts, a chunk is a piece of each part. So a chunk
+//     host     0  1  2  3     of any collective of k elements per rank is a collective of fewer
+//     in          0  1  2  3  elements per rank.
 //
-// Calls whose parts differ in size (v-forms, send and receive) are one chunk.
+// Calls whose parts differ in size (v-forms, send and receive) consist of one chunk.
 //
-//     idist__stage_step  called for the head of the group's queue: copies chunks out as slots are
-//                        free, and gives the next one that is out to the host's backend
-//     idist__stage_part_done  the backend is done with a chunk: copies it in
+//     idist__stage_step  advances the head of the group's queue: copies chunks out while slots are
+//                        free, and gives the next copied chunk to the host's backend
+//     idist__stage_part_done  copies a chunk in when the host's backend has finished it
 
 static bool idist__stage_is_unchunked(const idist__call *call) {
     return idist__kind_is_v(call->kind) || idist__kind_is_p2p(call->kind);
@@ -1176,8 +1199,9 @@ static void idist__stage_plan_chunks(idist__task *t, size_t nbytes, size_t parts
     if (op->chunk_count) op->nchunks = (call->count + op->chunk_count - 1) / op->chunk_count;
 }
 
-// The host's call for chunk `nth`: its buffers are pinned memory, the same for both where the call
-// works in place. False: no memory yet (op->waits_for_memory), or none at all.
+// Fills in the host's call for chunk `nth`. Its buffers are pinned memory, one inside the other as
+// in a call in place, except in an all_to_all. Returns false if there is no pinned memory yet
+// (op->waits_for_memory), or no memory at all.
 static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -1208,8 +1232,9 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     return true;
 }
 
-// Whether a copy between the device and this memory may be enqueued. If the memory is not pinned,
-// the copy blocks this thread until the stream comes to it, so the group's streams must be idle.
+// Returns true if a copy between the device and this memory may be enqueued. If the memory is not
+// pinned, the copy blocks this thread until the stream reaches it, so the group's streams must be
+// idle.
 static bool idist__stage_may_copy(const idist__task *t, const idist__pinned *memory) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     int i;
@@ -1223,8 +1248,8 @@ static bool idist__stage_may_copy(const idist__task *t, const idist__pinned *mem
     return true;
 }
 
-// Copies the next chunk out of the device. False: there is no pinned memory for it (yet), or it is
-// not its turn.
+// Copies the next chunk out of the device. Returns false if there is no pinned memory for the chunk
+// (yet), or if the copy would block.
 static bool idist__stage_out(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -1265,7 +1290,8 @@ static bool idist__stage_out(idist__task *t) {
     return true;
 }
 
-// Copies in what a call in one chunk has received: the parts of a v-form, or the message.
+// Copies to the device what a call of one chunk has received: the parts of a v-form, or the
+// message.
 static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part,
                                          cudaStream_t stream) {
     const idist_group *g = t->group;
@@ -1290,7 +1316,7 @@ static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part
     return error;
 }
 
-// Copies the chunk that the host's backend has just finished to the device.
+// Copies to the device the chunk that the host's backend has just finished.
 static cudaError_t idist__stage_in(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -1315,7 +1341,8 @@ static cudaError_t idist__stage_in(idist__task *t) {
     return error;
 }
 
-// One step of the call at the head of its group's queue. False: it waits, or has failed.
+// Advances the call at the head of its group's queue by one step. Returns false if the call waits
+// or has failed.
 static bool idist__stage_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__gpu_slot *slot = &op->slots[op->started_count % IDIST__GPU_SLOTS];
@@ -1334,21 +1361,23 @@ static bool idist__stage_step(idist__task *t) {
         if (!idist__stage_out(t)) {
             if (t->group->status != IDIST_OK || op->enqueued_count == op->started_count)
                 return false;
-            break; // chunks that are out already proceed
+            break; // the chunks that are already out proceed
         }
 
     if (!idist__gpu_task_event_done(t, slot->out)) return false;
-    if (!idist__stage_may_copy(t, slot->memory)) return false; // in again, when the part is done
+    // When the part is done, idist__stage_in copies to the device and must not block.
+    if (!idist__stage_may_copy(t, slot->memory)) return false;
     idist__stage_slot(t, op->started_count++, &part);
     if (op->started_count == op->nchunks)
-        idist__gpu_task_dequeue(t); // the next calls may use the backend now
+        idist__gpu_task_dequeue(t); // the next call in the queue may use the backend now
     idist__gpu_task_start_part(t, &part);
 
     return true;
 }
 
-// The host's backend is done with a chunk. True: the call is complete. The caller's stream need not
-// wait for op->event, because the call itself does before it returns.
+// Handles a chunk that the host's backend has finished. Returns true if the call is complete. The
+// caller's stream need not wait for op->event, because the call itself waits for the event before
+// it returns.
 static bool idist__stage_part_done(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     cudaError_t error = idist__stage_in(t);
@@ -4001,9 +4030,9 @@ static void idist__nccl_launch_call(idist__task *first) {
 
 // ---- gpu/route/gpu_setup.h -----------------------------------------------------------------------
 
-// gpu/route/gpu_setup.h: how a group moves device memory
+// gpu/route/gpu_setup.h: chooses and sets up the path on which a group moves device memory
 
-// Whether two members share a GPU.
+// Returns true if two members share a GPU.
 static bool idist__gpu_setup_is_same_device(const idist_group *g, int a, int b) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_rank_info *x = &gpu->rank_infos[g->ranks[a]];
@@ -4011,7 +4040,7 @@ static bool idist__gpu_setup_is_same_device(const idist_group *g, int a, int b) 
     return x->machine_key == y->machine_key && !strcmp(x->bus_id, y->bus_id);
 }
 
-// Finds two members that share a GPU.
+// Finds two members that share a GPU. Returns false if no two members do.
 static bool idist__gpu_setup_find_shared(const idist_group *g, int *a, int *b) {
     for (*a = 1; *a < g->size; ++*a)
         for (*b = 0; *b < *a; ++*b)
@@ -4026,8 +4055,8 @@ static bool idist__gpu_setup_is_one_host(const idist_group *g) {
     return i >= g->size;
 }
 
-// NCCL if each rank has a GPU of its own, IPC on one host, otherwise staging; or what was asked
-// for.
+// Returns the path that the user asked for. If the user asked for none, returns NCCL if each rank
+// has a GPU of its own, otherwise IPC on one host, otherwise staging.
 static idist__gpu_path idist__gpu_setup_choose_path(const idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_rank_info *first = &gpu->rank_infos[0];
@@ -4041,8 +4070,8 @@ static idist__gpu_path idist__gpu_setup_choose_path(const idist_group *g) {
                : IDIST__BY_STAGING;
 }
 
-// Gives up a communicator that is not created, or not connected, yet. False: its thread proceeds
-// for now, with its resources.
+// Abandons a communicator that is not created, or not connected, yet. Returns false if its thread
+// still runs and keeps its resources for now.
 static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
     int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL);
     int ignored;
@@ -4058,7 +4087,7 @@ static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
 }
 
 // Waits for the communicator until the init time-out, while the backend watches the other ranks.
-// Releases the lock between looks.
+// Returns false with a reason if the communicator cannot be used. Releases the lock between checks.
 static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
                                        size_t capacity) {
     idist__world *w = g->w;
@@ -4080,7 +4109,7 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
 
     if (!idist__nccl_job_done(job)) {
         phase = __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE);
-        snprintf(reason, capacity, "%s has not come back after %d ms%s",
+        snprintf(reason, capacity, "%s has not returned after %d ms%s",
                  phase == IDIST__INIT_CREATING ? "ncclCommInitRank" : "NCCL's first call",
                  w->cfg.init_timeout_ms, w->progress.stops ? ", and the world is closed" : "");
         idist__os_mutex_unlock(&w->lock);
@@ -4088,7 +4117,7 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
         idist__world_lock(w);
         if (!ended)
             idist__log_print(&w->log, IDIST_LOG_WARN,
-                             "%s; until it does, its thread and its memory on the device stay",
+                             "%s; its thread and device memory stay in use until it returns",
                              reason);
         return false;
     }
@@ -4096,14 +4125,15 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
     gg->comm = job->comm;
     idist__nccl_job_join(job, 0, &result);
     if (result == IDIST__NCCL_OK) return true;
-    idist__nccl_abort_group(g); // NCCL may have created a part of it
+    idist__nccl_abort_group(g); // NCCL may have created the communicator in part
     snprintf(reason, capacity, "ncclCommInitRank: %s",
              idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 
     return false;
 }
 
-// The user's own communicator, for the world. NULL: it does not fit, for `reason`.
+// Returns the user's own communicator, for the world's group. Returns NULL with a reason if the
+// communicator does not fit the world.
 static void *idist__gpu_setup_adopt(idist_group *g, char *reason, size_t capacity) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
@@ -4112,7 +4142,7 @@ static void *idist__gpu_setup_adopt(idist_group *g, char *reason, size_t capacit
     if (gpu->nccl->CommCount(comm, &n) != IDIST__NCCL_OK ||
         gpu->nccl->CommUserRank(comm, &rank) != IDIST__NCCL_OK ||
         gpu->nccl->CommCuDevice(comm, &device) != IDIST__NCCL_OK)
-        snprintf(reason, capacity, "desc.nccl_comm is no communicator");
+        snprintf(reason, capacity, "desc.nccl_comm is not a valid communicator");
     else if (n != g->size || rank != g->rank || device != gpu->device)
         snprintf(reason, capacity,
                  "desc.nccl_comm has rank %d of %d on device %d, idist rank %d of %d on device %d",
@@ -4125,16 +4155,16 @@ static void *idist__gpu_setup_adopt(idist_group *g, char *reason, size_t capacit
     return NULL;
 }
 
-// The bytes of a configuration that NCCL_CONFIG_INITIALIZER has made. NCCL refuses any other by its
-// first members.
+// Returns the size in bytes of a configuration that NCCL_CONFIG_INITIALIZER has initialized. NCCL
+// refuses any other configuration because of its first members.
 static size_t idist__gpu_setup_config_nbytes(const idist__nccl_config *config) {
     return config->magic == IDIST__NCCL_CONFIG_MAGIC && config->nbytes > sizeof *config
                ? config->nbytes
                : sizeof *config;
 }
 
-// Creates a communicator, or takes the user's, and connects the ranks. The job gets a copy of the
-// configuration, because it may outlive the world.
+// Creates a communicator, or takes the user's, and connects the ranks. Returns false with a reason
+// on failure. The job gets a copy of the configuration, because the job may outlive the world.
 static bool idist__gpu_setup_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
                                   char *reason, size_t capacity) {
     static const idist__nccl_config patient = {sizeof patient, IDIST__NCCL_CONFIG_MAGIC, 21400, 0};
@@ -4160,15 +4190,16 @@ static bool idist__gpu_setup_init(idist_group *g, const idist__nccl_id *id, idis
     return false;
 }
 
-// What each member tells the others before the communicator is created.
+// The information that each member sends to all members before the communicator is created.
 typedef struct idist__nccl_rank_info {
     int32_t failed;
     idist__nccl_id id;
 } idist__nccl_rank_info;
 
-// If ranks of this process have other GPUs, NCCL reads and writes a buffer of this rank from those
-// (unless NCCL_P2P_DIRECT_DISABLE=1). Memory of the default pool, which is the program's, they do
-// not reach: it would be an illegal address to them. So idist takes a pool of its own.
+// Creates a memory pool that the other GPUs of this process can access. If ranks of this process
+// have other GPUs, NCCL reads and writes the buffers of this rank from these GPUs (unless
+// NCCL_P2P_DIRECT_DISABLE=1). The default pool belongs to the program, and its addresses are
+// illegal on other GPUs. Leaves *pool NULL if no other GPU accesses our memory.
 static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool_t *pool) {
     const idist__gpu *gpu = idist__gpu_of(w);
     const idist__gpu_rank_info *infos = gpu->rank_infos, *mine = &infos[w->group.rank];
@@ -4188,7 +4219,7 @@ static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool
     for (i = 0; i < w->group.size && error == cudaSuccess; i++) {
         if (infos[i].process != mine->process || infos[i].device == gpu->device) continue;
         error = cudaDeviceCanAccessPeer(&can, infos[i].device, gpu->device);
-        if (error != cudaSuccess || !can) continue; // NCCL does not reach it directly, either
+        if (error != cudaSuccess || !can) continue; // NCCL cannot access our memory directly either
         if (!*pool) error = cudaMemPoolCreate(pool, &props);
         access.location.id = infos[i].device;
         if (error == cudaSuccess) error = cudaMemPoolSetAccess(*pool, &access, 1);
@@ -4197,9 +4228,9 @@ static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool
     return error;
 }
 
-// Allocates what all communicators need: the word that barriers on streams reduce, and a pool.
-// Once, before a second thread can know the world, because freeing a second word would wait for the
-// device. Releases the lock meanwhile.
+// Allocates what all communicators share: the word that barriers on streams reduce, and a pool.
+// Called once, before a second thread can know the world, because freeing a second word would wait
+// for the device. Releases the lock meanwhile.
 static void idist__gpu_setup_alloc_shared(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     cudaMemPool_t pool = NULL;
@@ -4222,11 +4253,12 @@ static void idist__gpu_setup_alloc_shared(idist__world *w) {
     gpu->nccl_error = error;
 }
 
-// Allocates what a JOB_INIT needs on the device. It is the job's own, because the job may outlive
-// the group. cudaMalloc may wait for all work of the device, for instance for a call that another
-// rank makes only when this group is done: hence cudaMallocAsync. Releases the lock meanwhile.
+// Allocates what a JOB_INIT needs on the device. The job owns the memory, because the job may
+// outlive the group. The function uses cudaMallocAsync, because cudaMalloc may wait for all work of
+// the device. This work may include a call that another rank makes only after this group is set up.
+// Releases the lock meanwhile.
 static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job *job) {
-    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // rounding up
+    size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // space to round up
     cudaError_t error = cudaSuccess;
 
     if (g->size == 1) return cudaSuccess;
@@ -4240,8 +4272,8 @@ static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job
     return error;
 }
 
-// Does everything that needs no other rank. NULL: out of memory; otherwise info->failed says
-// whether this rank could do it, and `reason` why not.
+// Performs all steps of the set-up that need no other rank. Returns NULL if out of memory.
+// Otherwise info->failed is true if this rank failed, and `reason` says why.
 static idist__nccl_job *idist__gpu_setup_prepare_local(idist_group *g, idist__nccl_rank_info *info,
                                                        char *reason, size_t capacity) {
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -4273,8 +4305,8 @@ static idist__nccl_job *idist__gpu_setup_prepare_local(idist_group *g, idist__nc
     return job;
 }
 
-// The members have told each other how they are. Creates the communicator if all of them did their
-// part; otherwise frees the job. False: this rank failed.
+// Creates the communicator if all members did their part, as `infos` says. Otherwise frees the job.
+// Returns false if this rank failed.
 static bool idist__gpu_setup_create(idist_group *g, const idist__nccl_rank_info *infos,
                                     idist__nccl_job *job, char *reason, size_t capacity) {
     bool own_failed = infos[g->rank].failed;
@@ -4288,7 +4320,7 @@ static bool idist__gpu_setup_create(idist_group *g, const idist__nccl_rank_info 
     return !own_failed;
 }
 
-// Exchanges what the members need, and creates the communicator; the same outcome for all of them.
+// Exchanges what the members need and creates the communicator. All members get the same outcome.
 static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t nbytes = sizeof(idist__nccl_rank_info) * (size_t)g->size;
@@ -4321,9 +4353,9 @@ static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
     return status;
 }
 
-// Makes NCCL ready for a group. From now on the progress thread watches the other ranks: nobody
-// else would notice that one is lost, not even while they are being connected. If that fails, the
-// next call may try again.
+// Makes NCCL ready for a group. From now on the progress thread watches the other ranks. Without
+// this thread nobody would notice a lost rank, not even while NCCL connects the ranks. If the
+// thread cannot be started, or if the set-up fails, the next call may try again.
 static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     idist__world *w = g->w;
     bool has_thread = idist__progress_thread_need(w) == IDIST_OK;
@@ -4331,7 +4363,7 @@ static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     idist_status status;
 
     w->progress.watched = true;
-    idist__os_cond_signal(&w->work); // it sleeps until it has something to watch
+    idist__os_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
     status = idist__gpu_setup_agree(g, has_thread);
 
     if (status != IDIST_OK) {
@@ -4359,12 +4391,12 @@ static void idist__gpu_setup_group_free(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, gg);
 }
 
-// Creates the group's streams, this rank's part of it.
+// Creates the streams that this rank uses for the group, and chooses the group's path.
 static idist_status idist__gpu_setup_group_make(idist_group *g) {
     idist__gpu_group *gg = (idist__gpu_group *)idist__mem_alloc(&g->w->cfg.mem, sizeof *gg);
     idist__gpu_guard guard = idist__gpu_device_enter(idist__gpu_of(g->w));
     cudaError_t error = cudaSuccess;
-    int i, least = 0, greatest = 0, priority = 0; // 0: the default, the lowest
+    int i, least = 0, greatest = 0, priority = 0; // 0 is the default and the lowest priority
 
     if (g->w->cfg.high_priority) {
         error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
@@ -4394,7 +4426,8 @@ static bool idist__gpu_setup_is_prepared(const void *arg) {
     return !idist__gpu_group_of(g)->preparing || g->w->progress.stops;
 }
 
-// When a thread that prepares a group must be done: two exchanges and the set-up take that long.
+// Returns the deadline of a thread that prepares a group. The thread needs the time-outs of two
+// exchanges and of the set-up.
 static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
 
@@ -4402,7 +4435,7 @@ static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     return idist__os_clock_deadline(2 * call_ms + init_ms);
 }
 
-// Sets up what the members of a group have in common, on the way that the group takes.
+// Sets up what the members of a group share, for the path of the group.
 static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -4414,22 +4447,22 @@ static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     if (gg->path == IDIST__BY_IPC) status = idist__ipc_setup_prepare(g);
     idist__gpu_device_leave(gpu, guard);
     if (status == IDIST_ERR_NO_MEMORY && !g->w->progress.stops)
-        idist__group_fail_memory(g); // the other members wait for it
+        idist__group_fail_memory(g); // the other members wait for this rank
     gg->preparing = false;
     gg->ready = status == IDIST_OK;
 
     return status;
 }
 
-// Prepares a group, or waits for the thread that does; releases the lock meanwhile. All members
-// call it, in their first call on device memory.
+// Prepares a group, or waits for the thread that prepares the group. Releases the lock meanwhile.
+// All members call this function, in their first call on device memory.
 static idist_status idist__gpu_setup_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
     idist_status status;
 
-    gpu->user_count++;  // the end of the world waits for us, ...
-    g->running_count++; // ... and nobody frees the group
+    gpu->user_count++;  // closing the world waits for us
+    g->running_count++; // keeps other threads from freeing the group
     if (!idist__gpu_agree_wait_until(w, idist__gpu_setup_is_prepared, g,
                                      idist__gpu_setup_prepare_deadline(w)))
         status = idist__fail(IDIST_ERR_TIMEOUT,
@@ -4440,17 +4473,18 @@ static idist_status idist__gpu_setup_prepare(idist_group *g) {
         status = idist__gpu_setup_prepare_path(g);
     gpu->user_count--;
     g->running_count--;
-    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // wakes threads that wait
 
     return status;
 }
 
 // ---- gpu/route/gpu_route.h -----------------------------------------------------------------------
 
-// gpu/route/gpu_route.h: which calls are for the device
+// gpu/route/gpu_route.h: decides which calls the device serves, and on which path
 
-// Whether the buffers are device memory. A rank without elements says by its pointers, or by its
-// stream, where the others have theirs.
+// Sets *on_device if the buffers of a call are device memory. A rank without elements shows by its
+// pointers, or by its stream, that the other ranks use device memory. Fails if only one of two
+// buffers is device memory, or if a call on host memory has a stream.
 static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *call,
                                                    const idist_opts *opts, bool *on_device) {
     const char *name = idist__kind_names[call->label];
@@ -4470,7 +4504,8 @@ static idist_status idist__gpu_route_check_buffers(const idist_group *g, const i
                            name);
     if (host)
         return idist__fail(IDIST_ERR_ARG,
-                           "%s: a stream is for device memory, and these buffers are not", name);
+                           "%s: a stream needs device memory, but the buffers are host memory",
+                           name);
 
     return IDIST_OK;
 }
@@ -4487,8 +4522,9 @@ static idist__gpu_path idist__gpu_route_path_of(const idist_group *g, const idis
     return path == IDIST__BY_IPC && idist__ipc_call_supports(g, call) ? path : IDIST__BY_STAGING;
 }
 
-// A capture cannot take a call in which the host has a part, nor one that waits for the default
-// stream while a stream is captured which the default stream waits for.
+// Refuses a call while its stream is being captured, because a graph cannot hold the part of the
+// call that the host performs. Refuses the default stream while a capture is running on a stream
+// that the default stream waits for.
 static idist_status idist__gpu_route_check_capture(const char *name, const idist_opts *opts,
                                                    const char *what) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -4502,7 +4538,7 @@ static idist_status idist__gpu_route_check_capture(const char *name, const idist
             IDIST_ERR_UNSUPPORTED,
             "%s: the default stream cannot be used while a stream that blocks it is captured",
             name);
-    if (error != cudaSuccess) return idist__fail(IDIST_ERR_ARG, "%s: no valid stream", name);
+    if (error != cudaSuccess) return idist__fail(IDIST_ERR_ARG, "%s: the stream is invalid", name);
     if (capture == cudaStreamCaptureStatusNone) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
@@ -4515,7 +4551,7 @@ static bool idist__gpu_route_is_capturing(cudaStream_t stream) {
     return capture != cudaStreamCaptureStatusNone;
 }
 
-// Refuses a capture that the call cannot be a part of.
+// Refuses a call that the running capture of its stream cannot hold.
 static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *call,
                                                   const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];
@@ -4529,7 +4565,8 @@ static idist_status idist__gpu_route_check_stream(const idist_group *g, const id
     return IDIST_OK;
 }
 
-// Prepares the group, which is collective, if this is its first call.
+// Prepares the group if this is its first call on NCCL or IPC. The preparation is collective, so a
+// send or receive cannot be the first call.
 static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__call *call,
                                                  const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];
@@ -4539,35 +4576,38 @@ static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__ca
     if (idist__gpu_group_of(g)->ready) return IDIST_OK;
     if (idist__gpu_route_path_of(g, call, stream) == IDIST__BY_STAGING) return IDIST_OK;
     if (idist__kind_is_p2p(call->kind))
-        return idist__fail(IDIST_ERR_STATE,
-                           "%s: NCCL is not there yet: make a collective call on the group first",
-                           name);
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "%s: NCCL is not set up for this group yet: make a collective call on device memory "
+            "first",
+            name);
 
-    status = idist__gpu_route_check_capture(name, opts, "the first call on a device of a group");
+    status = idist__gpu_route_check_capture(name, opts, "a group's first call on device memory");
     if (status != IDIST_OK) return status;
 
     return idist__gpu_setup_prepare(g);
 }
 
-// What NCCL cannot do for a call that it serves.
+// Refuses what NCCL cannot do: wildcards of a send or receive, and device memory of two worlds
+// between idist_group_begin and idist_group_end.
 static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *call) {
     const char *name = idist__kind_names[call->label];
 
     if (idist__kind_is_p2p(call->kind) && (call->root < 0 || call->tag < 0))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
-                           name);
+                           "%s: NCCL does not support IDIST_ANY_SOURCE or IDIST_ANY_TAG", name);
     if (idist__together_now.depth && idist__together_now.held_world &&
         idist__together_now.held_world != g->w)
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "%s: device memory of two worlds between group_begin and group_end",
-                           name);
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "%s: calls between group_begin and group_end may use device memory of only one world",
+            name);
 
     return IDIST_OK;
 }
 
-// Everything about a call that depends on where its memory is, before it becomes a task. *detached:
-// it returns when NCCL has it.
+// Handles what depends on the kind of memory, before a call becomes a task. Sets *detached if the
+// call returns as soon as NCCL has the call.
 static idist_status idist__gpu_route_call(idist_group *g, const idist__call *call,
                                           const idist_opts *opts, bool *on_device, bool *detached) {
     idist_status status = idist__gpu_route_check_buffers(g, call, opts, on_device);
@@ -4575,7 +4615,7 @@ static idist_status idist__gpu_route_call(idist_group *g, const idist__call *cal
     bool nccl;
 
     if (call->label == IDIST__FINALIZE)
-        idist__ipc_leave_unmap_arenas(g->w); // before the others free theirs
+        idist__ipc_leave_unmap_arenas(g->w); // before other ranks free their arenas
     if (status != IDIST_OK || !*on_device || g->status != IDIST_OK) return status;
     if (opts->stream == (void *)cudaStreamPerThread)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
@@ -4600,7 +4640,8 @@ static idist_status idist__gpu_route_call(idist_group *g, const idist__call *cal
     return IDIST_OK;
 }
 
-// On our device, because asking about a pointer creates a context, too.
+// Runs idist__gpu_route_call with our device as the current one, because a query about a pointer
+// may create a context.
 static idist_status idist__gpu_route_find(idist_group *g, const idist__call *call,
                                           const idist_opts *opts, bool *on_device, bool *detached) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
@@ -4613,23 +4654,23 @@ static idist_status idist__gpu_route_find(idist_group *g, const idist__call *cal
 
 // ---- gpu/route/gpu_engine.h ----------------------------------------------------------------------
 
-// gpu/route/gpu_engine.h: the device's part of a backend
+// gpu/route/gpu_engine.h: the backend functions of a world with a device
 //
-// A world with a device has a backend that consists of these functions; they pass on to the host's
-// backend what concerns host memory.
+// A world with a device has a backend that consists of these functions. They pass calls on host
+// memory to the host's backend.
 //
-// A group gives the host's backend its calls, and the parts of them, in the program's order, so
-// that all ranks number them alike. A call whose next part is not ready holds up those behind it,
-// even those on host memory.
+// A group gives calls, and parts of calls, to the host's backend in the program's order, so that
+// all ranks number them alike. A call whose next part is not ready holds up all later calls, even
+// calls on host memory.
 
-// Passes on a call on host memory that had to wait for those before it.
+// Passes a call on host memory, which had to wait for earlier calls, to the host's backend.
 static void idist__gpu_engine_host_part(idist__task *t) {
     t->state = IDIST__TASK_ON_HOST;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
     idist__gpu_of(t->group->w)->host_backend->start(t);
 }
 
-// Gives the host's backend the parts that are ready.
+// Gives the parts that are ready to the host's backend.
 static void idist__gpu_engine_run_queue(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -4648,14 +4689,14 @@ static void idist__gpu_engine_run_queue(idist_group *g) {
             continue;
         }
 
-        idist__gpu_task_dequeue(t); // it has one part only
+        idist__gpu_task_dequeue(t); // the call has only one part
         if (t->on_device) idist__nccl_launch_start_meeting(t);
         else idist__gpu_engine_host_part(t);
     }
 }
 
-// The host's backend is done with a part of a call. False: the call goes on. May be called in the
-// middle of any function of the backend.
+// Handles a part of a call that the host's backend has finished. Returns true if the call is over,
+// false if the call continues. May be called in the middle of any function of the host's backend.
 static bool idist__gpu_engine_part_done(idist__task *t, idist_status status) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -4741,14 +4782,14 @@ static void idist__gpu_engine_enqueue(idist__task *t) {
     gg->queue_end = &idist__gpu_op_of(t)->next_queued;
 }
 
-// Gives the call to NCCL: now, or with the others at idist_group_end.
+// Gives a call to NCCL: now, or at idist_group_end with the other calls that are held back.
 static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__task **last = &idist__gpu_of(w)->held_calls;
 
     if (!idist__nccl_launch_save_counts(t)) return;
-    t->pin = IDIST__PIN_PINNED; // until it is launched
+    t->pin = IDIST__PIN_PINNED; // until the call is launched
     t->group->detached_count++;
     idist__gpu_engine_enqueue(t);
     idist__gpu_engine_run_queue(t->group);
@@ -4765,14 +4806,14 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__together_now.held_world = w;
 }
 
-// From here to idist__gpu_engine_relock the lock is not held, for a call of CUDA that adds to a
-// stream of the program's: it waits where the stream's queue is full, perhaps behind a kernel of
-// NCCL's that waits for a lost rank, and whoever aborts that needs the lock.
+// Releases the lock until idist__gpu_engine_relock, for a CUDA call that adds to a stream of the
+// program's. The CUDA call blocks if the stream's queue is full, perhaps behind an NCCL kernel that
+// waits for a lost rank. The thread that aborts the kernel needs the lock.
 static idist__gpu_guard idist__gpu_engine_unlock(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_guard guard = idist__gpu_device_enter(gpu);
 
-    gpu->user_count++; // the end of the world waits for us
+    gpu->user_count++; // closing the world waits for us
     idist__os_mutex_unlock(&w->lock);
 
     return guard;
@@ -4786,8 +4827,8 @@ static void idist__gpu_engine_relock(idist__world *w, idist__gpu_guard guard) {
     gpu->user_count--;
 }
 
-// Notes where the program's stream stands, before which the call does not begin. False: the call
-// was cancelled meanwhile. Releases the lock, because the stream's queue may be full.
+// Records the point in the program's stream after which the call begins. Returns false if the call
+// was canceled meanwhile. Releases the lock, because the stream's queue may be full.
 static bool idist__gpu_engine_record_begin(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -4801,8 +4842,8 @@ static bool idist__gpu_engine_record_begin(idist__task *t) {
     return t->state != IDIST__TASK_DONE;
 }
 
-// Takes back that the core has numbered and started the task: the backend of the host gets a number
-// for it later, and until then has not started it.
+// Undoes what the core did when it numbered and started a task. The task gets its number when the
+// host's backend starts it.
 static void idist__gpu_engine_unstart(idist__task *t) {
     t->state = IDIST__TASK_ON_DEVICE;
     if (t->seq) t->group->seq--;
@@ -4810,7 +4851,7 @@ static void idist__gpu_engine_unstart(idist__task *t) {
     memset(t->impl, 0, idist__gpu_of(t->group->w)->host_backend->task_nbytes);
 }
 
-// Fills what the device needs to know of a call.
+// Fills in what the device needs to know about a call.
 static void idist__gpu_engine_op_fill(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -4839,8 +4880,8 @@ static void idist__gpu_engine_start_chunks(idist__task *t) {
     idist__gpu_engine_run_queue(t->group);
 }
 
-// Starts a task. A part of a running call, and a call on host memory with nothing before it, go to
-// the backend of the host at once.
+// Starts a task. A part of a running call goes to the host's backend at once. So does a call on
+// host memory if the queue is empty.
 static void idist__gpu_engine_start(idist__task *t) {
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
     bool on_device = t->on_device;
@@ -4851,7 +4892,7 @@ static void idist__gpu_engine_start(idist__task *t) {
         return;
     }
 
-    t->on_device = false; // until there is something to undo
+    t->on_device = false; // until there is something to undo on the device
     idist__gpu_engine_unstart(t);
     if (!idist__gpu_engine_op_make(t)) return;
     op = idist__gpu_op_of(t);
@@ -4860,7 +4901,7 @@ static void idist__gpu_engine_start(idist__task *t) {
     op->size = idist_dtype_size(t->call.dtype);
     t->on_device = on_device;
 
-    if (!on_device) { // the host's backend gets it after those before it
+    if (!on_device) { // the host's backend gets the call after all earlier calls
         idist__gpu_engine_enqueue(t);
         return;
     }
@@ -4877,7 +4918,7 @@ static void idist__gpu_engine_start(idist__task *t) {
     idist__gpu_engine_start_nccl(t);
 }
 
-// Launches the calls that idist_group_begin of this thread has held back.
+// Launches the calls that this thread's idist_group_begin has held back.
 static void idist__gpu_engine_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
@@ -4901,8 +4942,9 @@ static void idist__gpu_engine_launch_held(idist__world *w) {
     if (first) idist__nccl_launch_call(first);
 }
 
-// Makes the stream wait for a call that is complete but for its event (t->followed). The event may
-// come meanwhile. Releases the lock, because the stream's queue may be full.
+// Makes a stream wait for a call that is complete except for its event (t->followed), and detaches
+// the task. Releases the lock, because the stream's queue may be full. The event may complete
+// meanwhile.
 static idist_status idist__gpu_engine_follow(idist__task *t, void *stream) {
     idist__world *w = t->group->w;
     idist_status status = IDIST_OK;
@@ -4917,14 +4959,13 @@ static idist_status idist__gpu_engine_follow(idist__task *t, void *stream) {
 }
 
 static void idist__gpu_engine_fail_mismatch(idist__task *t) {
-    char text[400] =
-        "a send or receive on a stream met one that is not on a stream, or of another size";
+    char text[400] = "a send and its receive differ in size, or only one of them is on a stream";
     if (idist__gpu_op_of(t)->meeting_status == IDIST_ERR_MISMATCH)
         idist__nccl_launch_check_counts(t, text, sizeof text);
     idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);
 }
 
-// Completes the calls that only waited for an event of the device.
+// Completes the calls that waited only for an event of the device, if the event is complete.
 static void idist__gpu_engine_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
@@ -4940,7 +4981,7 @@ static void idist__gpu_engine_complete_calls(idist__world *w) {
         }
 
         if (w->wait.ended_count != ended)
-            next = w->tasks.running; // a task is gone, perhaps the next one
+            next = w->tasks.running; // a task is gone, perhaps the next task
     }
 }
 
@@ -4976,8 +5017,8 @@ static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
     int64_t now = idist__os_clock_now_ns(), soon = now + gpu->sleep_ns;
 
-    // Sleeping and waking up takes longer than most small calls take on the device. With fewer
-    // cores than ranks another rank needs the core.
+    // Polls at first, because sleeping and waking up takes longer than most small calls take on the
+    // device. With fewer cores than ranks, spin_ns is 0: another rank needs the core.
     if (gpu->waiting_call_count && w->wait.spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
         return;
@@ -4991,8 +5032,9 @@ static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
     gpu->host_backend->sleep(w, until_ns);
 }
 
-// Waits until the copies of a call have left the caller's buffers. They wait for no other rank, but
-// the device may never get to them: then the call's pinned memory is used for nothing else.
+// Waits until the copies of a call no longer use the caller's buffers. The copies wait for no other
+// rank, but the device may never run them. If the copies do not end, the call's pinned memory is
+// never used again.
 static void idist__gpu_engine_end_copies(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
@@ -5027,13 +5069,13 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     }
 
     if (op->with_backend) done = gpu->host_backend->cancel(t);
-    // Other ranks are involved, or NCCL has it: too late. At the end of the world that does not
-    // matter.
+    // It is too late to cancel a call that involves other ranks already, or that NCCL has. If the
+    // group has failed or the world ends, this does not matter.
     if (g->status == IDIST_OK && !g->w->progress.stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
     op->with_backend = false;
     t->state = IDIST__TASK_ON_HOST;
-    op->state = IDIST__GPU_END; // nothing is moved any more
+    op->state = IDIST__GPU_END; // no more data is moved
     guard = idist__gpu_device_enter(gpu);
 
     if (op->path == IDIST__BY_NCCL) idist__nccl_abort_wait(g);
@@ -5046,7 +5088,7 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     return done;
 }
 
-// A receive into host memory may wait for calls on the device that come before it.
+// Retracts a receive. A receive into host memory may still be queued behind calls on the device.
 static bool idist__gpu_engine_retract(idist__task *t) {
     if (t->state == IDIST__TASK_ON_DEVICE) return idist__gpu_engine_cancel(t);
     return idist__gpu_of(t->group->w)->host_backend->retract(t);
@@ -5075,8 +5117,8 @@ static int idist__gpu_engine_missing(idist__task *t, char *text, size_t capacity
     return 1;
 }
 
-// NCCL finalizes a communicator when all its ranks do, and does not say who waits for whom: a
-// thread of its own does it.
+// Finalizes a communicator in a thread of its own. NCCL finalizes a communicator only when all its
+// ranks do so, and does not say which rank waits for which.
 static void idist__gpu_engine_finalize(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -5095,8 +5137,8 @@ static void idist__gpu_engine_finalize(idist_group *g) {
     gpu->ending_jobs = job;
 }
 
-// Ends the calls of other threads, as idist_device_api demands. They may wait for what runs on the
-// device, in their own group or in another one.
+// Ends the calls of other threads, as idist_device_api demands. Such a call may wait for work on
+// the device, of its own group or of another group.
 static void idist__gpu_engine_end_calls(idist__world *w) {
     idist_group *g;
 
@@ -5119,7 +5161,7 @@ static void idist__gpu_engine_group_close(idist_group *g) {
         guard = idist__gpu_device_enter(gpu);
 
         if (w->life.leaves && !w->life.abandoned && !gg->adopted)
-            idist__nccl_abort_group(g); // a thread has created it meanwhile
+            idist__nccl_abort_group(g); // a thread may have created it meanwhile
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_abort_is_inside(gg)) idist__gpu_engine_finalize(g);
         idist__nccl_abort_reap(w, 0);
@@ -5130,12 +5172,13 @@ static void idist__gpu_engine_group_close(idist_group *g) {
     gpu->host_backend->group_close(g);
 }
 
-// What threads still use that are inside a call stays (w->life.abandoned).
+// Frees the device's part of a world. If a thread is still inside a call (w->life.abandoned), all
+// that the thread may use stays in memory.
 static void idist__gpu_engine_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
     idist__task *t;
-    int device = gpu->host_backend ? idist__gpu_device_set(gpu) : -1; // -1: not installed
+    int device = gpu->host_backend ? idist__gpu_device_set(gpu) : -1; // -1 if not installed
     bool left = !w->life.abandoned;
 
     if (!idist__nccl_abort_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
@@ -5197,17 +5240,17 @@ void *idist_nccl_comm(idist_group *group) {
 
 // ---- gpu/route/gpu_join.h ------------------------------------------------------------------------
 
-// gpu/route/gpu_join.h: which device and which way, agreed by all ranks
+// gpu/route/gpu_join.h: how all ranks agree on their devices and on a device backend
 
-// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
-// tests do it with host ids.
+// Returns true if the user lets NCCL run several ranks on one GPU. From 2.30.3 on, NCCL does so
+// with NCCL_MULTI_RANK_GPU_ENABLE=1. Tests set NCCL_HOSTID instead.
 static bool idist__gpu_join_allows_shared_gpu(int version) {
     const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
 
-// Whether an error of CUDA is more than "this machine has no GPU". 35 (cudaErrorInsufficientDriver)
-// means no driver as well as one that is too old.
+// Returns true if a CUDA error means more than "this machine has no GPU". Error 35
+// (cudaErrorInsufficientDriver) means either no driver or a driver that is too old.
 static bool idist__gpu_join_is_fault(cudaError_t error) {
     int driver = 0;
 
@@ -5226,14 +5269,14 @@ static void idist__gpu_join_describe_error(const char *what, cudaError_t error,
         cudaDriverGetVersion(&driver) == cudaSuccess &&
         cudaRuntimeGetVersion(&runtime) == cudaSuccess)
         snprintf(info->reason, sizeof info->reason,
-                 "%s: the driver is for CUDA %d.%d, the program for %d.%d", what, driver / 1000,
-                 driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+                 "%s: the driver supports CUDA %d.%d, but the program needs %d.%d", what,
+                 driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else
         snprintf(info->reason, sizeof info->reason, "%s: %s (%s, %d)", what,
                  cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
 }
 
-// What the user can do about an error.
+// Returns what the user can do about an error, as a text.
 static const char *idist__gpu_join_remedy(cudaError_t error) {
     switch ((int)error) {
     case cudaErrorInsufficientDriver: return "update the driver, or build with an older toolkit";
@@ -5253,8 +5296,8 @@ static const char *idist__gpu_join_remedy(cudaError_t error) {
     }
 }
 
-// The number of the device that desc.device names, in *number. False: none is to be used, or the
-// name is wrong; info says so.
+// Parses desc.device, and sets *number if the name contains a number. Returns false if no device is
+// wanted, or if the name is wrong; info gives the reason.
 static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info *info,
                                          int *number) {
     int64_t value;
@@ -5270,7 +5313,7 @@ static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info
     if (strncmp(asked, "cuda:", 5) != 0 || !idist__parse_int(asked + 5, 0, 4095, &value)) {
         info->presence = IDIST__GPU_BAD_NAME;
         snprintf(info->reason, sizeof info->reason,
-                 "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
+                 "invalid device \"%.40s\": use cpu, cuda, cuda:0, cuda:1, ...", asked);
         return false;
     }
 
@@ -5279,8 +5322,8 @@ static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info
     return true;
 }
 
-// Makes a device the current one: this number, modulo the devices there are unless one was named.
-// *what: the function of CUDA that has failed.
+// Makes device `number` the current one. If the user gave no number, `number` is taken modulo the
+// number of devices. Sets *what to the name of the CUDA function that failed.
 static cudaError_t idist__gpu_join_open_device(idist__gpu *gpu, idist__gpu_rank_info *info,
                                                int number, bool numbered, const char **what) {
     int n = 0;
@@ -5305,7 +5348,7 @@ static cudaError_t idist__gpu_join_open_device(idist__gpu *gpu, idist__gpu_rank_
     return cudaDeviceGetAttribute(&info->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
 }
 
-// The device of this rank.
+// Finds and opens the device of this rank, or records in `info` why there is none.
 static void idist__gpu_join_probe_device(const idist__world *w, idist__gpu *gpu,
                                          idist__gpu_rank_info *info) {
     const char *asked = w->cfg.device, *what;
@@ -5326,11 +5369,11 @@ static void idist__gpu_join_probe_device(const idist__world *w, idist__gpu *gpu,
     idist__gpu_device_find_context_state(gpu);
 }
 
-// By path; also what desc.device_backend may be, besides "auto".
+// The names of the paths. desc.device_backend is "auto", or one of these names except "none".
 static const char *const idist__gpu_path_names[] = {"none", "nccl", "ipc", "staged"};
 
-// The path that desc.device_backend asks for; IDIST__BY_HOST_MEMORY: any. -1: there is none of this
-// name.
+// Returns the path that desc.device_backend asks for, IDIST__BY_HOST_MEMORY for any path, or -1 if
+// no path has this name.
 static int idist__gpu_join_path_named(const char *asked) {
     int i;
 
@@ -5340,7 +5383,7 @@ static int idist__gpu_join_path_named(const char *asked) {
     return -1;
 }
 
-// Finds the device of this rank, and NCCL.
+// Fills in what this rank tells the other ranks about its device and its version of NCCL.
 static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
     idist__config real = w->cfg;
 
@@ -5361,13 +5404,13 @@ static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_r
     }
 }
 
-// Ranks that keep all of them from using NCCL; -1: none.
+// The ranks that keep all ranks from using NCCL. -1 if there is no such rank.
 typedef struct idist__nccl_obstacles {
-    int without; // has no NCCL
-    int other;   // has another version than rank 0
+    int without; // the first rank without NCCL
+    int other;   // the first rank whose version differs from the version of rank 0
 } idist__nccl_obstacles;
 
-// Compares what the ranks have found, and sets what depends on all of them.
+// Compares the information of all ranks, and sets what depends on it.
 static idist_status idist__gpu_join_compare_infos(idist__world *w, idist__nccl_obstacles *nccl) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist__gpu_rank_info *infos = gpu->rank_infos;
@@ -5393,7 +5436,7 @@ static idist_status idist__gpu_join_compare_infos(idist__world *w, idist__nccl_o
     return IDIST_OK;
 }
 
-// NCCL was asked for: an error if it cannot be used.
+// Returns an error if NCCL cannot be used. Called if the user asked for NCCL.
 static idist_status idist__gpu_join_check_wanted(const idist__world *w,
                                                  const idist__nccl_obstacles *nccl) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
@@ -5409,19 +5452,21 @@ static idist_status idist__gpu_join_check_wanted(const idist__world *w,
     if (!idist__gpu_setup_find_shared(&w->group, &a, &b)) return IDIST_OK;
     if (infos[a].allows_shared_gpu && infos[b].allows_shared_gpu) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_UNSUPPORTED,
-                       "initialize: rank %d and rank %d share the GPU %s, which NCCL %d refuses; "
-                       "from 2.30.3 on it takes them with NCCL_MULTI_RANK_GPU_ENABLE=1",
-                       b, a, infos[a].bus_id, infos[a].nccl);
+    return idist__fail(
+        IDIST_ERR_UNSUPPORTED,
+        "initialize: rank %d and rank %d share the GPU %s, which NCCL %d refuses; NCCL 2.30.3 and "
+        "later allow this with NCCL_MULTI_RANK_GPU_ENABLE=1",
+        b, a, infos[a].bus_id, infos[a].nccl);
 }
 
-// No device backend was asked for: says why NCCL, which GPUs are best served by, is not used.
+// Logs why NCCL, the best backend for GPUs, is not used. Called if the user asked for no device
+// backend.
 static void idist__gpu_join_log_obstacles(const idist__world *w,
                                           const idist__nccl_obstacles *nccl) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     const idist_group *g = &w->group;
     int a, b;
-    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL would serve them
+    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL serves them
 
     if (nccl->without >= 0)
         idist__log_print(&w->log,
@@ -5436,7 +5481,7 @@ static void idist__gpu_join_log_obstacles(const idist__world *w,
                          nccl->other, infos[nccl->other].nccl);
 }
 
-// One device backend for all: NCCL only if all ranks have the same version of it.
+// Agrees on one device backend for all ranks. NCCL is used only if all ranks have the same version.
 static idist_status idist__gpu_join_agree_backend(idist__world *w) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     const idist_group *g = &w->group;
@@ -5450,9 +5495,10 @@ static idist_status idist__gpu_join_agree_backend(idist__world *w) {
 
     if (infos[0].wanted_backend == IDIST__BY_IPC &&
         (!idist__gpu_setup_is_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
-        return idist__fail(IDIST_ERR_UNSUPPORTED,
-                           "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
-                           IDIST__IPC_RANKS);
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "initialize: ipc needs at most %d ranks, all on one host, and CUDA 12.8 or later",
+            IDIST__IPC_RANKS);
 
     if (!infos[0].wanted_backend) idist__gpu_join_log_obstacles(w, &nccl);
     if (idist__gpu_setup_find_shared(g, &a, &b))
@@ -5462,7 +5508,7 @@ static idist_status idist__gpu_join_agree_backend(idist__world *w) {
     return IDIST_OK;
 }
 
-// No rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
+// Logs that no rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
 static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
     const idist__gpu_rank_info *mine = &idist__gpu_of(w)->rank_infos[w->group.rank];
 
@@ -5478,7 +5524,7 @@ static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
     else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->about.no_device);
 }
 
-// One outcome for all ranks: a device each, no device at all, or the same error.
+// Decides on the same outcome for all ranks: a device for each rank, no device at all, or an error.
 static idist_status idist__gpu_join_agree_device(idist__world *w, bool *all) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
@@ -5536,7 +5582,7 @@ static void idist__gpu_join_install(idist__world *w) {
 
 // The memory that a world's `device` points to.
 typedef struct idist__nccl_world {
-    idist__gpu gpu; // first: it is freed by this address
+    idist__gpu gpu; // must be first, because its address is passed to free
     idist__nccl nccl;
 } idist__nccl_world;
 
@@ -5568,8 +5614,9 @@ static idist_status idist__gpu_join_allocate(idist__world *w) {
     return idist__gpu_join_copy_config(w);
 }
 
-// Finds out which device each rank has, and whether all of them have one: *all. nthreads: threads
-// of this process before CUDA starts its own. Under the lock of the world.
+// Finds out which device each rank has. Sets *all if every rank has one. `nthreads` is the number
+// of threads of this process before CUDA starts its own threads. Called with the lock of the world
+// held.
 static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *all) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_rank_info mine;
@@ -5583,7 +5630,7 @@ static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *al
     return idist__gpu_join_agree_device(w, all);
 }
 
-// Puts the device in front of the backend of the host. Under the lock of the world.
+// Puts the device backend in front of the host's backend. Called with the lock of the world held.
 static idist_status idist__gpu_join_begin(idist__world *w) {
     idist__gpu_path path = IDIST__BY_HOST_MEMORY;
     idist_status status;
@@ -5598,8 +5645,8 @@ static idist_status idist__gpu_join_begin(idist__world *w) {
     return status;
 }
 
-// Looks for a device on each rank of a new world, and puts the device backend in front of that of
-// the host if all ranks have one. Collective.
+// Looks for a device on each rank of a new world. If all ranks have a device, puts the device
+// backend in front of the host's backend. Collective.
 static idist_status idist__gpu_join_wrap(idist__world *w) {
     int nthreads = idist__os_thread_count();
     idist_status status = idist__gpu_join_allocate(w);
@@ -5609,7 +5656,8 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     idist__world_lock(w);
     if (status == IDIST_OK) status = idist__gpu_join_meet(w, nthreads, &all);
     if (status == IDIST_OK && all) status = idist__gpu_join_begin(w);
-    // Ranks that finished this before us have already failed in a call; so will this one.
+    // The world has failed. Ranks that finished this function earlier find out in their next call,
+    // and so will this rank.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
     if (!all && !w->about.no_device[0])
@@ -5620,7 +5668,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s",
                          w->about.device_name, w->about.device_backend);
-    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // else the world is closed next
+    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // or closing the world does
 
     return status;
 }
@@ -5655,14 +5703,12 @@ __attribute__((constructor(IDIST__REGISTER_DEVICE))) static void idist__gpu_join
     (void)idist_register_backend(idist_nccl_backend());
 }
 
-// Tests set these from outside.
-
 // ---- base/end.h ----------------------------------------------------------------------------------
 
-// base/end.h: undoes what base/begin.h has set
+// base/end.h: undoes the settings of base/begin.h
 //
 // In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
-// no macro reaches the program. Included without a guard, as base/begin.h.
+// no macro reaches the program. Has no include guard, because each drop-in includes this file.
 
 #ifdef IDIST__FAST_MATH
 #if defined(__clang__)

@@ -88,8 +88,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 // base/begin.h: macros and compiler settings for the implementation
 //
-// Included where the implementation of each src/idist*.h begins, with base/end.h at the end, which
-// restores the settings. Without an include guard, so that each drop-in has a copy.
+// Included where the implementation of each src/idist*.h begins. base/end.h ends the implementation
+// and restores the settings. Has no include guard, so that each drop-in gets a copy.
 
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("small")
@@ -101,7 +101,7 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+// C++ programs may enable these warnings, but code that is also C needs the casts they report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -111,7 +111,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #endif
 #endif
 
-// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
+// memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -133,10 +134,10 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
-// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
-// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
-// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
-// The function around the macro is IDIST__NOINLINE.
+// IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
+// catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
+// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
+// the macro is IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -161,8 +162,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
         }                                                                         \
     } while (0)
 #else
-// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
-// unwind tables the stack ends here anyway.
+// Tells the unwinder that the stack ends in this function, because the return address is undefined.
+// Without unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
@@ -180,7 +181,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
     } while (0)
 #endif
 
-// The same for a callback, which must not call idist: see base/fail.h.
+// IDIST__CALLBACK(statement) is IDIST__TRY for a callback, which must not call idist and runs with
+// cancellation disabled: see base/fail.h.
 #define IDIST__CALLBACK(statement)                           \
     do {                                                     \
         int cancel_state_ = idist__os_unwind_block_cancel(); \
@@ -193,16 +195,18 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 // ---- os/mutex_init.h -----------------------------------------------------------------------------
 
-// os/mutex_init.h: what a lock in static memory begins as
+// os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+// Included by base/begin.h. Neither file has an include guard, because each drop-in has locks of
+// its own.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
-// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
-// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+// A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
+// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
+// norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -12447,7 +12451,7 @@ static idist_status idist__join_new(idist__world *w, idist__ring **out) {
     ring->wake = idist__os_poll_wakeup_new();
     if (ring->wake >= 0) ring->watch = idist__os_watch_new();
     if (ring->watch < 0)
-        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
+        return idist__fail_errno("initialize: cannot create a wake-up descriptor", errno);
 
     ring->links = (idist__link *)idist__mem_alloc(mem, sizeof *ring->links * n);
     ring->stages = (char *)idist__mem_raw(mem, IDIST__STAGE_BYTES * n);
@@ -12751,10 +12755,10 @@ idist__ring_backend_register(void) {
 
 // ---- base/end.h ----------------------------------------------------------------------------------
 
-// base/end.h: undoes what base/begin.h has set
+// base/end.h: undoes the settings of base/begin.h
 //
 // In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
-// no macro reaches the program. Included without a guard, as base/begin.h.
+// no macro reaches the program. Has no include guard, because each drop-in includes this file.
 
 #ifdef IDIST__FAST_MATH
 #if defined(__clang__)

@@ -69,6 +69,7 @@ CONTENTS
 
       idist_mpi.h      the MPI backend
       idist_nccl.h     device memory through NCCL, CUDA IPC or pinned memory
+      idist_xla.h      device memory of XLA: TPUs, and whatever else has a PJRT plug-in
       idist_train.h    data-parallel training: samplers, loaders, gradient averaging, metrics
       idist.hpp        this API for C++: exceptions, spans, owners of handles, lambdas as workers
 
@@ -135,9 +136,10 @@ BACKENDS
 
     gloo   an alias of ring, for programs that ask for torch.distributed's gloo.
     nccl   ring with the device backend nccl, as in Ignite; needs idist_nccl.h.
+    xla    ring with a device of XLA; xla-tpu, as in Ignite: with a TPU. Both need idist_xla.h.
 
-    idist_nccl.h adds device memory to any of them. A program has the backends whose headers it
-    includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
+    idist_nccl.h and idist_xla.h add device memory to any of them. A program has the backends whose
+    headers it includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
     idist_register_backend. The world uses the backend that desc.backend or IDIST_BACKEND names.
     Otherwise it uses the first backend that accepts the configuration, in this order: the one
     registered last, ..., mpi, ring, self.
@@ -735,8 +737,9 @@ typedef struct idist_report {
 typedef struct idist_desc {
     // "ring", "mpi", "self", the name of another registered backend, or a list such as "mpi,ring".
     // The world uses the first backend of a list that accepts the configuration. The name "gloo" is
-    // an alias of "ring". The name "nccl" means "ring" with device_backend "nccl", unless that
-    // field is set. Environment: IDIST_BACKEND.
+    // an alias of "ring". The name "nccl" means "ring" with device_backend "nccl", and the names
+    // "xla" and "xla-tpu" mean "ring" with device "xla" and "tpu", unless those fields are set.
+    // Environment: IDIST_BACKEND.
     const char *backend;
 
     // "env://", "tcp://host:port", "tcp://239.x.y.z:port" or "file:///path". All but the first need
@@ -825,16 +828,18 @@ typedef struct idist_desc {
     // For idist_spawn: filled in if a worker failed. May be NULL.
     idist_report *report;
 
-    // "cuda:1", "cuda" (local rank modulo number of devices) or "cpu". The default, NULL, is "cuda"
-    // if all ranks have a device and the program includes idist_nccl.h, otherwise "cpu".
-    // Environment: IDIST_DEVICE.
+    // "cpu", "cuda", "cuda:1", "tpu", "tpu:1", "xla" or "xla:1". Without a number the device is the
+    // local rank modulo the number of devices. The default, NULL, is a device that all ranks have:
+    // "cuda" if the program includes idist_nccl.h, "tpu" or "xla" if the program includes
+    // idist_xla.h, otherwise "cpu". Environment: IDIST_DEVICE.
     const char *device;
 
     // For idist_spawn: "fork", or "exec" to run the program anew. Environment: IDIST_START_METHOD.
     const char *start_method;
 
-    // "nccl", "ipc" or "staged". The default, NULL or "auto", is the best that is available (see
-    // idist_nccl.h). Ignored without a device backend. Environment: IDIST_DEVICE_BACKEND.
+    // "nccl", "ipc", "xla" or "staged". The default, NULL or "auto", is the best that is available
+    // (see idist_nccl.h and idist_xla.h). Ignored without a device backend. Environment:
+    // IDIST_DEVICE_BACKEND.
     const char *device_backend;
 
     // An ncclComm_t * over the ranks of the world. The caller owns it until the world fails, which
@@ -844,6 +849,12 @@ typedef struct idist_desc {
     // An ncclConfig_t * for the communicators that idist creates. It is copied, but strings in it
     // must stay valid until the world is closed. May be NULL.
     const void *nccl_config;
+
+    // A PJRT_Api * and a PJRT_Client * that the program has opened, for idist_xla.h: set both or
+    // neither. The caller owns them, and they must stay until every world and idist_xla_buffer of
+    // the process has ended. Only one client of a process can have a TPU.
+    const void *xla_api;
+    void *xla_client;
 
     // Give idist's own work on the device priority. Environment: IDIST_HIGH_PRIORITY_STREAM=1.
     bool high_priority_stream;
@@ -908,10 +919,11 @@ IDIST_API int idist_get_node_rank(void);      // index of this host, in order of
 // Returns the name of the backend: "self", "ring", "mpi", or another registered name.
 IDIST_API const char *idist_backend(void);
 
-// Returns the device of this rank, such as "cpu" or "cuda:0".
+// Returns the device of this rank, such as "cpu", "cuda:0", "tpu:0" or "xla:0".
 IDIST_API const char *idist_device(void);
 
-// Returns the device backend: "none", or with idist_nccl.h "nccl", "ipc" or "staged".
+// Returns the device backend: "none"; with idist_nccl.h "nccl", "ipc" or "staged"; with idist_xla.h
+// "xla" or "staged".
 IDIST_API const char *idist_device_backend(void);
 
 // Returns the name of this host.
@@ -1820,6 +1832,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #include "launch/where.h"
 #include "launch/draw.h"
 #include "launch/config.h"
+#include "launch/python.h"
 
 #include "core/kind.h"
 #include "core/model.h"
@@ -1836,6 +1849,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #include "core/extent.h"
 #include "core/check.h"
 #include "core/call.h"
+#include "core/survey.h"
 #include "core/matching.h"
 #include "core/self.h"
 

@@ -1,5 +1,5 @@
-# The components of the CMake package: idist::mpi and idist::nccl. They have no files of their own,
-# but add to idist::idist what idist_mpi.h and idist_nccl.h need. Included by CMakeLists.txt, by
+# The components of the CMake package: idist::mpi, idist::nccl and idist::xla. They have no files of
+# their own, but add to idist::idist what their headers need. Included by CMakeLists.txt, by
 # idist-config.cmake, and by the file that Conan writes in place of the latter.
 
 # idist_add_component(NAME [GLOBAL]): defines the target idist::NAME, in all directories of the
@@ -40,8 +40,12 @@ function(idist_add_component component)
         endif()
         add_library(idist::nccl INTERFACE IMPORTED ${ARGN})
         target_link_libraries(idist::nccl INTERFACE idist::idist CUDA::cudart ${CMAKE_DL_LIBS})
+    elseif(component STREQUAL "xla")
+        # The plug-in is loaded at run time, and XLA has no header that idist needs.
+        add_library(idist::xla INTERFACE IMPORTED ${ARGN})
+        target_link_libraries(idist::xla INTERFACE idist::idist ${CMAKE_DL_LIBS})
     else()
-        set(idist_${component}_WHY "idist has the components mpi and nccl" PARENT_SCOPE)
+        set(idist_${component}_WHY "idist has the components mpi, nccl and xla" PARENT_SCOPE)
         return()
     endif()
     set(idist_${component}_FOUND TRUE PARENT_SCOPE)

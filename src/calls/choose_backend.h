@@ -17,16 +17,19 @@
 // A backend name that the library knows even if the backend is not registered.
 typedef struct idist__backend_hint {
     const char *name;
-    const char *header; // registers the backend, or the backend that serves instead
-    const char *host;   // the backend that moves host memory for this name, or NULL
-    bool device;        // a device backend, which must be registered as well
+    const char *header;         // registers the backend, or the backend that serves instead
+    const char *host;           // the backend that moves host memory for this name, or NULL
+    const char *device_backend; // a device backend that must be registered as well, or NULL
+    const char *device;         // the device that the name asks for, or NULL
 } idist__backend_hint;
 
 static const idist__backend_hint idist__backend_hints[] = {
-    {"ring", "idist_ring.h, which IDIST_NO_RING leaves out", NULL, false},
-    {"gloo", "idist_ring.h, which IDIST_NO_RING leaves out", "ring", false},
-    {"mpi", "idist_mpi.h", NULL, false},
-    {"nccl", "idist_nccl.h", "ring", true},
+    {"ring", "idist_ring.h, which IDIST_NO_RING leaves out", NULL, NULL, NULL},
+    {"gloo", "idist_ring.h, which IDIST_NO_RING leaves out", "ring", NULL, NULL},
+    {"mpi", "idist_mpi.h", NULL, NULL, NULL},
+    {"nccl", "idist_nccl.h", "ring", "nccl", NULL},
+    {"xla", "idist_xla.h", "ring", "xla", "xla"},
+    {"xla-tpu", "idist_xla.h", "ring", "xla", "tpu"}, // Ignite's name
 };
 
 // Lists the names of the registered backends, as in "mpi,ring,self".
@@ -60,6 +63,17 @@ static const idist__backend_hint *idist__choose_backend_hint_of(const char *name
     return NULL;
 }
 
+// Returns the device backend that a name asks for, if the program has that device backend, or NULL.
+static const idist_backend_api *idist__choose_backend_device_of(const char *name, size_t n) {
+    const idist_backend_api *named = idist__choose_backend_find(name, n);
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
+
+    if (hint && hint->device_backend)
+        named = idist__choose_backend_find(hint->device_backend, strlen(hint->device_backend));
+
+    return named && named->wrap ? named : NULL;
+}
+
 // Returns true if a name can be served. Sets *host to the backend that then moves host memory, or
 // to NULL if any host backend may.
 static bool idist__choose_backend_resolve(const char *name, size_t n,
@@ -70,7 +84,7 @@ static bool idist__choose_backend_resolve(const char *name, size_t n,
     *host = named && !named->wrap ? named : NULL;
     if (*host) return true;
     if (!hint || !hint->host) return named != NULL; // a device backend works with any host backend
-    if (hint->device && !named) return false;
+    if (hint->device_backend && !idist__choose_backend_device_of(name, n)) return false;
     *host = idist__choose_backend_find(hint->host, strlen(hint->host));
 
     return *host != NULL;
@@ -82,7 +96,7 @@ static idist_status idist__choose_backend_unknown(const char *names, const char 
     size_t i;
 
     if (hint && hint->host &&
-        idist__choose_backend_find(name, n)) // only its host backend is missing
+        idist__choose_backend_device_of(name, n)) // only its host backend is missing
         hint = idist__choose_backend_hint_of(hint->host, strlen(hint->host));
     if (hint)
         return idist__fail(IDIST_ERR_NO_BACKEND,
@@ -101,13 +115,17 @@ static idist_status idist__choose_backend_unknown(const char *names, const char 
 }
 
 // Completes the choice after the host backend of a name has claimed the configuration. If the name
-// is a device backend, sets cfg.device_backend unless the program has set it.
+// asks for a device or a device backend, sets cfg.device or cfg.device_backend, unless the program
+// has set that field.
 static void idist__choose_backend_settle(idist__world *w, const char *name, size_t n) {
-    const idist_backend_api *named = idist__choose_backend_find(name, n);
-    const char *device = named && named->wrap ? named->name : NULL;
+    const idist_backend_api *api = idist__choose_backend_device_of(name, n);
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
+    const char *device = api ? api->name : NULL;
 
-    if (named == w->backend) return;
-    if (device && !w->cfg.device_backend[0])
+    if (idist__choose_backend_find(name, n) == w->backend) return;
+    if (hint && hint->device && !w->cfg.device[0])
+        idist__text_copy(w->cfg.device, sizeof w->cfg.device, hint->device);
+    else if (device && (!hint || !hint->device) && !w->cfg.device_backend[0])
         idist__text_copy(w->cfg.device_backend, sizeof w->cfg.device_backend, device);
     idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%.*s\" was requested: %s %s%s%s", (int)n,
                      name, w->backend->name, device ? "moves host memory, " : "serves in its place",
@@ -159,22 +177,29 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
                        w->cfg.world_size, w->about.backends, why);
 }
 
-// Finds the first device backend of the program that claims the configuration, and sets w->wrap. If
-// there is none, writes the reason to w->about.no_device.
+// Lists the device backends of the program that claim the configuration. If there is none, writes
+// the reason to w->about.no_device. Fails if the configuration names a device that the program
+// cannot have.
 static idist_status idist__choose_backend_find_device(idist__world *w) {
-    const char *why = "this program has no device backend: include idist_nccl.h in the file that "
-                      "defines IDIST_IMPLEMENTATION";
+    const char *why = "this program has no device backend: include idist_nccl.h or idist_xla.h in "
+                      "the file that defines IDIST_IMPLEMENTATION";
     const idist__backend_entry *entry;
-    idist_status status = IDIST_ERR_NO_BACKEND;
+    bool has_any = false;
 
-    for (entry = idist__backend_first(); entry && status == IDIST_ERR_NO_BACKEND;
-         entry = entry->next)
-        if (entry->api->wrap) {
-            status = entry->api->claim(&w->cfg, &why);
-            if (status == IDIST_OK) w->wrap = entry->api->wrap;
-        }
+    for (entry = idist__backend_first(); entry; entry = entry->next) {
+        idist_status status;
 
-    if (status != IDIST_ERR_NO_BACKEND) return status;
+        if (!entry->api->wrap || w->device_backend_count == IDIST__DEVICE_BACKENDS) continue;
+        has_any = true;
+        status = entry->api->claim(&w->cfg, &why);
+        if (status == IDIST_OK) w->device_backends[w->device_backend_count++] = entry->api;
+        else if (status != IDIST_ERR_NO_BACKEND) return status;
+    }
+
+    if (w->device_backend_count) return IDIST_OK;
+    if (has_any && (w->cfg.device_backend[0] || w->cfg.device[0]))
+        return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for device \"%s\" with \"%s\": %s",
+                           w->cfg.device, w->cfg.device_backend, why);
     idist__text_copy(w->about.no_device, sizeof w->about.no_device, why);
 
     return IDIST_OK;

@@ -169,8 +169,8 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
 
     status = idist__log_init(&w->log, &cfg->logger);
     idist__choose_backend_names(w->about.backends, sizeof w->about.backends);
-    if (status == IDIST_OK) status = idist__choose_backend_find_device(w);
     if (status == IDIST_OK) status = idist__choose_backend_pick(w);
+    if (status == IDIST_OK) status = idist__choose_backend_find_device(w);
     if (status == IDIST_OK && w->cfg.rank == IDIST__RANK_DRAWN) status = idist__draw_rank(&w->cfg);
     if (status != IDIST_OK) return status;
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
@@ -375,13 +375,17 @@ static idist_status idist__life_meet(idist__world *w) {
     return status;
 }
 
-// Lets the device backend, if there is one, wrap the host backend. Closes the world on failure. If
+// Lets the device backends of the program wrap the host backend, until one of them finds a device
+// on all ranks. Closes the world on failure. If
 // the world's group has not failed, all ranks have the same error and run a last barrier; otherwise
 // the world closes at once. Returns the error of the device backend.
 static idist_status idist__life_wrap(idist__world *w) {
     char text[sizeof idist__me.text];
-    idist_status status = w->wrap ? w->wrap(w) : IDIST_OK;
+    idist_status status = IDIST_OK;
+    int i;
 
+    for (i = 0; i < w->device_backend_count && !w->device_api && status == IDIST_OK; i++)
+        status = w->device_backends[i]->wrap(w);
     if (status == IDIST_OK) return IDIST_OK;
     memcpy(text, idist__me.text, sizeof text);
     idist__life_close(w, w->group.status != IDIST_OK);

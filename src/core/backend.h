@@ -20,7 +20,8 @@ enum {
     IDIST__REGISTER_LAST_RESORT = 1000, // serves a world of 1
     IDIST__REGISTER_GENERAL = 1001,     // serves any world
     IDIST__REGISTER_SPECIAL = 1002,     // serves the worlds of one kind of launcher
-    IDIST__REGISTER_DEVICE = 1003
+    IDIST__REGISTER_XLA = 1003,         // devices of XLA
+    IDIST__REGISTER_DEVICE = 1004       // CUDA devices, which are looked for first
 };
 
 typedef struct idist__backend_entry {

@@ -133,7 +133,7 @@ static idist_status idist__call_route(idist_group *g, const idist__call *call,
     if (w->device_api) return w->device_api->route(g, call, opts, on_device, detached);
     if (!opts->stream) return IDIST_OK;
 
-    return idist__fail(w->wrap ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
+    return idist__fail(w->device_backend_count ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
                        "%s: opts.stream needs device memory: %s", idist__kind_names[call->label],
                        w->about.no_device);
 }
@@ -153,7 +153,7 @@ static void idist__call_task_init(idist__task *t, const idist__call *call, const
 // begins it: a closing world would free the task before anybody waits for it.
 static idist_status idist__call_check_open(const idist__world *w, const char *name) {
     if (!w->life.closing) return IDIST_OK;
-    return idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+    return idist__fail(IDIST_ERR_STATE, "%s: another thread is closing the world", name);
 }
 
 // Keeps a task for idist_group_end, which waits for the task. Until then the world cannot be
@@ -257,7 +257,7 @@ static idist_status idist__call_checked(idist_group *g, const idist__call *call,
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
     if (g->w->progress.stops) // another thread has ended all calls and would miss this call
-        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
+        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread is closing the world", name);
 
     if (!on_device && idist__call_quick(g, call, opts)) {
         if (opts->request) opts->request->impl = &idist__call_complete;

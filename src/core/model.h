@@ -439,7 +439,7 @@ struct idist_backend_api {
     idist_status (*wrap)(idist__world *w);
 };
 
-enum { IDIST__BACKEND_ABI = 10 };
+enum { IDIST__BACKEND_ABI = 10, IDIST__DEVICE_BACKENDS = 4 };
 
 // ---- the contract between the core and a device backend ----
 //
@@ -599,10 +599,11 @@ struct idist__world {
     int nnodes;
 
     const idist_backend_api *backend;
-    void *impl;                            // the backend's part
-    idist_status (*wrap)(idist__world *w); // from the program's device backend, or NULL
-    const idist_device_api *device_api;    // NULL if this world has no device
-    void *device;                          // the device backend's part
+    void *impl;                                                       // the backend's part
+    const idist_backend_api *device_backends[IDIST__DEVICE_BACKENDS]; // to be tried in this order
+    int device_backend_count;
+    const idist_device_api *device_api; // NULL if this world has no device
+    void *device;                       // the device backend's part
 
     idist__os_mutex lock;   // guards everything that changes while the world is open
     idist__os_cond changed; // for callers: a task ended, or no thread drives any more

@@ -213,6 +213,8 @@ static idist_status idist__config_fill(idist__config *config, const idist_desc *
     config->mpi_comm = d.mpi_comm;
     config->nccl_comm = d.nccl_comm;
     config->nccl_config = d.nccl_config;
+    config->xla_api = d.xla_api;
+    config->xla_client = d.xla_client;
     idist__config_host_id(config, d.host_id);
     idist__config_text(d.device, "IDIST_DEVICE", config->device, sizeof config->device);
     idist__config_text(d.backend, "IDIST_BACKEND", config->backends, sizeof config->backends);

@@ -76,7 +76,8 @@ typedef struct idist__config {
     char group_name[64];     // name of the group whose ranks meet in one file, or ""
     char device[32];         // the device that the user asked for, or ""
     char device_backend[32]; // the device backend that the user asked for, or ""
-    const void *nccl_comm, *nccl_config;
+    const void *nccl_comm, *nccl_config, *xla_api;
+    void *xla_client;
     char backends[128]; // the backends that the user asked for, or ""
     // Where a rank reports that it has lost another rank. Later failures may be only consequences.
     int *lost;            // memory that a worker shares with its parent, or NULL

@@ -39,6 +39,10 @@ IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes);
 // processes.
 IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes);
 
+// Reserves a range of addresses that nobody can read or write, and that takes no memory. Returns
+// NULL if the address space of the process is too small. The range is never given back.
+IDIST__UNUSED static char *idist__os_memory_addresses(size_t nbytes);
+
 // Creates a file in memory, without a name, whose size can never change. Returns its descriptor, or
 // -1 with errno. The caller closes the descriptor.
 IDIST__UNUSED static int idist__os_memory_file(size_t nbytes);

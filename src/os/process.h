@@ -11,6 +11,10 @@
 // empty, as torch's env:// does.
 static const char *idist__os_env(const char *name);
 
+// Sets a variable that is unset or empty, for a library that reads the environment. No other thread
+// may read or change the environment meanwhile. Returns false without memory.
+IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value);
+
 //------------------------------------------------------------------------------
 // what the system allows this process
 //------------------------------------------------------------------------------
@@ -153,9 +157,9 @@ IDIST__UNUSED static size_t idist__os_terminal_columns(void);
 //------------------------------------------------------------------------------
 // shared libraries that are loaded at run time
 //
-// Only idist_nccl.h uses these functions. They are inline so that programs without GPUs need no
-// -ldl, even without optimization. No function blocks for longer than reading a file takes.
-// Libraries are never unloaded, because they may have threads.
+// Only idist_nccl.h and idist_xla.h use these functions. They are inline so that programs without
+// devices need no -ldl, even without optimization. No function blocks for longer than reading a
+// file takes. Libraries are never unloaded, because they may have threads.
 //------------------------------------------------------------------------------
 
 // Loads a library. The loader searches its folders if `path` is a plain name. If `path` is NULL,
@@ -175,3 +179,11 @@ IDIST__UNUSED static inline void *idist__os_library_find(void *library, const ch
 // Says why the last of these functions failed in this thread. The text is valid until the next
 // call.
 IDIST__UNUSED static inline const char *idist__os_library_error(void);
+
+//------------------------------------------------------------------------------
+// devices on the PCI bus
+//------------------------------------------------------------------------------
+
+// Returns true if the bus has a device of this vendor (0x1ae0 is Google). Returns false if the
+// system does not tell.
+IDIST__UNUSED static bool idist__os_pci_has_vendor(unsigned vendor);

@@ -341,10 +341,9 @@ static idist_status spare_claim(idist__config *config, const char **why) {
 // Checks backend names that are registered, names that are not, and more backends than any program
 // has.
 static void names(void) {
-    static const char *const hints[][2] = {{"gloo", "idist_ring.h"},
-                                           {"ring", "idist_ring.h"},
-                                           {"mpi", "idist_mpi.h"},
-                                           {"nccl", "idist_nccl.h"}};
+    static const char *const hints[][2] = {{"gloo", "idist_ring.h"}, {"ring", "idist_ring.h"},
+                                           {"mpi", "idist_mpi.h"},   {"nccl", "idist_nccl.h"},
+                                           {"xla", "idist_xla.h"},   {"xla-tpu", "idist_xla.h"}};
     static idist_backend_api spares[20];
     static char spare_names[20][16];
     idist_group *world = NULL;
@@ -354,7 +353,7 @@ static void names(void) {
     tap_is(idist_register_backend(table_backend()), IDIST_OK, "the backend registers");
     tap_ok(strcmp(idist_available_backends(), "table,self") == 0, "the backend is listed");
 
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 6; i++) {
         desc.backend = hints[i][0];
         tap_is(idist_open(&desc, &world), IDIST_ERR_NO_BACKEND, "%s is not there", hints[i][0]);
         tap_like(idist_last_error(), hints[i][1], "the error names the header");

@@ -5,7 +5,7 @@
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
-DROP_INS=(idist.h idist_ring.h idist_mpi.h idist_nccl.h idist_train.h)
+DROP_INS=(idist.h idist_ring.h idist_mpi.h idist_nccl.h idist_xla.h idist_train.h)
 
 # ---- generated, and not stale ----
 
@@ -52,11 +52,12 @@ copied() { # FOLDER HEADER...
     mkdir "$WORK/$1"
     cp "${@:2}" "$WORK/$1"
 }
-copied five "${DROP_INS[@]}"
+copied all "${DROP_INS[@]}"
 copied alone idist.h
-cat >"$WORK/five/mpi_and_train.c" <<'END'
+cat >"$WORK/all/mpi_and_train.c" <<'END'
 #define IDIST_IMPLEMENTATION
 #include "idist_mpi.h"
+#include "idist_xla.h"
 #include "idist_train.h"
 #include <stdio.h>
 int main(void) {
@@ -117,20 +118,20 @@ for entry in $languages; do
     IFS=: read -r compiler std language <<<"$entry"
     { command -v "$compiler" && [ -n "$mpi" ]; } >/dev/null || continue
     later "$compiler-$std" 60 "$compiler" -std="$std" "${strict[@]}" -isystem "$mpi" -fsyntax-only \
-        -x "$language" "$WORK/five/mpi_and_train.c"
+        -x "$language" "$WORK/all/mpi_and_train.c"
 done
 later alone 60 sh -c "cd '$WORK/alone' &&
     cc -O0 -Wall -Wextra -Werror two.c -o two -pthread && ./two"
 mpicc=$(command -v mpicc.openmpi || command -v mpicc.mpich)
-[ -z "$mpicc" ] || later mpicc 60 "$mpicc" -O0 "${strict[@]}" "$WORK/five/mpi_and_train.c" \
-    -o "$WORK/five/app" -pthread
+[ -z "$mpicc" ] || later mpicc 60 "$mpicc" -O0 "${strict[@]}" "$WORK/all/mpi_and_train.c" \
+    -o "$WORK/all/app" -pthread
 cuda=build/cuda/12.9/include
 [ ! -e "$cuda/cuda_runtime_api.h" ] || later nccl 60 gcc -std=c99 "${strict[@]}" -isystem "$cuda" \
-    -fsyntax-only -DIDIST_IMPLEMENTATION -x c "$WORK/five/idist_nccl.h"
+    -fsyntax-only -DIDIST_IMPLEMENTATION -x c "$WORK/all/idist_nccl.h"
 
 for entry in $languages; do
     IFS=: read -r compiler std language <<<"$entry"
-    name="$compiler -std=$std: idist_mpi.h and idist_train.h"
+    name="$compiler -std=$std: idist_mpi.h, idist_xla.h and idist_train.h"
     if [ -n "${LATER[$compiler-$std]:-}" ]; then ok_later "$compiler-$std" "$name"; else
         skip "$name" "no $compiler, or no mpi.h"; fi
 done
@@ -140,7 +141,7 @@ if [ -n "${LATER[mpicc]:-}" ]; then
     ok_later mpicc "a program with MPI and training compiles"
     mpirun=${mpicc/mpicc/mpirun}
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-    ok_run 0 "two ranks of it run" 60 "$mpirun" -n 2 "$WORK/five/app"
+    ok_run 0 "two ranks of it run" 60 "$mpirun" -n 2 "$WORK/all/app"
     [ "$(grep -c '^mpi, rank [01] of 2: 1$' "$WORK/log")" = 2 ]
     ok $? "their gradients are averaged" || diag <"$WORK/log"
 else
@@ -152,7 +153,7 @@ ok $? "a world of 2 asks for idist_ring.h" || diag <"$WORK/log"
 
 # ---- two versions ----
 
-for header in idist_ring.h idist_mpi.h idist_nccl.h idist_train.h; do
+for header in idist_ring.h idist_mpi.h idist_nccl.h idist_xla.h idist_train.h; do
     copied "old_$header" idist.h "$header"
     sed -i 's/^#define IDIST_VERSION_PATCH .*/#define IDIST_VERSION_PATCH 77/' \
         "$WORK/old_$header/idist.h"

@@ -18,7 +18,7 @@ limit=200
 # alone too.
 printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n%s\n' \
     'int main(void) { return idist_get_rank(); }' >"$WORK/alone.c"
-headers="idist.h idist_train.h"
+headers="idist.h idist_train.h idist_xla.h"
 include=(-I.)
 for at in /usr/lib/*-linux-gnu/openmpi/include /usr/include/*-linux-gnu/mpich; do
     [ -e "$at/mpi.h" ] || continue

@@ -37,7 +37,7 @@ tar -C "$WORK" -xzf "$first"
 SINGLE=$WORK/$(basename "${first%.tar.gz}")
 ok $? "the archive unpacks"
 (cd "$SINGLE" && ls) >"$WORK/files"
-printf "%s\n" LICENSE idist.h idist.hpp idist_mpi.h idist_nccl.h idist_train.h |
+printf "%s\n" LICENSE idist.h idist.hpp idist_mpi.h idist_nccl.h idist_train.h idist_xla.h |
     diff - "$WORK/files" >"$WORK/log"
 ok $? "it has the headers and the licence, and nothing else" || diag <"$WORK/log"
 grep -hoE '^#include "idist[a-z_]*\.h"' "$SINGLE"/*.h | tr -d '"' | awk '{ print $2 }' | sort -u |
@@ -67,7 +67,7 @@ for part in idist.h idist_ring.h; do
         grep -vE '^#(ifndef __has_include|include "idist_ring\.h"|elif .*|endif)$' >"$WORK/log"
     ok "$(wc -l <"$WORK/log")" "$part: no line is missing" || head -n 15 "$WORK/log" | diag
 done
-for header in idist_mpi.h idist_nccl.h idist_train.h idist.hpp; do
+for header in idist_mpi.h idist_nccl.h idist_xla.h idist_train.h idist.hpp; do
     cmp "$header" "$SINGLE/$header" >"$WORK/log" 2>&1
     ok $? "$header: is copied" || diag <"$WORK/log"
 done

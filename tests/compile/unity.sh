@@ -6,7 +6,7 @@
 . "$(dirname "$0")/../lib/tap.sh"
 
 include=(-I.)
-headers="idist.h idist_ring.h idist_train.h"
+headers="idist.h idist_ring.h idist_train.h idist_xla.h"
 for at in /usr/lib/*-linux-gnu/openmpi/include /usr/include/*-linux-gnu/mpich; do
     [ -e "$at/mpi.h" ] || continue
     headers="$headers idist_mpi.h"

@@ -1,12 +1,18 @@
-// on_device.c - idist with idist_nccl.h, and calls that run on device memory what a test asks for
-// with host memory. Built against the CUDA runtime, the real one or the substitute; linked in the
-// place of idist.o.
+// on_device.c - idist with a device backend, for calls that run on device memory although the test
+// passes host memory
+//
+// Linked instead of idist.o. With ON_XLA the memory is that of a PJRT plug-in. Otherwise the
+// program is built against a CUDA runtime, either the real one or the stand-in.
 #define IDIST_IMPLEMENTATION
 #define ON_DEVICE_C
 #include "idist.h"
 
-#include "idist_nccl.h"
 #include "on_device.h"
+#ifdef ON_XLA
+#include "xla_memory.h"
+#else
+#include "cuda_memory.h"
+#endif
 
 static int n_calls; // atomic
 
@@ -14,51 +20,17 @@ __attribute__((destructor)) static void report(void) {
     fprintf(stderr, "# %d calls on the device\n", __atomic_load_n(&n_calls, __ATOMIC_RELAXED));
 }
 
-// Blocks of device memory, kept: to make them takes longer than all the rest.
-typedef struct block {
-    struct block *next;
-    char *at;
-    size_t nbytes;
-} block;
-
-// A call whose buffers are moved to the device; where they overlap, they still do there.
+// A call whose buffers are moved to the device. Buffers that overlap on the host overlap on the
+// device, too.
 typedef struct moved {
-    idist__call c; // on the device
-    block *device[2];
-    char *back_to; // the receive buffer of the test
+    idist__call c; // the call on the device
+    memory_block *device[2];
+    char *back_to; // the test's receive buffer
     size_t nrecv;
 } moved;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static block *spare;
-
-static block *to_device(const char *from, size_t nbytes, char **to) {
-    block **at, *b;
-    size_t shift = (uintptr_t)from & 15,
-           want = nbytes + shift + 1; // aligned no better than the test has it
-    pthread_mutex_lock(&lock);
-    for (at = &spare; *at && (*at)->nbytes < want; at = &(*at)->next) continue;
-    if ((b = *at) != NULL) *at = b->next;
-    pthread_mutex_unlock(&lock);
-    if (!b) {
-        if ((b = (block *)calloc(1, sizeof *b)) == NULL) abort();
-        b->nbytes = want < 65536 ? 65536 : 2 * want;
-        if (cudaMalloc((void **)&b->at, b->nbytes) != cudaSuccess) abort();
-    }
-    *to = b->at + shift;
-    if (cudaMemcpy(*to, from, nbytes, cudaMemcpyHostToDevice) != cudaSuccess) abort();
-    return b;
-}
-
-static void off_device(block *b) {
-    if (!b) return;
-    pthread_mutex_lock(&lock);
-    b->next = spare;
-    spare = b;
-    pthread_mutex_unlock(&lock);
-}
-
-// False: the call is made as it is, because it is wrong, or not one of those that are moved.
+// Moves the buffers of a call to the device. Returns false if the call is made unchanged, because
+// it is wrong or not a call that is moved.
 static bool begin(moved *m, const idist_opts *opts) {
     idist_group *g = opts && opts->group ? opts->group : (idist_group *)idist__world_default();
     size_t size = idist_dtype_size(m->c.dtype), nsend;
@@ -70,9 +42,10 @@ static bool begin(moved *m, const idist_opts *opts) {
         return false;
     if (idist__check_call(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK)
         return false;
-    if (!e.send && !e.recv) { // says where the others have their elements
+    // A pointer without elements shows that the buffers of the other ranks are on the device.
+    if (!e.send && !e.recv) {
         char *to;
-        m->device[0] = to_device("", 1, &to);
+        m->device[0] = memory_put(g, "", 1, IDIST_U8, &to);
         if (m->c.send) m->c.send = to;
         if (m->c.recv) m->c.recv = to;
     }
@@ -83,17 +56,17 @@ static bool begin(moved *m, const idist_opts *opts) {
         const char *low = send < recv ? send : recv, *high = send + nsend;
         if (recv + m->nrecv > high) high = recv + m->nrecv;
         char *to;
-        m->device[0] = to_device(low, (size_t)(high - low), &to);
+        m->device[0] = memory_put(g, low, (size_t)(high - low), m->c.dtype, &to);
         m->c.send = to + (send - low);
         m->c.recv = to + (recv - low);
     } else {
         char *to;
         if (nsend) {
-            m->device[0] = to_device(send, nsend, &to);
+            m->device[0] = memory_put(g, send, nsend, m->c.dtype, &to);
             m->c.send = to;
         }
         if (m->nrecv) {
-            m->device[1] = to_device(recv, m->nrecv, &to);
+            m->device[1] = memory_put(g, recv, m->nrecv, m->c.dtype, &to);
             m->c.recv = to;
         }
     }
@@ -108,10 +81,9 @@ static idist_status run(idist__call *c, const idist_opts *opts) {
     m.c = *c;
     if (!begin(&m, opts)) return idist__call_run(c, opts);
     s = idist__call_run(&m.c, opts);
-    if (m.nrecv && cudaMemcpy(m.back_to, m.c.recv, m.nrecv, cudaMemcpyDeviceToHost) != cudaSuccess)
-        abort();
-    off_device(m.device[0]);
-    off_device(m.device[1]);
+    if (m.nrecv) memory_get(m.device[1] ? m.device[1] : m.device[0], m.c.recv, m.back_to, m.nrecv);
+    memory_give(m.device[0]);
+    memory_give(m.device[1]);
     return s;
 }
 

@@ -1,9 +1,13 @@
-// on_device.h - included before a test (-include), has its blocking calls run on device memory:
-// each buffer is copied to a device, the call made there, and the buffer copied back. Tests only;
-// see on_device.c.
+// on_device.h - makes the blocking calls of a test run on device memory when included before the
+// test (-include). Each buffer is copied to a device, the call is made there, and the buffer is
+// copied back. For tests only; see on_device.c.
 #ifndef ON_DEVICE_H
 #define ON_DEVICE_H
+#ifdef ON_XLA
+#include "idist_xla.h"
+#else
 #include "idist_nccl.h"
+#endif
 
 #ifdef __cplusplus
 extern "C" {

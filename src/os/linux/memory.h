@@ -25,6 +25,15 @@ IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes
 
 IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes) { munmap(map, nbytes); }
 
+IDIST__UNUSED static char *idist__os_memory_addresses(size_t nbytes) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *map = mmap(NULL, nbytes, PROT_NONE, flags, -1, 0);
+
+    if (map == MAP_FAILED) return NULL;
+    madvise(map, nbytes, MADV_DONTDUMP);
+    return (char *)map;
+}
+
 IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes) {
     enum { REMOVE = 9 }; // MADV_REMOVE, which older headers lack
     madvise(pages, nbytes, REMOVE);

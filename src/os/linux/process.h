@@ -2,12 +2,17 @@
 // libraries
 #pragma once
 
-#include "os/process.h"
 #include "os/unwind.h"
+#include "os/process.h"
+#include "os/poll.h"
 
 static const char *idist__os_env(const char *name) {
     const char *value = getenv(name);
     return value && value[0] ? value : NULL;
+}
+
+IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value) {
+    return idist__os_env(name) || setenv(name, value, 1) == 0;
 }
 
 // Returns the soft limit, or -1 if there is none.
@@ -231,4 +236,32 @@ IDIST__UNUSED static inline void *idist__os_library_find(void *library, const ch
 IDIST__UNUSED static inline const char *idist__os_library_error(void) {
     const char *text = dlerror();
     return text ? text : "no reason given";
+}
+
+//------------------------------------------------------------------------------
+// devices on the PCI bus
+//------------------------------------------------------------------------------
+
+IDIST__UNUSED static bool idist__os_pci_has_vendor(unsigned vendor) {
+    char found[16], wanted[16];
+    glob_t files;
+    bool has = false;
+    size_t i;
+
+    snprintf(wanted, sizeof wanted, "0x%04x", vendor);
+    if (IDIST__OS_CALL(glob("/sys/bus/pci/devices/*/vendor", GLOB_NOSORT, NULL, &files)) != 0)
+        return false;
+
+    for (i = 0; i < files.gl_pathc && !has; i++) {
+        int fd = IDIST__OS_CALL(open(files.gl_pathv[i], O_RDONLY | O_CLOEXEC));
+
+        memset(found, 0, sizeof found);
+        if (fd < 0) continue;
+        has = IDIST__OS_CALL(read(fd, found, 6)) == 6 && strcmp(found, wanted) == 0;
+        idist__os_descriptor_close(&fd);
+    }
+
+    globfree(&files);
+
+    return has;
 }

@@ -108,7 +108,7 @@ static idist_status idist__join_new(idist__world *w, idist__ring **out) {
     ring->wake = idist__os_poll_wakeup_new();
     if (ring->wake >= 0) ring->watch = idist__os_watch_new();
     if (ring->watch < 0)
-        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
+        return idist__fail_errno("initialize: cannot create a wake-up descriptor", errno);
 
     ring->links = (idist__link *)idist__mem_alloc(mem, sizeof *ring->links * n);
     ring->stages = (char *)idist__mem_raw(mem, IDIST__STAGE_BYTES * n);

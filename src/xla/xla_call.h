@@ -1,0 +1,432 @@
+// xla/xla_call.h: the steps of a call on device memory
+//
+//     idist__xla_call_step    the next step of the call at the head of a lane
+//     idist__xla_call_landed  the host's backend has done its part of a call
+//     idist__xla_call_worked  the worker has done its part of a call
+#pragma once
+
+#include "base/fail.h"
+#include "base/mem.h"
+#include "base/log.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/task.h"
+#include "core/group.h"
+#include "core/extent.h"
+#include "core/call.h"
+#include "xla/xla_model.h"
+#include "xla/stablehlo.h"
+#include "xla/xla_value.h"
+#include "xla/xla_program.h"
+#include "xla/xla_worker.h"
+
+// Fails the group because this rank's device has failed.
+static void idist__xla_call_fail(idist__task *t, const char *why) {
+    char cause[IDIST__XLA_REASON + 100];
+
+    snprintf(cause, sizeof cause, "rank %d: the device: %s", t->group->w->group.rank, why);
+    idist__group_fail(t->group, IDIST_ERR_DEVICE, cause);
+}
+
+// Takes a call out of its lane.
+static void idist__xla_call_dequeue(idist__task *t) {
+    idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla_group *group = idist__xla_group_of(t->group);
+    idist__task **at;
+
+    if (op->lane == IDIST__XLA_NO_LANE) return;
+
+    for (at = &group->queue[op->lane]; *at; at = &idist__xla_op_of(*at)->next_queued) {
+        if (*at != t) continue;
+        if ((*at = op->next_queued) == NULL) group->queue_end[op->lane] = at;
+        idist__xla_of(t->group->w)->queue_changed = true; // the next calls may go on
+        return;
+    }
+}
+
+// Ends the device's part of a call: nothing is moved any more.
+static void idist__xla_call_end(idist__task *t) {
+    idist__xla_op *op = idist__xla_op_of(t);
+
+    idist__xla_call_dequeue(t);
+    if (op->job) idist__xla_worker_release(idist__xla_of(t->group->w), op->job);
+    op->job = NULL;
+    op->state = IDIST__XLA_ENDED;
+}
+
+// Completes a call whose result is in place.
+static void idist__xla_call_complete(idist__task *t) {
+    idist__xla_call_end(t);
+    idist__task_complete(t, IDIST_OK, "");
+}
+
+// Gives the host's backend a part of a call. The first part carries the fingerprint of the call,
+// which the ranks compare. The part may be done on return.
+static void idist__xla_call_start_part(idist__task *t, const idist__call *part) {
+    idist__xla_op *op = idist__xla_op_of(t);
+    const idist_backend_api *host = idist__xla_of(t->group->w)->host_backend;
+
+    t->call = *part;
+    t->call.label = op->call.label;
+    t->state = IDIST__TASK_ON_HOST;
+    t->late.announced = false;
+    t->group->w->wait.timers_due_ns = 0; // the timers look at the task again
+
+    if (!idist__kind_is_p2p(part->kind)) {
+        t->seq = ++t->group->seq;
+
+        if (t->on_device && !t->whole.kind) {
+            t->whole = op->fingerprint;
+            t->whole.seq = t->seq;
+        }
+    }
+
+    memset(t->impl, 0, host->task_nbytes); // to the host's backend the part is a new task
+    host->start(t);
+}
+
+// Lets the members agree on the largest of their numbers.
+static void idist__xla_call_start_max(idist__task *t, uint64_t *numbers, size_t count) {
+    idist__call part;
+
+    idist__call_init(&part, IDIST__ALL_REDUCE, numbers, numbers, count, IDIST_U64);
+    part.op = IDIST_MAX;
+    idist__xla_call_start_part(t, &part);
+}
+
+// ---- a call as a program ----
+
+// Returns true if a buffer is exactly what a call reads or writes there.
+static bool idist__xla_call_fits(const idist__xla_buffer *buffer, const void *p, size_t count,
+                                 idist_dtype dtype) {
+    if (!count) return true;
+    return buffer && buffer->at == (const char *)p && buffer->count == count &&
+           buffer->dtype == dtype;
+}
+
+// Returns true if this rank can perform a call by a program. Other ranks may differ: see
+// idist__xla_call_meet.
+static bool idist__xla_call_has_program(const idist__task *t) {
+    const idist__xla_op *op = idist__xla_op_of(t);
+    const idist__call *call = &op->call;
+    idist__extent e;
+
+    if (idist__extent_of(t->group, call, &e) != IDIST_OK) return false;
+    return idist__xla_call_fits(op->job->send, call->send, e.send, call->dtype) &&
+           idist__xla_call_fits(op->job->recv, call->recv, e.recv, call->dtype);
+}
+
+// Writes the source of a call's program. Returns false without memory.
+static bool idist__xla_call_write_source(idist__task *t) {
+    idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla_job *job = op->job;
+    const idist__xla_group *group = idist__xla_group_of(t->group);
+    const idist__xla_buffer *in = job->send ? job->send : job->recv;
+    const idist__xla_buffer *out = job->recv ? job->recv : job->send;
+
+    job->source.text = idist__hlo_write(t->group, &op->call, in, out);
+    job->source.options = (char *)idist__mem_alloc(NULL, group->options_nbytes);
+    if (!job->source.text || !job->source.options) return false;
+    memcpy(job->source.options, group->options, group->options_nbytes);
+    job->source.options_nbytes = group->options_nbytes;
+
+    return true;
+}
+
+// Finds the program of a call, or lets the worker compile it. Returns false if the call waits for
+// the worker, or has failed.
+static bool idist__xla_call_find_program(idist__task *t) {
+    idist__xla *x = idist__xla_of(t->group->w);
+    idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla_job *job = op->job;
+
+    op->state = IDIST__XLA_COMPILED;
+    if (!idist__xla_call_has_program(t)) return true; // the vote says so
+
+    if (!idist__xla_call_write_source(t)) {
+        idist__group_fail_memory(t->group);
+        return false;
+    }
+
+    job->program = idist__xla_program_find(x->home, &job->source);
+    if (job->program) return true;
+    op->state = IDIST__XLA_COMPILING;
+    idist__xla_worker_add(x, job, IDIST__XLA_COMPILE);
+
+    return false;
+}
+
+// Lets the members meet, and compare their programs. A rank whose buffers do not fit, or whose
+// plug-in refuses the program, votes with 0. All members run the program if the largest vote equals
+// the smallest, whose complement is the largest complement.
+static void idist__xla_call_meet(idist__task *t) {
+    idist__xla_op *op = idist__xla_op_of(t);
+    const idist__xla_program *program = op->job->program;
+
+    op->state = IDIST__XLA_MEETING;
+    op->votes[0] = program && program->loaded ? program->hash : 0;
+    op->votes[1] = ~op->votes[0];
+    idist__xla_call_start_max(t, op->votes, 2);
+}
+
+// Returns true if all members have the same program.
+static bool idist__xla_call_is_unanimous(const idist__xla_op *op) {
+    return op->votes[0] && op->votes[0] == ~op->votes[1];
+}
+
+// Proposes a place for the call among the programs that this rank runs. Two proposals are never
+// equal, because each is a rank's number modulo world_size.
+static void idist__xla_call_order(idist__task *t) {
+    idist__xla *x = idist__xla_of(t->group->w);
+    idist__xla_op *op = idist__xla_op_of(t);
+    uint64_t n = (uint64_t)x->w->group.size;
+
+    idist__xla_call_dequeue(t); // this is the last part for the host's backend
+    op->state = IDIST__XLA_ORDERING;
+    op->ticket = op->job->ticket = ++x->clock * n + (uint64_t)x->w->group.rank;
+    idist__xla_worker_order(x, op->job);
+    idist__xla_call_start_max(t, &op->ticket, 1);
+}
+
+// The members agree on the place of a call.
+static void idist__xla_call_place(idist__task *t) {
+    idist__xla *x = idist__xla_of(t->group->w);
+    idist__xla_op *op = idist__xla_op_of(t);
+    uint64_t clock = op->ticket / (uint64_t)x->w->group.size;
+
+    if (x->clock < clock) x->clock = clock;
+    op->state = IDIST__XLA_LAUNCHING;
+    idist__xla_worker_remove(x, op->job);
+    op->job->ticket = op->ticket;
+    op->job->placed = true;
+    idist__xla_worker_order(x, op->job);
+}
+
+// ---- a staged call ----
+
+// Returns true if a call writes every byte of the buffer that receives, whatever other ranks do.
+static bool idist__xla_call_overwrites(const idist__task *t, const idist__extent *e) {
+    const idist__xla_op *op = idist__xla_op_of(t);
+    const idist__call *call = &op->call;
+    const idist__xla_buffer *recv = op->job->recv;
+
+    if (recv->at != (const char *)call->recv ||
+        e->recv * idist_dtype_size(call->dtype) < recv->nbytes)
+        return false;
+
+    switch (call->kind) {
+    case IDIST__ALL_REDUCE:
+    case IDIST__REDUCE:
+    case IDIST__SCAN:
+    case IDIST__ALL_GATHER:
+    case IDIST__GATHER:
+    case IDIST__SCATTER:
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__ALL_TO_ALL: return true;
+    case IDIST__BROADCAST: return call->root != t->group->rank;
+    default: return false; // parts of the buffer may keep their contents
+    }
+}
+
+// Allocates host memory for the buffers of a staged call. Sets *fetches if the worker has to fill
+// some of it. Returns false without memory.
+static bool idist__xla_call_allocate(idist__task *t, bool *fetches) {
+    const idist_allocator *mem = &t->group->w->cfg.mem;
+    idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla_job *job = op->job;
+    bool keeps = false, is_one = job->send && job->send == job->recv;
+    idist__extent e;
+
+    // In place, an all_to_allv overwrites what it still has to send.
+    if (op->call.kind == IDIST__ALL_TO_ALLV) is_one = false;
+
+    if (idist__extent_of(t->group, &op->call, &e) != IDIST_OK) return false; // was checked before
+    if (job->recv) keeps = !idist__xla_call_overwrites(t, &e);
+    *fetches = job->send || keeps;
+    if (job->send) job->send_copy = (char *)idist__mem_raw(mem, job->send->nbytes);
+    if (is_one) job->recv_copy = job->send_copy;
+    else if (job->recv) job->recv_copy = (char *)idist__mem_raw(mem, job->recv->nbytes);
+    job->fetches_recv = keeps && !is_one;
+
+    return (!job->send || job->send_copy) && (!job->recv || job->recv_copy);
+}
+
+// Begins to stage a call. Returns false if the call waits for the worker, or has failed.
+static bool idist__xla_call_stage(idist__task *t) {
+    idist__xla_op *op = idist__xla_op_of(t);
+    bool fetches = false;
+
+    if (!idist__xla_call_allocate(t, &fetches)) {
+        idist__group_fail_memory(t->group);
+        return false;
+    }
+
+    op->state = IDIST__XLA_FETCHED;
+    if (!fetches) return true;
+    op->state = IDIST__XLA_FETCHING;
+    idist__xla_worker_add(idist__xla_of(t->group->w), op->job, IDIST__XLA_FETCH);
+
+    return false;
+}
+
+// Gives the host's backend a staged call: the same call on the copies of the buffers.
+static void idist__xla_call_start_staged(idist__task *t) {
+    idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla_job *job = op->job;
+    idist__call part = op->call;
+
+    idist__xla_call_dequeue(t);
+    op->state = IDIST__XLA_ON_HOST;
+    if (job->send) part.send = job->send_copy + ((const char *)op->call.send - job->send->at);
+    if (job->recv) part.recv = job->recv_copy + ((char *)op->call.recv - job->recv->at);
+    if (part.kind == IDIST__RECV && !part.info) part.info = &op->info;
+    if (op->user.used) part.u.user = &op->user;
+    idist__xla_call_start_part(t, &part);
+}
+
+// A staged call is done on the host. Returns true if the call is complete, false if the result goes
+// to the device first.
+static bool idist__xla_call_store(idist__task *t) {
+    idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla_job *job = op->job;
+    const idist_recv_info *info = op->call.info ? op->call.info : &op->info;
+
+    if (!job->recv || op->call.peeks) return true;
+
+    if (op->call.kind == IDIST__RECV) {
+        job->patch_at = (size_t)((char *)op->call.recv - job->recv->at);
+        job->patch_nbytes = info->count * idist_dtype_size(op->call.dtype);
+        job->patches = job->patch_nbytes < job->recv->nbytes;
+        if (!job->patch_nbytes) return true;
+    }
+
+    op->state = IDIST__XLA_STORING;
+    idist__xla_worker_add(idist__xla_of(t->group->w), job, IDIST__XLA_STORE);
+
+    return false;
+}
+
+// ---- who comes in ----
+
+// Performs the next step of the call at the head of a lane. Returns false if the call waits, or has
+// failed.
+static bool idist__xla_call_step(idist__task *t) {
+    idist__xla_op *op = idist__xla_op_of(t);
+
+    switch (op->state) {
+    case IDIST__XLA_QUEUED:
+        if (!op->job) { // a call on host memory that came after calls on device memory
+            idist__xla_call_dequeue(t);
+            op->state = IDIST__XLA_ON_HOST;
+            idist__xla_call_start_part(t, &op->call);
+            return true;
+        }
+
+        return op->may_have_program ? idist__xla_call_find_program(t) : idist__xla_call_stage(t);
+
+    case IDIST__XLA_COMPILED: idist__xla_call_meet(t); return true;
+
+    case IDIST__XLA_MET:
+        if (!idist__xla_call_is_unanimous(op)) return idist__xla_call_stage(t);
+        idist__xla_call_order(t);
+        return true;
+
+    case IDIST__XLA_FETCHED: idist__xla_call_start_staged(t); return true;
+    default: return false;
+    }
+}
+
+// Performs the steps of all calls that can go on. Called with the world's lock held.
+static void idist__xla_call_run(idist_group *g) {
+    idist__xla_group *group = idist__xla_group_of(g);
+    idist__task *t;
+    int lane;
+
+    if (!group) return;
+    idist__fail_begin();
+
+    for (lane = 0; lane < IDIST__XLA_LANES; lane++)
+        while ((t = group->queue[lane]) != NULL)
+            if (!idist__xla_call_step(t) && group->queue[lane] == t) break;
+
+    idist__fail_end(IDIST_OK); // what failed is in the tasks
+}
+
+// Ends a part of a call on the host. Returns true if that was the last step of the call. May be
+// called in the middle of any function of the host's backend, so the next step is left to
+// idist__xla_call_run.
+static bool idist__xla_call_landed(idist__task *t, idist_status status) {
+    idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla *x = idist__xla_of(t->group->w);
+    bool over = false;
+
+    if (op->state == IDIST__XLA_ENDED) return true;
+
+    if (status != IDIST_OK) {
+        idist__xla_call_end(t);
+        return true;
+    }
+
+    t->state = IDIST__TASK_ON_DEVICE;
+
+    switch (op->state) {
+    case IDIST__XLA_MEETING: op->state = IDIST__XLA_MET; break;
+    case IDIST__XLA_ORDERING: idist__xla_call_place(t); break;
+    case IDIST__XLA_ON_HOST: over = idist__xla_call_store(t); break;
+    default: break;
+    }
+
+    if (over) idist__xla_call_end(t);
+    x->queue_changed = true;
+    if (!over && x->w->wait.driver != IDIST__DRIVER_NONE) x->host_backend->wake(x->w);
+
+    return over;
+}
+
+// Logs, once per program, that the plug-in refuses the program of a call.
+static void idist__xla_call_log_refusal(const idist__task *t) {
+    const idist__xla_op *op = idist__xla_op_of(t);
+
+    if (op->job->why[0])
+        idist__log_print(&t->group->w->log, IDIST_LOG_INFO,
+                         "XLA refuses a program for %s, which is staged through the host: %s",
+                         idist__kind_names[op->call.label], op->job->why);
+}
+
+// Takes over from the worker, which has done its part of a call.
+static void idist__xla_call_worked(idist__task *t) {
+    idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla_job *job = op->job;
+
+    if (!job->ok) {
+        idist__xla_call_fail(t, job->why);
+        return;
+    }
+
+    switch (op->state) {
+    case IDIST__XLA_COMPILING:
+        idist__xla_call_log_refusal(t);
+        op->state = IDIST__XLA_COMPILED;
+        idist__xla_call_run(t->group);
+        return;
+    case IDIST__XLA_FETCHING:
+        op->state = IDIST__XLA_FETCHED;
+        idist__xla_call_run(t->group);
+        return;
+    default: break;
+    }
+
+    // The result of a reduce belongs to the root alone.
+    if (job->recv && job->output) {
+        void *output = job->output;
+
+        job->output = NULL;
+
+        if (!idist__xla_value_replace(idist__xla_of(t->group->w)->home, job->recv, output)) {
+            idist__group_fail_memory(t->group);
+            return;
+        }
+    }
+
+    idist__xla_call_complete(t);
+}

@@ -1,0 +1,182 @@
+// xla/xla_worker.h: the thread that waits for the device
+//
+// The worker of a world takes one job after another: first the jobs in x->jobs, which compile and
+// copy and need no other rank, then the programs in x->ordered. All members of a group must launch
+// their programs in one order, or two devices wait for each other. So a program runs when its
+// ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
+// multicast: the members propose tickets, and the largest proposal becomes the ticket.)
+//
+// A proposal is made when all members have started the call. From then on, becoming final depends
+// on no action of the program, so a proposal never holds up others for long.
+#pragma once
+
+#include "os/thread.h"
+#include "base/mem.h"
+#include "xla/pjrt.h"
+#include "xla/xla_model.h"
+#include "xla/xla_value.h"
+#include "xla/xla_buffer.h"
+#include "xla/xla_program.h"
+
+// Frees a job and what the job holds.
+static void idist__xla_worker_free(idist__xla *x, idist__xla_job *job) {
+    const idist_allocator *mem = &x->w->cfg.mem;
+
+    idist__xla_program_drop(x->home, job->program);
+    idist__xla_buffer_drop(x->home, job->send);
+    idist__xla_buffer_drop(x->home, job->recv);
+    idist__pjrt_destroy(x->home->api, IDIST__PJRT_BUFFER_DESTROY, job->output);
+    if (job->recv_copy != job->send_copy) idist__mem_free(mem, job->recv_copy);
+    idist__mem_free(mem, job->send_copy);
+    idist__mem_free(NULL, job->source.text);
+    idist__mem_free(NULL, job->source.options);
+    idist__mem_free(mem, job);
+}
+
+// Hands the worker a job that compiles or copies.
+static void idist__xla_worker_add(idist__xla *x, idist__xla_job *job, idist__xla_work work) {
+    job->work = work;
+    job->next = NULL;
+    *x->jobs_end = job;
+    x->jobs_end = &job->next;
+    idist__os_cond_signal(&x->work);
+}
+
+// Enters a program by its ticket.
+static void idist__xla_worker_order(idist__xla *x, idist__xla_job *job) {
+    idist__xla_job **at = &x->ordered;
+
+    while (*at && (*at)->ticket < job->ticket) at = &(*at)->next;
+    job->work = IDIST__XLA_EXECUTE;
+    job->next = *at;
+    *at = job;
+    idist__os_cond_signal(&x->work);
+}
+
+// Takes a job out of the lists.
+static void idist__xla_worker_remove(idist__xla *x, idist__xla_job *job) {
+    idist__xla_job **at;
+
+    for (at = &x->ordered; *at && *at != job; at = &(*at)->next) continue;
+
+    if (*at) {
+        *at = job->next;
+        idist__os_cond_signal(&x->work); // the next one may be final
+        return;
+    }
+
+    for (at = &x->jobs; *at && *at != job; at = &(*at)->next) continue;
+    if (*at && (*at = job->next) == NULL) x->jobs_end = at;
+}
+
+// Ends the call's part in a job. Frees the job, or leaves that to the worker if it uses the job.
+static void idist__xla_worker_release(idist__xla *x, idist__xla_job *job) {
+    idist__xla_worker_remove(x, job);
+    job->task = NULL;
+    if (!job->running) idist__xla_worker_free(x, job);
+}
+
+// Copies the contents of a buffer to host memory.
+static bool idist__xla_worker_get(idist__xla *x, idist__xla_buffer *buffer, char *data,
+                                  idist__xla_job *job) {
+    idist__xla_value *value = idist__xla_value_take(x->home, buffer);
+    bool ok = idist__xla_value_get(x->home, buffer, value, data, job->why, sizeof job->why);
+
+    idist__xla_value_drop(x->home, value);
+    return ok;
+}
+
+// Copies the buffers of a staged call to host memory.
+static bool idist__xla_worker_fetch(idist__xla *x, idist__xla_job *job) {
+    if (job->send_copy && !idist__xla_worker_get(x, job->send, job->send_copy, job)) return false;
+    if (!job->fetches_recv) return true;
+    return idist__xla_worker_get(x, job->recv, job->recv_copy, job);
+}
+
+// Copies the result of a staged call to the device. A message may have filled a part of the buffer:
+// then the rest is fetched first.
+static bool idist__xla_worker_store(idist__xla *x, idist__xla_job *job) {
+    const idist_allocator *mem = &x->w->cfg.mem;
+    char *whole = job->recv_copy;
+
+    if (job->patches) {
+        snprintf(job->why, sizeof job->why, "out of memory");
+        whole = (char *)idist__mem_raw(mem, job->recv->nbytes);
+        if (!whole) return false;
+
+        if (!idist__xla_worker_get(x, job->recv, whole, job)) {
+            idist__mem_free(mem, whole);
+            return false;
+        }
+
+        memcpy(whole + job->patch_at, job->recv_copy + job->patch_at, job->patch_nbytes);
+    }
+
+    job->output = idist__xla_value_put(x->home, job->recv, whole, job->why, sizeof job->why);
+    if (job->patches) idist__mem_free(mem, whole);
+
+    return job->output != NULL;
+}
+
+// Runs the program of a call on this rank's device, and waits for the result. The input gives its
+// memory to the result only in place, and only if nobody else reads the input: other ranks run a
+// program with the same text.
+static bool idist__xla_worker_execute(idist__xla *x, idist__xla_job *job) {
+    idist__xla_buffer *in = job->send ? job->send : job->recv;
+    idist__xla_value *value = idist__xla_value_take(x->home, in);
+    static const int64_t first = 0;
+    idist__pjrt_execute_options options;
+    idist__pjrt_execute args;
+    void *inputs[1], *outputs[1], *done[1] = {NULL};
+    void *const *input_lists[1];
+    void **output_lists[1];
+    bool ok;
+
+    inputs[0] = value->pjrt;
+    input_lists[0] = inputs;
+    outputs[0] = NULL;
+    output_lists[0] = outputs;
+    idist__pjrt_init(&options, sizeof options);
+    options.launch_id = (int)((x->launch_base + job->ticket) & 0x7fffffff);
+    options.not_donated = &first;
+    options.not_donated_count = job->in_place && idist__xla_value_is_alone(x->home, value) ? 0 : 1;
+    idist__pjrt_init(&args, sizeof args);
+    args.loaded = job->program->loaded;
+    args.options = &options;
+    args.inputs = input_lists;
+    args.device_count = 1;
+    args.input_count = 1;
+    args.outputs = output_lists;
+    args.done = done;
+    args.device = x->device;
+
+    ok = idist__pjrt_call(x->home->api, IDIST__PJRT_EXECUTE, &args, job->why, sizeof job->why);
+    if (ok) job->output = outputs[0];
+    if (ok) ok = idist__pjrt_await(x->home->api, done[0], job->why, sizeof job->why);
+    idist__xla_value_drop(x->home, value);
+
+    return ok;
+}
+
+// Does the work of a job, without the world's lock.
+static bool idist__xla_worker_perform(idist__xla *x, idist__xla_job *job) {
+    switch (job->work) {
+    case IDIST__XLA_COMPILE:
+        job->program = idist__xla_program_make(x->home, &job->source, job->why, sizeof job->why);
+        return job->program != NULL;
+    case IDIST__XLA_FETCH: return idist__xla_worker_fetch(x, job);
+    case IDIST__XLA_STORE: return idist__xla_worker_store(x, job);
+    default: return idist__xla_worker_execute(x, job);
+    }
+}
+
+// Returns the next job, taken out of its list, or NULL if the worker has to wait.
+static idist__xla_job *idist__xla_worker_next(idist__xla *x) {
+    idist__xla_job *job = x->jobs ? x->jobs : x->ordered;
+
+    if (!job || (!x->jobs && !job->placed)) return NULL;
+    if (x->jobs && (x->jobs = job->next) == NULL) x->jobs_end = &x->jobs;
+    if (job == x->ordered) x->ordered = job->next;
+
+    return job;
+}

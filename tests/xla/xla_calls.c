@@ -1,0 +1,353 @@
+// xla_calls.c - what is special about calls on memory of XLA: buffers as handles, requests, groups,
+// shapes, parts of buffers, order of launches, and errors before any rank enters XLA. The grid of
+// all operations is that of tests/dist (see tests/device/xla.sh).
+//
+// xla_calls NAME: the device backend that the ranks must have, "xla" or "staged"
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+#include "idist_xla.h"
+
+#include "ranks.h"
+
+static const char *expected_path;
+
+// Creates a buffer of n floats: first, first + step, ...
+static idist_xla_buffer *floats(idist_group *world, size_t n, float first, float step) {
+    float data[4096];
+    idist_xla_buffer *b = NULL;
+    for (size_t i = 0; i < n; i++) data[i] = first + step * (float)i;
+    TAP_REQUIRE(n <= 4096);
+    if (idist_xla_buffer_put(data, n, IDIST_F32, world, &b) != IDIST_OK)
+        rank_fail("put: %s", idist_last_error());
+    return b;
+}
+
+// Checks n floats of a buffer: first, first + step, ...
+static void check_floats(idist_xla_buffer *b, size_t n, float first, float step, const char *what) {
+    float data[4096];
+    rank_check(idist_xla_buffer_get(b, data, n * 4, 10000) == IDIST_OK, "%s: %s", what,
+               idist_last_error());
+    for (size_t i = 0; i < n; i++)
+        if (data[i] != first + step * (float)i) {
+            rank_fail("%s: element %zu is %g, not %g", what, i, (double)data[i],
+                      (double)(first + step * (float)i));
+            return;
+        }
+}
+
+static void handles(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a, *b, *zeros = NULL, *gone;
+    float x[4] = {1, 2, 3, 4};
+    (void)arg;
+    rank_check(strcmp(((idist_group *)world)->w->about.device_backend, expected_path) == 0,
+               "device backend %s", world->w->about.device_backend);
+    rank_check(strncmp(world->w->about.device_name, "xla:", 4) == 0, "device %s",
+               world->w->about.device_name);
+    a = floats(world, 100, (float)rank, 1);
+    b = floats(world, 100, 7, 0);
+    rank_ok(rank, idist_all_reduce(a, b, 100, IDIST_F32, IDIST_SUM, &o));
+    check_floats(b, 100, (float)(n * (n - 1) / 2), (float)n, "sum");
+    check_floats(a, 100, (float)rank, 1, "the input stays");
+    void *before = idist_xla_buffer_pjrt(b);
+    rank_ok(rank, idist_all_reduce(b, b, 100, IDIST_F32, IDIST_MAX, &o));
+    check_floats(b, 100, (float)(n * (n - 1) / 2), (float)n, "in place");
+    rank_check(before && idist_xla_buffer_pjrt(b) != before, "a result is a new PJRT_Buffer");
+
+    rank_ok(rank, idist_xla_buffer_put(NULL, 5, IDIST_F64, world, &zeros));
+    double z[5] = {1, 1, 1, 1, 1};
+    rank_ok(rank, idist_xla_buffer_get(zeros, z, sizeof z, -1));
+    rank_check(z[0] == 0 && z[4] == 0, "zeros");
+    rank_check(idist_xla_buffer_get(zeros, z, 8, -1) == IDIST_ERR_ARG, "a smaller get");
+    rank_check(idist_xla_buffer_get(zeros, NULL, 40, -1) == IDIST_ERR_ARG, "a get to NULL");
+
+    // errors that concern this rank alone
+    rank_check(idist_all_reduce(a, x, 4, IDIST_F32, IDIST_SUM, &o) == IDIST_ERR_ARG,
+               "mixed memory");
+    rank_check(strstr(idist_last_error(), "one buffer is an idist_xla_buffer"), "the text: %s",
+               idist_last_error());
+    o.stream = &o;
+    rank_check(idist_all_reduce(a, b, 100, IDIST_F32, IDIST_SUM, &o) == IDIST_ERR_UNSUPPORTED,
+               "a stream");
+    o.stream = NULL;
+    rank_check(idist_xla_buffer_put(x, 0, IDIST_F32, world, &gone) == IDIST_ERR_ARG && !gone,
+               "no element");
+    rank_check(idist_xla_buffer_put(x, 1, IDIST_F32_I64, world, &gone) == IDIST_ERR_ARG, "a pair");
+    rank_check(idist_xla_buffer_put(x, 1, IDIST_F32, world, NULL) == IDIST_ERR_ARG, "NULL");
+    gone = a;
+    rank_ok(rank, idist_xla_buffer_free(&a));
+    rank_check(!a, "the pointer is NULL");
+    rank_check(idist_xla_buffer_get(gone, x, 16, -1) == IDIST_ERR_ARG, "a freed buffer");
+    rank_check(!idist_xla_buffer_pjrt(gone), "its PJRT_Buffer");
+    rank_ok(rank, idist_xla_buffer_free(&a));
+    rank_ok(rank, idist_xla_buffer_free(&b));
+    rank_ok(rank, idist_xla_buffer_free(&zeros));
+}
+
+// Passes the address of a freed buffer, and the buffer of another rank. The call fails on this rank
+// alone, and has not begun: the next one succeeds.
+static void stale(idist_group *world, int rank, int n, void *arg) {
+    static idist_xla_buffer *others[8]; // by rank
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a = floats(world, 4, 1, 0), *b = floats(world, 4, 1, 0), *gone = b;
+    (void)arg;
+    others[rank] = a;
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) {
+        idist_xla_buffer_free(&b);
+        rank_check(idist_all_reduce(a, gone, 4, IDIST_F32, IDIST_SUM, &o) == IDIST_ERR_ARG,
+                   "a freed buffer: %s", idist_last_error());
+        rank_check(strstr(idist_last_error(), "no idist_xla_buffer"), "%s", idist_last_error());
+        rank_check(idist_broadcast(others[1], 4, IDIST_F32, 0, &o) == IDIST_ERR_ARG,
+                   "another rank's buffer: %s", idist_last_error());
+    }
+    rank_ok(rank, idist_all_reduce(a, a, 4, IDIST_F32, IDIST_SUM, &o));
+    check_floats(a, 4, (float)n, 0, "the next call");
+    idist_xla_buffer_free(&a);
+    idist_xla_buffer_free(&b);
+}
+
+// Calls on parts of buffers, which are staged: the rest of a buffer stays as it is.
+static void parts(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a = floats(world, 64, 1, 0);
+    float x[64];
+    (void)arg;
+    char *at = (char *)a;
+    rank_ok(rank, idist_all_reduce(at + 16 * 4, at + 16 * 4, 8, IDIST_F32, IDIST_SUM, &o));
+    rank_ok(rank, idist_xla_buffer_get(a, x, sizeof x, -1));
+    for (int i = 0; i < 64; i++)
+        rank_check(x[i] == (i >= 16 && i < 24 ? (float)n : 1.0f), "element %d: %g", i,
+                   (double)x[i]);
+    // rank 0 passes a part, the others a whole buffer
+    idist_xla_buffer *b = floats(world, 8, (float)rank, 0);
+    rank_ok(rank, idist_all_reduce(rank ? (char *)b : at + 32, rank ? (char *)b : at + 32, 8,
+                                   IDIST_F32, IDIST_SUM, &o));
+    rank_ok(rank, idist_xla_buffer_get(rank ? b : a, x, rank ? 32 : sizeof x, -1));
+    rank_check(x[rank ? 0 : 8] == (float)(n * (n - 1) / 2 + 1), "a part with whole buffers: %g",
+               (double)x[rank ? 0 : 8]);
+    // a message that is shorter than the buffer, to host memory and back
+    if (n > 1 && rank == 0) rank_ok(rank, idist_send(at, 3, IDIST_F32, 1, 4, &o));
+    if (rank == 1) {
+        idist_recv_info info;
+        rank_ok(rank, idist_recv(at + 8, 10, IDIST_F32, 0, 4, &info, &o));
+        rank_ok(rank, idist_xla_buffer_get(a, x, sizeof x, -1));
+        rank_check(info.count == 3 && x[2] == 1 && x[5] == 1, "a short message");
+        rank_ok(rank, idist_send(x, 2, IDIST_F32, 0, 5, &o));
+    }
+    if (n > 1 && rank == 0) rank_ok(rank, idist_recv(at, 2, IDIST_F32, 1, 5, NULL, &o));
+    idist_xla_buffer_free(&a);
+    idist_xla_buffer_free(&b);
+}
+
+// Messages from device and host memory to one peer arrive in the order in which they were sent.
+static void order_of_messages(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    if (n < 2 || rank > 1) return;
+    for (int k = 0; k < 200; k++) {
+        float host[2] = {(float)(2 * k + 1), 0}, got;
+        if (rank == 0) {
+            idist_xla_buffer *a = floats(world, 1, (float)(2 * k), 0);
+            idist_request r[2];
+            idist_opts o0 = opts_async(world, &r[0]), o1 = opts_async(world, &r[1]);
+            rank_ok(rank, idist_send(a, 1, IDIST_F32, 1, 9, &o0));
+            rank_ok(rank, idist_send(host, 1, IDIST_F32, 1, 9, &o1));
+            rank_ok(rank, idist_wait_all(r, 2));
+            idist_xla_buffer_free(&a);
+        } else {
+            for (int i = 0; i < 2; i++) {
+                rank_ok(rank, idist_recv(&got, 1, IDIST_F32, 0, 9, NULL, &o));
+                rank_check(got == (float)(2 * k + i), "message %d: %g", 2 * k + i, (double)got);
+            }
+        }
+    }
+}
+
+// Begins requests on two groups, in another order on each rank. One rank makes its calls blocking.
+// If the ranks launched the programs in the order of their calls, two devices would wait for each
+// other.
+static void order_of_launches(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g[2] = {NULL, NULL};
+    idist_xla_buffer *a = floats(world, 16, 1, 0), *b[2];
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        rank_ok(rank, idist_split(world, 0, rank, &g[k]));
+        b[k] = floats(world, 16, 0, 0);
+    }
+    for (int i = 0; i < 300; i++) {
+        idist_request r[2];
+        bool blocks = rank == i % (n + 1); // none does in one round
+        for (int k = 0; k < 2; k++) {
+            int w = ((rank + i / 3) & 1) ^ k;
+            idist_opts o = opts_async(g[w], &r[w]);
+            r[w].impl = NULL;
+            if (blocks) o.request = NULL;
+            rank_ok(rank, idist_all_reduce(a, b[w], 16, IDIST_F32, IDIST_SUM, &o));
+        }
+        rank_ok(rank, idist_wait_all(r, 2));
+        for (int k = 0; k < 2; k++) check_floats(b[k], 16, (float)n, 0, "sum");
+    }
+    for (int k = 0; k < 2; k++) {
+        idist_xla_buffer_free(&b[k]);
+        rank_ok(rank, idist_free_group(&g[k]));
+    }
+    idist_xla_buffer_free(&a);
+}
+
+// Requests, host memory beside device memory, and a call whose buffers are freed before it ends.
+static void requests(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    for (int i = 0; i < 20; i++) {
+        idist_request r[3];
+        idist_opts ob = opts_async(world, &r[0]), oc = opts_async(world, &r[1]),
+                   od = opts_async(world, &r[2]);
+        int32_t host = rank, sum = 0;
+        idist_xla_buffer *a = floats(world, 32, 1, 0), *b = floats(world, 32, 0, 0),
+                         *c = floats(world, 32, (float)rank, 0), *lost = floats(world, 32, 2, 0);
+        rank_ok(rank, idist_all_reduce(a, b, 32, IDIST_F32, IDIST_SUM, &ob));
+        rank_ok(rank, idist_scan(c, c, 32, IDIST_F32, IDIST_SUM, &oc)); // staged
+        rank_ok(rank, idist_all_reduce(lost, lost, 32, IDIST_F32, IDIST_SUM, &od));
+        idist_xla_buffer_free(&lost);
+        rank_ok(rank, idist_all_reduce(&host, &sum, 1, IDIST_I32, IDIST_SUM, &o));
+        rank_check(sum == n * (n - 1) / 2, "host memory in between: %d", (int)sum);
+        rank_ok(rank, idist_wait_all(r, 3));
+        check_floats(b, 32, (float)n, 0, "request");
+        check_floats(c, 32, (float)(rank * (rank + 1) / 2), 0, "staged request");
+        rank_ok(rank, idist_group_begin());
+        rank_ok(rank, idist_all_reduce(a, a, 32, IDIST_F32, IDIST_MAX, &o));
+        rank_ok(rank, idist_broadcast(c, 32, IDIST_F32, n - 1, &o));
+        rank_ok(rank, idist_group_end());
+        check_floats(a, 32, 1, 0, "between group_begin and group_end");
+        check_floats(c, 32, (float)(n * (n - 1) / 2), 0, "broadcast");
+        idist_xla_buffer_free(&a);
+        idist_xla_buffer_free(&b);
+        idist_xla_buffer_free(&c);
+    }
+}
+
+// A buffer of two dimensions, which a program of the test's own has made.
+static void shapes(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    float x[6] = {1, 2, 3, 4, 5, 6}, got[6];
+    const int64_t dims[2] = {2, 3};
+    const idist__pjrt_api *api = (const idist__pjrt_api *)idist_xla_api();
+    idist_xla_buffer *a = NULL, *flat;
+    idist__pjrt_put put;
+    char why[300];
+    (void)arg;
+    memset(&put, 0, sizeof put);
+    put.nbytes = sizeof put;
+    put.client = idist_xla_client(world);
+    put.device = idist_xla_device(world);
+    put.data = x;
+    put.type = 11; // F32
+    put.dims = dims;
+    put.dim_count = 2;
+    put.semantics = 1;
+    rank_check(idist__pjrt_call(api, IDIST__PJRT_PUT, &put, why, sizeof why) &&
+                   idist__pjrt_await(api, put.done, why, sizeof why),
+               "put: %s", why);
+    rank_ok(rank, idist_xla_buffer_adopt(put.buffer, world, &a));
+    rank_ok(rank, idist_all_reduce(a, a, 6, IDIST_F32, IDIST_SUM, &o));
+    rank_ok(rank, idist_xla_buffer_get(a, got, sizeof got, -1));
+    for (int i = 0; i < 6; i++) rank_check(got[i] == x[i] * (float)n, "2x3: %g", (double)got[i]);
+    // from one shape to another, and shapes that differ between ranks
+    flat = floats(world, 6, 0, 0);
+    rank_ok(rank, idist_all_reduce(a, flat, 6, IDIST_F32, IDIST_MAX, &o));
+    check_floats(flat, 6, (float)n, (float)n, "2x3 to 6");
+    rank_ok(rank, idist_all_reduce(rank ? a : flat, rank ? a : flat, 6, IDIST_F32, IDIST_SUM, &o));
+    rank_ok(rank, idist_xla_buffer_get(rank ? a : flat, got, sizeof got, -1));
+    rank_check(got[5] == (float)(6 * n * n), "2x3 with 6: %g", (double)got[5]);
+    rank_check(idist_xla_buffer_adopt(NULL, world, &flat) == IDIST_ERR_ARG, "adopt NULL");
+    idist_xla_buffer_free(&a);
+}
+
+// Ranks that do not make the call, or make another one: an error with a name, before XLA.
+static void late(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a = floats(world, 16, 1, 0);
+    idist_status s;
+    (void)arg;
+    o.timeout_ms = 500 * test_slow_factor();
+    if (rank == 1) {
+        struct timespec t = {1 * test_slow_factor(), 0};
+        nanosleep(&t, NULL);
+    }
+    s = idist_all_reduce(a, a, 16, IDIST_F32, IDIST_SUM, &o);
+    rank_check(s == IDIST_ERR_TIMEOUT || (rank == 1 && s == IDIST_ERR_ABORTED), "got %s: %s",
+               idist_status_name(s), idist_last_error());
+    if (rank != 1)
+        rank_check(text_names_only(idist_last_error(), 1, rank, n), "%s", idist_last_error());
+    idist_xla_buffer_free(&a);
+}
+
+static void mismatch(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a = floats(world, 16, 1, 0);
+    float host[16] = {0};
+    int which = *(int *)arg;
+    idist_status s;
+    (void)n;
+    if (rank != 1) s = idist_all_reduce(a, a, 16, IDIST_F32, IDIST_SUM, &o);
+    else if (which == 0) s = idist_all_reduce(a, a, 16, IDIST_F32, IDIST_MAX, &o);
+    else if (which == 1) s = idist_all_reduce(a, a, 15, IDIST_F32, IDIST_SUM, &o);
+    else if (which == 2) s = idist_all_reduce(host, host, 16, IDIST_F32, IDIST_SUM, &o);
+    else if (which == 3) s = idist_scan(a, a, 16, IDIST_F32, IDIST_SUM, &o);
+    else s = idist_barrier(&o);
+    rank_check(s == IDIST_ERR_MISMATCH, "case %d: got %s: %s", which, idist_status_name(s),
+               idist_last_error());
+    idist_xla_buffer_free(&a);
+}
+
+// Groups of half the ranks, also in reverse order.
+static void groups(idist_group *world, int rank, int n, void *arg) {
+    idist_group *half = NULL;
+    idist_xla_buffer *a = floats(world, 8, (float)rank, 0), *all;
+    (void)arg;
+    rank_ok(rank, idist_split(world, rank % 2, -rank, &half));
+    idist_opts o = opts_of(half);
+    int size = idist_group_size(half), me = idist_group_rank(half);
+    all = floats(world, 8 * (size_t)size, 0, 0);
+    rank_ok(rank, idist_all_gather(a, all, 8, IDIST_F32, &o));
+    float got[8 * 16];
+    rank_ok(rank, idist_xla_buffer_get(all, got, 32 * (size_t)size, -1));
+    for (int i = 0; i < size; i++) {
+        int owner = rank + 2 * (me - i); // the group's rank 0 has the largest rank of the world
+        rank_check(got[8 * i] == (float)owner, "part %d: %g, not %d", i, (double)got[8 * i], owner);
+    }
+    rank_ok(rank, idist_free_group(&half));
+    idist_xla_buffer_free(&a);
+    idist_xla_buffer_free(&all);
+    (void)n;
+}
+
+static void run(int n, bool processes, ranks_fn fn, const char *name) {
+    if (processes) procs_case(n, NULL, fn, NULL, "%s, %d processes", name, n);
+    else ranks_case(n, NULL, fn, NULL, "%s, %d threads", name, n);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        ranks_fn fn;
+        const char *name;
+    } cases[] = {{handles, "handles"},
+                 {parts, "parts of buffers"},
+                 {shapes, "shapes"},
+                 {groups, "groups"},
+                 {requests, "requests"},
+                 {order_of_messages, "order of messages"},
+                 {order_of_launches, "order of launches"}};
+    bool processes;
+    expected_path = argc > 1 ? argv[1] : "xla";
+    processes = strcmp(expected_path, "staged") == 0 && argc > 2;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int n = processes ? 2 : 1; n <= (processes ? 4 : 8); n *= 2)
+            run(n, processes, cases[i].fn, cases[i].name);
+    ranks_case(3, NULL, stale, NULL, "the address of a freed buffer");
+    ranks_case_fault(3, NULL, late, NULL, "a late rank");
+    for (int which = 0; which < 5; which++)
+        ranks_case_fault(2, NULL, mismatch, &which, "other calls, case %d", which);
+    return tap_done();
+}
