@@ -2919,8 +2919,8 @@ typedef struct idist__nccl_id { // ncclUniqueId
     char bytes[128];
 } idist__nccl_id;
 
-// NCCL's enums are ints and ncclComm_t is a pointer: nccl.h is not needed. tests/gpu/nccl_abi.c
-// compares these numbers with those of an nccl.h.
+// NCCL's enums are ints and ncclComm_t is a pointer, so nccl.h is not needed. tests/gpu/nccl_abi.c
+// compares these numbers with an nccl.h.
 enum {
     IDIST__NCCL_OK = 0,
     IDIST__NCCL_CUDA_ERROR = 1,
@@ -2984,8 +2984,8 @@ enum { // ncclRedOp_t
 // clang-format on
 
 typedef struct idist__nccl {
-    int version;                              // 22809 is 2.28.9; 0: no NCCL
-    int (*CommRevoke)(void *comm, int flags); // NULL: not in this version
+    int version;                              // 22809 is 2.28.9; 0 if there is no NCCL
+    int (*CommRevoke)(void *comm, int flags); // NULL if this version has none
 #define IDIST__X(result, name, args) result(*name) args;
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
@@ -2995,7 +2995,8 @@ typedef struct idist__nccl {
 #define IDIST__NCCL_FILE "libnccl.so.2"
 #endif
 
-// The library of a Python package (nvidia-nccl-cu12, which PyTorch installs) below this folder.
+// Opens the library of a Python package (nvidia-nccl-cu12, which PyTorch installs) in the folder
+// `below` of `prefix`. Returns NULL if `prefix` is NULL or if the folder has no such library.
 static void *idist__nccl_load_in_python(const char *prefix, const char *below) {
     char pattern[512];
 
@@ -3006,7 +3007,7 @@ static void *idist__nccl_load_in_python(const char *prefix, const char *below) {
     return idist__os_library_match(pattern);
 }
 
-// Looks where the loader does, then in Python's environments.
+// Opens NCCL where the loader finds it, or otherwise in Python's environments.
 static void *idist__nccl_load_library(void) {
     void *library = idist__os_library_open(IDIST__NCCL_FILE);
 
@@ -3015,11 +3016,12 @@ static void *idist__nccl_load_library(void) {
     if (!library) library = idist__nccl_load_in_python(idist__os_env("HOME"), "/.local");
     if (!library) library = idist__nccl_load_in_python("/usr/local", "");
     if (!library) library = idist__nccl_load_in_python("/usr", "");
-    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the reason
+    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // sets the error text
 }
 
-// Fills the table, or stores the reason why not. A library that is linked with the program comes
-// first. The library is never unloaded, because it has threads.
+// Fills the table of functions, or stores in `reason` why NCCL cannot be used. IDIST_NCCL_LIB names
+// the library to load. Without it, a library that is linked with the program comes first. The
+// library is never unloaded, because it has threads.
 static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capacity) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
     void *library = file ? NULL : idist__os_library_open(NULL); // the program and its libraries
@@ -3051,20 +3053,22 @@ static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capaci
 
 // gpu/nccl/nccl_job.h: NCCL calls that may never return, each in a thread of its own
 //
-// Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
-// in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
+// Creating, aborting or finalizing a communicator may wait for other ranks forever. A job makes
+// such a call in a thread of its own. The thread that started the job waits until a deadline, and
+// then leaves the job to itself:
 //
 //     group set up   JOB_INIT      idist__gpu_setup_init_wait, up to the init time-out
 //     group failed   JOB_ABORT     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
 //     group closed   JOB_FINALIZE  idist__nccl_abort_reap, at the end of the world
 //
-// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on ncclCommRevoke
-// makes every call return first. Before that idist makes communicators non-blocking, so that calls
-// return at once, and the abort waits at the gate until nobody is inside.
+// A communicator must not be aborted while a thread uses the communicator inside NCCL. From 2.28.7
+// on, ncclCommRevoke makes every such call return first. With earlier versions idist makes
+// communicators non-blocking, so that calls return at once. The abort then waits at the gate until
+// no thread is inside.
 
 #define IDIST__NCCL_CONFIG_MAGIC 0xcafebeef
 
-// ncclConfig_t of NCCL 2.14, which later versions accept too.
+// ncclConfig_t as of NCCL 2.14. Later versions accept this structure, too.
 typedef struct idist__nccl_config {
     size_t nbytes;
     unsigned magic, version;
@@ -3073,14 +3077,14 @@ typedef struct idist__nccl_config {
 
 typedef enum idist__nccl_job_kind {
     IDIST__JOB_INIT,    // creates a communicator and connects its ranks
-    IDIST__JOB_ABORT,   // releases whoever is inside, and frees it
-    IDIST__JOB_FINALIZE // ends it together with the other ranks
+    IDIST__JOB_ABORT,   // ends the calls inside NCCL, and frees the communicator
+    IDIST__JOB_FINALIZE // ends the communicator together with the other ranks
 } idist__nccl_job_kind;
 
-// Whether a thread is inside a call of NCCL with a communicator. On the heap, because a job that
-// never ends outlives the world.
+// A flag that is set while a thread is inside a call of NCCL with a communicator. Allocated on the
+// heap, because a job that never ends outlives the world.
 typedef struct idist__nccl_gate {
-    int inside; // atomic
+    int inside; // atomic: 1 or 0
 } idist__nccl_gate;
 
 // The phases of a JOB_INIT.
@@ -3088,7 +3092,7 @@ typedef enum idist__nccl_phase {
     IDIST__INIT_CREATING,
     IDIST__INIT_CONNECTING, // the communicator exists
     IDIST__INIT_DONE,       // the job no longer owns the communicator
-    IDIST__INIT_GIVEN_UP    // nobody waits for the job any more
+    IDIST__INIT_GIVEN_UP    // no thread waits for the job any more
 } idist__nccl_phase;
 typedef struct idist__nccl_job {
     idist__nccl nccl; // a copy: the job may outlive the world
@@ -3103,13 +3107,13 @@ typedef struct idist__nccl_job {
     int phase; // atomic: idist__nccl_phase
     idist__nccl_id id;
     void *config;        // a copy
-    cudaStream_t stream; // where it connects the ranks, ...
-    char *buffer;        // ... with this memory; its thread frees both
+    cudaStream_t stream; // stream on which the job connects the ranks
+    char *buffer;        // memory for connecting; the job's thread frees both
     // JOB_ABORT:
-    idist__nccl_gate *gate;           // it waits until nobody is inside, ...
-    struct idist__nccl_job *init_job; // ... and until this JOB_INIT ends, which it then frees
-    int64_t deadline_ns;              // of both waits
-    bool keep_memory;                 // a graph holds calls: do not free the communicator
+    idist__nccl_gate *gate;           // the job waits until no thread is inside
+    struct idist__nccl_job *init_job; // the job waits for this JOB_INIT, and frees it
+    int64_t deadline_ns;              // deadline of both waits
+    bool keep_memory; // a CUDA graph holds calls: do not free a revoked communicator
 } idist__nccl_job;
 
 #ifndef IDIST_NCCL_CONNECT_BYTES
@@ -3121,16 +3125,16 @@ static bool idist__nccl_job_is_given_up(const idist__nccl_job *job) {
     return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__INIT_GIVEN_UP;
 }
 
-// Whether a job must stop waiting. A JOB_FINALIZE waits for the other ranks until the world is
-// gone.
+// Returns true if a job must stop waiting. A JOB_FINALIZE waits for the other ranks until the end
+// of the world leaves the job to itself.
 static bool idist__nccl_job_must_stop(const idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_INIT) return idist__nccl_job_is_given_up(job);
     if (job->kind == IDIST__JOB_ABORT) return idist__os_clock_now_ns() > job->deadline_ns;
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) == IDIST__JOB_STATE_LEFT;
 }
 
-// The final result of a call with a non-blocking communicator; IN_PROGRESS if the job must stop
-// waiting first.
+// Waits for the final result of a call with a non-blocking communicator. Returns IN_PROGRESS if the
+// job must stop waiting first.
 static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
     int turns = 0;
 
@@ -3143,15 +3147,16 @@ static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
     return result;
 }
 
-// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT). That call waits on
-// the host until all ranks make it, and a program whose ranks run ahead of each other would hang
-// there. So every algorithm is used once here, where all ranks are.
+// Makes NCCL connect the ranks, by using every algorithm once. NCCL connects ranks when it first
+// uses an algorithm (NCCL_RUNTIME_CONNECT), and that call waits on the host until all ranks make
+// it. A program whose ranks run ahead of each other would hang in such a call. Here, all ranks make
+// the calls together.
 //
-// Which algorithm NCCL takes depends on the operation, the size, and whether a switch can do the
-// reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as do products
-// of some size. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get an algorithm
-// that no smaller size gets. Pairs of ranks are left to their first message: connecting all of them
-// would take hundreds of MB that a program without messages never needs.
+// The algorithm that NCCL chooses depends on the operation, the size, and whether a switch can do
+// the reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as do
+// products of some sizes. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get an
+// algorithm that no smaller size gets. Pairs of ranks are connected only by their first message.
+// Connecting all pairs here would take hundreds of MB that a program without messages never needs.
 static int idist__nccl_job_connect(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     char *at = job->buffer;
@@ -3179,7 +3184,7 @@ static int idist__nccl_job_connect(idist__nccl_job *job) {
     return result;
 }
 
-// Waits for the calls of idist__nccl_job_connect to finish on the device.
+// Waits until the device has finished the calls of idist__nccl_job_connect.
 static int idist__nccl_job_connected(idist__nccl_job *job) {
     int turns = 0, result = IDIST__NCCL_OK;
     cudaError_t error;
@@ -3198,7 +3203,7 @@ static int idist__nccl_job_connected(idist__nccl_job *job) {
     return result;
 }
 
-// Moves a JOB_INIT on to its next phase. False: it was given up.
+// Moves a JOB_INIT to its next phase. Returns false if the job was given up.
 static bool idist__nccl_job_enter_phase(idist__nccl_job *job, idist__nccl_phase to) {
     int from = (int)to - 1;
 
@@ -3206,8 +3211,8 @@ static bool idist__nccl_job_enter_phase(idist__nccl_job *job, idist__nccl_phase 
                                        __ATOMIC_ACQUIRE);
 }
 
-// If the job has been given up it aborts the communicator itself, unless another job does that
-// (idist__gpu_setup_give_up).
+// Runs a JOB_INIT. If the job is given up, its thread aborts the communicator, unless another job
+// does so (idist__gpu_setup_give_up).
 static void idist__nccl_job_run_init(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
 
@@ -3230,7 +3235,7 @@ static void idist__nccl_job_run_init(idist__nccl_job *job) {
         nccl->CommAbort(job->comm);
 }
 
-// Frees a JOB_INIT's resources on the device. Neither call waits for the work there.
+// Frees the resources of a JOB_INIT on the device. Neither call waits for the work on the device.
 static void idist__nccl_job_free_buffer(idist__nccl_job *job) {
     if (job->buffer) cudaFreeAsync(job->buffer, job->stream);
     if (job->stream) cudaStreamDestroy(job->stream);
@@ -3242,15 +3247,16 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) != 0;
 }
 
-// A thread still inside NCCL looks at the gate when its call returns.
+// Frees a job and, after a completed abort, the gate. If the abort is IN_PROGRESS, a thread is
+// still inside NCCL and clears the gate when its call returns.
 static void idist__nccl_job_free(idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
     free(job->config);
     free(job);
 }
 
-// Waits for a job until the deadline and frees it. False: it has not ended, is left to itself, and
-// *result is IN_PROGRESS.
+// Waits for a job until the deadline, then frees the job. Returns false if the job has not ended.
+// The job is then left to itself, and *result is IN_PROGRESS.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
     idist__os_thread thread;
 
@@ -3273,10 +3279,15 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
     return true;
 }
 
-// In four steps, because NCCL frees what other threads may still use: a revocation, where NCCL has
-// it, brings back what is inside NCCL; the thread that creates the communicator ends; so do the
-// threads behind the gate; then the communicator is freed. Where a thread stays inside NCCL beyond
-// the deadline, the communicator stays in memory and the result is IN_PROGRESS.
+// Aborts a communicator. NCCL frees what other threads may still use, so the abort has four steps:
+//
+//     1. Revoke the communicator, if NCCL can. Every call inside NCCL then returns.
+//     2. Wait until the thread that creates the communicator ends.
+//     3. Wait until the threads behind the gate have left NCCL.
+//     4. Free the communicator, unless it was revoked and keep_memory is set.
+//
+// If a thread stays inside NCCL beyond the deadline, the communicator stays in memory and the
+// result is IN_PROGRESS.
 static void idist__nccl_job_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
@@ -3333,7 +3344,7 @@ static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl
     return job;
 }
 
-// Frees a job that has no thread. NULL: nothing.
+// Frees a job that has no thread. Does nothing if `job` is NULL.
 static void idist__nccl_job_discard(idist__nccl_job *job) {
     if (!job) return;
     idist__nccl_job_free_buffer(job);
@@ -3341,7 +3352,8 @@ static void idist__nccl_job_discard(idist__nccl_job *job) {
     free(job);
 }
 
-// Frees the job if it cannot start a thread.
+// Starts the thread of a job, which may be NULL. If there is no job or no thread can be started,
+// frees the job and returns false.
 static bool idist__nccl_job_start(idist__nccl_job *job) {
     if (job && idist__os_thread_start(&job->thread, idist__nccl_job_run, job) == 0) return true;
     idist__nccl_job_discard(job);
@@ -3350,7 +3362,7 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 
 // ---- gpu/nccl/nccl_issue.h -----------------------------------------------------------------------
 
-// gpu/nccl/nccl_issue.h: which of NCCL's functions serve a call
+// gpu/nccl/nccl_issue.h: the NCCL functions that serve a call
 
 static const char *idist__nccl_issue_text(const idist__nccl *nccl, int result, char *text,
                                           size_t capacity) {
@@ -3390,8 +3402,9 @@ static int idist__nccl_issue_op(idist_op op) {
     }
 }
 
-// Whether NCCL supports the call, which all ranks answer alike. Messages only on a stream: NCCL has
-// no tags and matches by order alone. What a probe has matched did not come through NCCL.
+// Returns true if NCCL supports the call. All ranks get the same answer. NCCL has no tags and
+// matches messages by order alone, so messages are supported only on a stream. A message that a
+// probe has matched (IDIST__MRECV) did not come through NCCL.
 static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *call,
                                        const void *stream) {
     if (idist__kind_is_p2p(call->kind)) return stream != NULL && call->label != IDIST__MRECV;
@@ -3404,18 +3417,20 @@ static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *
            (idist__reduce_op_is_arithmetic(call->op) || idist__gpu_task_op_is_premul(g, call));
 }
 
-// With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.
+// Returns true if NCCL reports no error. With a non-blocking communicator, IN_PROGRESS is not an
+// error of a call in an NCCL group.
 static bool idist__nccl_issue_is_ok(int result) {
     return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
 }
 
-// The result of a group: the first error, otherwise whether it is in progress.
+// Returns the result of an NCCL group: the first error, or otherwise IN_PROGRESS if NCCL still
+// works on the group.
 static int idist__nccl_issue_merge_results(int calls, int end) {
     if (!idist__nccl_issue_is_ok(calls)) return calls;
     return end == IDIST__NCCL_OK ? calls : end;
 }
 
-// A reduction to each rank.
+// Performs a reduce_scatterv as one reduction to each rank.
 static int idist__nccl_issue_reduce_scatterv(const idist__nccl *nccl, const idist_group *g,
                                              const idist__call *call, int type, int op, void *comm,
                                              cudaStream_t stream) {
@@ -3446,7 +3461,8 @@ static int idist__nccl_issue_reduce(const idist__nccl *nccl, const idist_group *
     void *scalar = call->dtype == IDIST_F64 ? (void *)&factor : &narrow;
 
     if (idist__dtype_is_narrow(call->dtype))
-        idist__small_float_narrow(&narrow, &narrow, 1, call->dtype); // in place: its first bytes
+        idist__small_float_narrow(&narrow, &narrow, 1,
+                                  call->dtype); // in place, into the first bytes
     if (premul) result = nccl->RedOpCreatePreMulSum(&op, scalar, type, 1, comm);
     if (result != IDIST__NCCL_OK) return result;
     if (call->kind == IDIST__ALL_REDUCE)
@@ -3462,7 +3478,8 @@ static int idist__nccl_issue_reduce(const idist__nccl *nccl, const idist_group *
     return result;
 }
 
-// Exchanges between all pairs of ranks, as sends and receives of bytes. A rank copies its own part.
+// Exchanges data between all pairs of ranks, as sends and receives of bytes. Each rank copies its
+// own part.
 static int idist__nccl_issue_exchange(const idist__nccl *nccl, const idist_group *g,
                                       const idist__call *call, const void *send, void *comm,
                                       cudaStream_t stream) {
@@ -3487,15 +3504,15 @@ static int idist__nccl_issue_exchange(const idist__nccl *nccl, const idist_group
     return idist__nccl_issue_merge_results(result, end);
 }
 
-// Allocates memory for NCCL in the order of a stream; cudaFreeAsync frees it.
+// Allocates memory for NCCL in stream order. The caller frees the memory with cudaFreeAsync.
 static cudaError_t idist__nccl_issue_alloc(const idist__gpu *gpu, void **p, size_t nbytes,
                                            cudaStream_t stream) {
     return gpu->pool ? cudaMallocFromPoolAsync(p, nbytes, gpu->pool, stream)
                      : cudaMallocAsync(p, nbytes, stream);
 }
 
-// An all_to_all or all_to_allv in place sends a copy of its buffer, which the caller frees in
-// stream order.
+// Performs an all_to_all or all_to_allv in place: sends a copy of the buffer. Stores the copy in
+// *away, which the caller frees in stream order.
 static int idist__nccl_issue_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
                                                  const idist__call *call, void *comm,
                                                  cudaStream_t stream, void **away) {
@@ -3568,16 +3585,16 @@ static int idist__nccl_issue_call(const idist__gpu *gpu, const idist_group *g, i
 
 // ---- gpu/nccl/nccl_abort.h -----------------------------------------------------------------------
 
-// gpu/nccl/nccl_abort.h: the end of a communicator
+// gpu/nccl/nccl_abort.h: aborting communicators, and handling errors of NCCL
 
-// Whether a thread is inside a call of NCCL with the group's communicator.
+// Returns true if a thread is inside a call of NCCL with the group's communicator.
 static bool idist__nccl_abort_is_inside(const idist__gpu_group *gg) {
     return gg->gate && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST);
 }
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
-// ncclCommRevoke, a thread inside NCCL starts the abort when its call returns: at once, unless the
-// communicator is a blocking one of the user's.
+// ncclCommRevoke, a thread that is inside NCCL starts the abort when its call returns. The call
+// returns at once, unless the user supplied a blocking communicator.
 static void idist__nccl_abort_group(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -3607,8 +3624,9 @@ static void idist__nccl_abort_group(idist_group *g) {
                      "cannot start a thread to abort NCCL: the device may stay busy");
 }
 
-// Aborts, and gives the device a little time to leave the caller's buffers. The rest of the abort
-// proceeds by itself, because NCCL also waits for the program's own work on its streams.
+// Starts the abort, and waits up to IDIST__GPU_GRACE_MS for the device to leave the caller's
+// buffers. The rest of the abort proceeds by itself, because NCCL also waits for the program's own
+// work on the streams.
 static void idist__nccl_abort_wait(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_GRACE_MS);
@@ -3621,7 +3639,8 @@ static void idist__nccl_abort_wait(idist_group *g) {
         idist__gpu_device_nap(&turns);
 }
 
-// Leaves an abort to itself: idist__nccl_abort_reap collects its thread. The gate goes with it.
+// Leaves an abort to its thread, which idist__nccl_abort_reap collects. The gate now belongs to the
+// job.
 static void idist__nccl_abort_leave(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -3632,7 +3651,7 @@ static void idist__nccl_abort_leave(idist_group *g) {
     gg->abort_job->next = gpu->ending_jobs;
     gpu->ending_jobs = gg->abort_job;
     gg->abort_job = NULL;
-    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // else the group stays, too
+    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // else the group is not freed
 }
 
 static void idist__nccl_abort_log_stays(const idist__world *w) {
@@ -3641,7 +3660,8 @@ static void idist__nccl_abort_log_stays(const idist__world *w) {
                      "group that has ended stays in memory, and the device may stay busy");
 }
 
-// The abort of a group that is freed.
+// Starts the abort of a group that is about to be freed, and leaves the abort to its thread. Warns
+// if a thread inside NCCL prevents the abort: the communicator then stays in memory.
 static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
@@ -3651,8 +3671,8 @@ static void idist__nccl_abort_end(idist_group *g) {
     idist__nccl_abort_leave(g);
 }
 
-// Says what has become of a communicator that was aborted. IN_PROGRESS without `left`: it stays in
-// memory.
+// Logs how an abort ended, unless it succeeded. `left` is true if ncclCommAbort has not returned.
+// If `left` is false and the result is IN_PROGRESS, the communicator stays in memory.
 static void idist__nccl_abort_log(const idist__world *w, int result, bool left) {
     char text[256];
 
@@ -3665,9 +3685,10 @@ static void idist__nccl_abort_log(const idist__world *w, int result, bool left) 
                          idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 }
 
-// Waits for a thread that ends a communicator until the deadline. False: it has not come back. If a
-// graph holds calls, an old NCCL stays in the abort until the graph is destroyed: it gets little
-// time, and is no error.
+// Waits until the deadline for a thread that ends a communicator. Returns false if a thread that
+// finalizes has not returned. If a CUDA graph holds calls, NCCL without ncclCommRevoke stays in the
+// abort until the graph is destroyed. Such an abort gets at most IDIST__GPU_GRACE_MS and is not an
+// error.
 static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *job,
                                        int64_t deadline_ns) {
     bool aborts = job->kind == IDIST__JOB_ABORT;
@@ -3683,8 +3704,9 @@ static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *j
     return ended || aborts;
 }
 
-// Collects the threads that have ended a communicator; with a deadline, all of them. False: one
-// that finalizes has not come back.
+// Collects the threads that end communicators. Without a deadline (0), collects only threads that
+// have finished. Otherwise waits for all threads until the deadline. Returns false if a thread that
+// finalizes has not returned.
 static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
     idist__nccl_job **at = &idist__gpu_of(w)->ending_jobs, *job;
     bool all = true;
@@ -3702,9 +3724,9 @@ static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
     return all;
 }
 
-// Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which; the
-// host's backend knows, or will within a second. Until then no call of the group completes,
-// whatever its event says.
+// Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which rank.
+// The host's backend knows the rank, or finds out within a second. Until then no call of the group
+// completes, even if its event has completed.
 static void idist__nccl_abort_report_error(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];
@@ -3750,30 +3772,30 @@ static void idist__nccl_abort_check_errors(idist_group *g) {
 
 // gpu/nccl/nccl_launch.h: calls that NCCL serves
 //
-// NCCL gets a call at once, on the caller's stream or on the group's own. At the same time the
-// ranks meet through the host's backend, which finds calls that differ, late ranks and lost ones as
-// it does for host memory; NCCL alone would hang. When a group fails its communicator is aborted,
-// which ends the group's work on the device.
+// NCCL gets a call at once, on the caller's stream or on the group's own stream. At the same time
+// the ranks meet through the host's backend. As for host memory, the host's backend detects calls
+// that differ, late ranks and lost ranks; NCCL alone would hang. When a group fails, its
+// communicator is aborted, which ends the group's work on the device.
 //
-//     idist__gpu_engine_start          the call gets its fingerprint and enters the group's queue
-//     idist__nccl_launch_start_meeting the host's backend gets a barrier, or the counts, with it
-//     idist__nccl_launch_call        NCCL gets the call: now, or at idist_group_end
-//     idist__gpu_engine_part_done      the ranks have met
-//     idist__gpu_engine_complete_calls the event behind the call has come: the call is complete
+//     idist__gpu_engine_start           the call gets its fingerprint, and enters the group's queue
+//     idist__nccl_launch_start_meeting  the host's backend sends the fingerprint, and any counts
+//     idist__nccl_launch_call           NCCL gets the call: now, or at idist_group_end
+//     idist__gpu_engine_part_done       the ranks have met
+//     idist__gpu_engine_complete_calls  the event behind the call is complete, and so is the call
 
-// The stream that a call is enqueued on.
+// Returns the stream that a call is enqueued on.
 static cudaStream_t idist__nccl_launch_stream(const idist__task *t) {
     return idist__task_on_stream(t) ? (cudaStream_t)t->stream
                                     : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
-// Whether a call has been ended before NCCL gets it.
+// Returns true if a call has been ended before NCCL gets the call.
 static bool idist__nccl_launch_is_ended(const idist__task *t) {
     return t->group->status != IDIST_OK || t->group->w->progress.stops;
 }
 
-// Whether it is the turn of these calls in all their groups. A thread before them may stay inside
-// an old NCCL: calls that have been ended do not wait for it.
+// Returns true if it is the turn of these calls in all their groups. A thread with an earlier turn
+// may stay inside an old NCCL, so calls that have been ended do not wait for their turn.
 static bool idist__nccl_launch_can_launch(void *arg) {
     const idist__task *t;
 
@@ -3785,15 +3807,17 @@ static bool idist__nccl_launch_can_launch(void *arg) {
     return true;
 }
 
-// In most v-forms only the two ranks of a pair know how much one sends to the other. Stores what
-// this rank sends, leaves room for what the others say they send, and stores what this rank expects
-// of them: the caller's counts may be gone when they answer.
+// Saves the counts of a call. In most v-forms, only the two ranks of a pair know how much one sends
+// to the other. Stores what this rank sends to each rank and what it expects from each rank,
+// because the caller's counts may be gone when the other ranks answer. Between the two arrays is
+// space for what the other ranks say they send. Returns false if out of memory; the group has then
+// failed.
 static bool idist__nccl_launch_save_counts(idist__task *t) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i, n = g->size;
 
-    if (!idist__kind_is_by_pair(op->call.kind)) return true; // they are in the fingerprint
+    if (!idist__kind_is_by_pair(op->call.kind)) return true; // the fingerprint has the counts
     if (!op->counts_memory)
         op->counts_memory =
             (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
@@ -3812,7 +3836,7 @@ static bool idist__nccl_launch_save_counts(idist__task *t) {
     return true;
 }
 
-// Starts the meeting on the host: with all ranks, or with the other side of a message.
+// Starts the meeting on the host: with all ranks, or with the peer of a message.
 static void idist__nccl_launch_start_meeting(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *call = &op->call;
@@ -3833,8 +3857,8 @@ static void idist__nccl_launch_start_meeting(idist__task *t) {
     idist__gpu_task_start_part(t, &part);
 }
 
-// The meeting on the host is over. Compares the counts that pairs of ranks have told each other,
-// which NCCL does not. False: they differ, as the text says.
+// Compares the counts that pairs of ranks have exchanged in the meeting on the host. NCCL does not
+// compare counts. Returns false and explains the difference in `text` if counts differ.
 static bool idist__nccl_launch_check_counts(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
@@ -3857,16 +3881,18 @@ static bool idist__nccl_launch_check_counts(const idist__task *t, char *text, si
     return true;
 }
 
-// Remembers a message that failed, or counts that differ: the device would wait for ever.
+// Stores in op->meeting_status that a message failed on the host, or that counts differ. The device
+// would wait forever for such a call.
 static void idist__nccl_launch_end_meeting(idist__task *t, idist_status status) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     char text[300];
-    if (status != IDIST_OK) op->meeting_status = status; // a message
+    if (status != IDIST_OK) op->meeting_status = status; // a message failed
     else if (!idist__nccl_launch_check_counts(t, text, sizeof text))
         op->meeting_status = IDIST_ERR_MISMATCH;
 }
 
-// All ranks have made the call and NCCL has it. True: nothing else is left to wait for.
+// Moves a call to its last state, when all ranks have made the call and NCCL has it. Returns true
+// if there is nothing left to wait for.
 static bool idist__nccl_launch_set_complete(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     op->state = IDIST__GPU_END;
@@ -3874,7 +3900,8 @@ static bool idist__nccl_launch_set_complete(idist__task *t) {
     return !op->waits_for_device;
 }
 
-// Tells an abort whether this thread is inside NCCL with the communicators of these calls.
+// Tells an abort, by the gates, whether this thread is inside NCCL with the communicators of these
+// calls.
 static void idist__nccl_launch_set_inside(const idist__task *first, int inside) {
     const idist__task *t;
 
@@ -3885,8 +3912,9 @@ static void idist__nccl_launch_set_inside(const idist__task *first, int inside) 
     }
 }
 
-// Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile, and
-// are when the world is closed. Releases the lock between looks.
+// Waits until non-blocking communicators have begun these calls. Called without the lock; takes the
+// lock for each check. Another thread may abort the communicators meanwhile, as the thread that
+// closes the world does.
 static int idist__nccl_launch_wait_begun(const idist__task *first) {
     idist__world *w = first->group->w;
     const idist__nccl *nccl = idist__gpu_of(w)->nccl;
@@ -3911,8 +3939,9 @@ static int idist__nccl_launch_wait_begun(const idist__task *first) {
     return result;
 }
 
-// Hands calls to NCCL: after the work in the callers' streams, as one group if there are several.
-// Runs without the lock, because NCCL may wait for other ranks here.
+// Hands calls to NCCL, as one NCCL group if there are several calls. On the device the calls come
+// after the earlier work in the callers' streams. Runs without the lock, because NCCL may wait for
+// other ranks here.
 static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -3951,8 +3980,8 @@ static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) 
     return result;
 }
 
-// Handles what has happened to a call's group in the meantime. If the world is being closed, that
-// has ended the call, and aborts the communicator if it must.
+// Handles what happened to a call's group while NCCL got the call. If the world is being closed,
+// the closing thread has ended the call, and aborts the communicator if necessary.
 static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t error) {
     idist_group *g = t->group;
 
@@ -3964,9 +3993,10 @@ static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t
     else if (result != IDIST__NCCL_OK) idist__nccl_abort_report_error(g, result);
 }
 
-// Gives the calls of this thread their places in the order in which NCCL gets the calls of a group:
-// that of their numbers, since the lock has not been released in between. Calls of one group share
-// a place.
+// Assigns tickets to the calls of this thread. NCCL gets the calls of a group in ticket order, and
+// calls of one group share a ticket. Tickets follow the numbers of the calls, because the lock has
+// not been released since the calls were numbered. (While a thread holds calls back until
+// idist_group_end, no other thread may use their groups.)
 static void idist__nccl_launch_draw_tickets(idist__task *first) {
     idist__task *t;
 
@@ -3976,13 +4006,15 @@ static void idist__nccl_launch_draw_tickets(idist__task *first) {
         idist__gpu_group_of(t->group)->ticket_count = idist__gpu_op_of(t)->ticket + 1;
 }
 
-// Hands calls of this thread to NCCL, in their turn; their groups launch no other call meanwhile. A
-// call that all ranks have made in that time completes here. Releases the lock while NCCL has them.
+// Hands calls of this thread to NCCL when it is their turn. Their groups launch no other call
+// meanwhile. Completes each call that all ranks have made by then, if the device has nothing left
+// to do for the call that anybody waits for. Releases the lock while it waits and while NCCL has
+// the calls.
 static void idist__nccl_launch_call(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
     bool alone = idist__task_on_stream(first) &&
-                 !idist__gpu_op_of(first)->next_held; // NCCL handles captures
+                 !idist__gpu_op_of(first)->next_held; // NCCL handles stream captures
     int result, device = gpu->device;
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
@@ -3992,11 +4024,11 @@ static void idist__nccl_launch_call(idist__task *first) {
     idist__wait_until(w, idist__nccl_launch_can_launch, first);
 
     for (t = first; t; t = idist__gpu_op_of(t)->next_held)
-        idist__gpu_op_of(t)->comm = // which stays while we are inside
+        idist__gpu_op_of(t)->comm = // is not freed while we are inside
             idist__nccl_launch_is_ended(t) ? NULL : idist__gpu_group_of(t->group)->comm;
 
     idist__nccl_launch_set_inside(first, 1);
-    gpu->user_count++; // the end of the world waits for us
+    gpu->user_count++; // closing the world waits for us
     idist__os_mutex_unlock(&w->lock);
     if (alone) device = idist__gpu_device_set(gpu);
     else guard = idist__gpu_device_enter(gpu);
@@ -4024,8 +4056,9 @@ static void idist__nccl_launch_call(idist__task *first) {
         if (left) idist__task_free(t);
     }
 
-    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for its turn
-    idist__world_wake_driver(w);                                      // who may be one of them
+    if (w->wait.blocked_count)
+        idist__os_cond_broadcast(&w->changed); // threads that wait for their turn
+    idist__world_wake_driver(w);               // the driver may be one of them
 }
 
 // ---- gpu/route/gpu_setup.h -----------------------------------------------------------------------

@@ -3687,13 +3687,6 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
 // if each rank reduces one block for all ranks than if every rank reduces everything.
 #define IDIST__SPLIT_BYTES ((size_t)128 * 1024)
 
-// Returns true if a contribution is one block per rank of the group, rather than one block for all
-// ranks.
-static bool idist__flow_is_per_rank(idist__kind kind) {
-    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL ||
-           kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV || kind == IDIST__REDUCE_SCATTERV;
-}
-
 static bool idist__flow_contributes(const idist__op *op, idist__kind kind, int rank) {
     if (kind == IDIST__BROADCAST || kind == IDIST__SCATTER || kind == IDIST__SCATTERV)
         return rank == op->root;
@@ -3736,7 +3729,7 @@ static size_t idist__flow_send_count(const idist__task *t, int to) {
 static const char *idist__flow_send_at(const idist__task *t, int to) {
     const idist__op *op = idist__op_of(t);
 
-    if (!idist__flow_is_per_rank(t->call.kind)) return op->in;
+    if (!idist__kind_gives_blocks(t->call.kind)) return op->in;
     if (t->call.sendcounts)
         return op->in + idist__extent_displ(t->call.sendcounts, t->call.senddispls, to) * op->size;
     return op->in + (size_t)to * op->nbytes;
@@ -3784,7 +3777,7 @@ static char *idist__flow_place(const idist__task *t, char *base, size_t at, size
 
 static size_t idist__flow_send_nbytes(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
-    return (idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
+    return (idist__kind_gives_blocks(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
 }
 
 // Returns the number of elements that we get from a rank in calls that do not reduce.
@@ -3797,9 +3790,7 @@ static char *idist__flow_recv_at(const idist__task *t, int from) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
 
-    if (call->kind == IDIST__BROADCAST || call->kind == IDIST__SCATTER ||
-        call->kind == IDIST__SCATTERV)
-        return op->out;
+    if (!idist__kind_takes_blocks(call->kind)) return op->out;
     if (call->recvcounts)
         return op->out + idist__extent_displ(call->recvcounts, call->recvdispls, from) * op->size;
     return op->out + (size_t)from * op->nbytes;
@@ -4292,7 +4283,7 @@ static void idist__slot_leave(idist__task *t) {
 static const char *idist__fetch_source(const idist__task *t, int rank, int to, size_t at) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
-    bool per_rank = idist__flow_is_per_rank(t->call.kind);
+    bool per_rank = idist__kind_gives_blocks(t->call.kind);
     size_t block = per_rank ? (size_t)to : 0, within;
 
     if (rank == op->rank && t->call.part_count) return idist__flow_place(t, NULL, at, 1, &within);
@@ -4379,7 +4370,7 @@ static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int t
     address = idist__region_share(t)->locations[rank].remote_send;
     if (!address) return 0;
 
-    return address + (idist__flow_is_per_rank(t->call.kind) ? (size_t)to * op->nbytes : 0) +
+    return address + (idist__kind_gives_blocks(t->call.kind) ? (size_t)to * op->nbytes : 0) +
            at * op->size;
 }
 
@@ -4603,7 +4594,7 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     char *buffer = idist__region_buffer(share, op->rank, op->u.shared.first_chunk + chunk);
-    bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(op);
+    bool per_rank = idist__kind_gives_blocks(t->call.kind), scaled = idist__flow_is_scaled(op);
     size_t at = chunk * op->u.shared.chunk_count;
     int to;
 
@@ -4666,7 +4657,7 @@ static bool idist__chunk_takes(const idist_group *g, const idist__share *share, 
 static void idist__chunk_plan(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1;
+    size_t nblocks = idist__kind_gives_blocks(t->call.kind) ? (size_t)op->n : 1;
     size_t count = idist__kind_is_v(t->call.kind) ? op->u.shared.largest_count : op->count;
     size_t line = idist__chunk_line(op);
     size_t nbytes = idist__chunk_nbytes(share), chunk_count;
@@ -5016,7 +5007,7 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     if (call->count > IDIST__FLAT_BYTES)
         return IDIST__ALGO_CHUNKED; // before the product can overflow
     nbytes = call->count * idist_dtype_size(call->dtype);
-    if (idist__flow_is_per_rank(call->kind)) nbytes *= (size_t)g->size;
+    if (idist__kind_gives_blocks(call->kind)) nbytes *= (size_t)g->size;
 
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }

@@ -1778,23 +1778,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #include "os/beacon.h"
 #include "os/segment.h"
 
-#ifdef IDIST__OS_BODIES
-#include IDIST__OS_BODIES
-#else
-#include "os/linux/unwind.h"
-#include "os/linux/clock.h"
-#include "os/linux/random.h"
-#include "os/linux/process.h"
-#include "os/linux/cpu.h"
-#include "os/linux/thread.h"
-#include "os/linux/file.h"
-#include "os/linux/memory.h"
-#include "os/linux/wake.h"
-#include "os/linux/poll.h"
-#include "os/linux/socket.h"
-#include "os/linux/beacon.h"
-#include "os/linux/segment.h"
-#endif
+#include "os/bodies.h"
 
 #include "base/fail.h"
 #include "base/text.h"

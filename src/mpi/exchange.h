@@ -164,14 +164,12 @@ static uint32_t idist__exchange_flags(const idist_group *g) {
 // does not. All ranks agree on whether the call fits.
 static int idist__exchange_contribution(const idist_group *g, const idist__call *call) {
     size_t nbytes = idist_dtype_size(call->dtype);
-    bool one_part_per_rank = call->kind == IDIST__REDUCE_SCATTER ||
-                             call->kind == IDIST__ALL_TO_ALL || call->kind == IDIST__SCATTER,
-         contributes;
+    bool contributes;
 
     if (g->size > IDIST__HEADER_MAX_RANKS || idist__kind_is_v(call->kind)) return -1;
     if (call->count > IDIST__HEADER_DATA_NBYTES) return -1;
     if (idist__kind_reduces(call->kind) && idist__reduce_op_is_user(call->op)) return -1;
-    nbytes *= call->count * (one_part_per_rank ? (size_t)g->size : 1);
+    nbytes *= call->count * (idist__kind_gives_blocks(call->kind) ? (size_t)g->size : 1);
     if (nbytes > IDIST__HEADER_DATA_NBYTES) return -1;
     contributes =
         (call->kind != IDIST__BROADCAST && call->kind != IDIST__SCATTER) || call->root == g->rank;
@@ -192,9 +190,7 @@ static void idist__exchange_result(const idist_group *g, const idist__call *call
     if (!part || !n) return;
     if ((call->kind == IDIST__GATHER || call->kind == IDIST__REDUCE) && call->root != g->rank)
         return;
-    if (call->kind == IDIST__SCATTER || call->kind == IDIST__REDUCE_SCATTER ||
-        call->kind == IDIST__ALL_TO_ALL)
-        at = part * (size_t)g->rank;
+    if (idist__kind_gives_blocks(call->kind)) at = part * (size_t)g->rank;
 
     if (call->kind == IDIST__BROADCAST || call->kind == IDIST__SCATTER) {
         if (call->kind == IDIST__SCATTER || call->root != g->rank)
@@ -207,6 +203,6 @@ static void idist__exchange_result(const idist_group *g, const idist__call *call
     if (idist__kind_reduces(call->kind))
         idist__reduce_many(recv, in, n, call->count, call->dtype, call->op,
                            call->op == IDIST_AVG ? n : 0);
-    else
+    else if (idist__kind_takes_blocks(call->kind))
         for (i = 0; i < n; i++) memcpy(recv + part * (size_t)i, in[i], part);
 }

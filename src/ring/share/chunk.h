@@ -114,7 +114,7 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     char *buffer = idist__region_buffer(share, op->rank, op->u.shared.first_chunk + chunk);
-    bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(op);
+    bool per_rank = idist__kind_gives_blocks(t->call.kind), scaled = idist__flow_is_scaled(op);
     size_t at = chunk * op->u.shared.chunk_count;
     int to;
 
@@ -177,7 +177,7 @@ static bool idist__chunk_takes(const idist_group *g, const idist__share *share, 
 static void idist__chunk_plan(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1;
+    size_t nblocks = idist__kind_gives_blocks(t->call.kind) ? (size_t)op->n : 1;
     size_t count = idist__kind_is_v(t->call.kind) ? op->u.shared.largest_count : op->count;
     size_t line = idist__chunk_line(op);
     size_t nbytes = idist__chunk_nbytes(share), chunk_count;

@@ -18,7 +18,7 @@
 static const char *idist__fetch_source(const idist__task *t, int rank, int to, size_t at) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
-    bool per_rank = idist__flow_is_per_rank(t->call.kind);
+    bool per_rank = idist__kind_gives_blocks(t->call.kind);
     size_t block = per_rank ? (size_t)to : 0, within;
 
     if (rank == op->rank && t->call.part_count) return idist__flow_place(t, NULL, at, 1, &within);
@@ -105,7 +105,7 @@ static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int t
     address = idist__region_share(t)->locations[rank].remote_send;
     if (!address) return 0;
 
-    return address + (idist__flow_is_per_rank(t->call.kind) ? (size_t)to * op->nbytes : 0) +
+    return address + (idist__kind_gives_blocks(t->call.kind) ? (size_t)to * op->nbytes : 0) +
            at * op->size;
 }
 

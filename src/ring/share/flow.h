@@ -13,13 +13,6 @@
 // if each rank reduces one block for all ranks than if every rank reduces everything.
 #define IDIST__SPLIT_BYTES ((size_t)128 * 1024)
 
-// Returns true if a contribution is one block per rank of the group, rather than one block for all
-// ranks.
-static bool idist__flow_is_per_rank(idist__kind kind) {
-    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL ||
-           kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV || kind == IDIST__REDUCE_SCATTERV;
-}
-
 static bool idist__flow_contributes(const idist__op *op, idist__kind kind, int rank) {
     if (kind == IDIST__BROADCAST || kind == IDIST__SCATTER || kind == IDIST__SCATTERV)
         return rank == op->root;
@@ -62,7 +55,7 @@ static size_t idist__flow_send_count(const idist__task *t, int to) {
 static const char *idist__flow_send_at(const idist__task *t, int to) {
     const idist__op *op = idist__op_of(t);
 
-    if (!idist__flow_is_per_rank(t->call.kind)) return op->in;
+    if (!idist__kind_gives_blocks(t->call.kind)) return op->in;
     if (t->call.sendcounts)
         return op->in + idist__extent_displ(t->call.sendcounts, t->call.senddispls, to) * op->size;
     return op->in + (size_t)to * op->nbytes;
@@ -110,7 +103,7 @@ static char *idist__flow_place(const idist__task *t, char *base, size_t at, size
 
 static size_t idist__flow_send_nbytes(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
-    return (idist__flow_is_per_rank(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
+    return (idist__kind_gives_blocks(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
 }
 
 // Returns the number of elements that we get from a rank in calls that do not reduce.
@@ -123,9 +116,7 @@ static char *idist__flow_recv_at(const idist__task *t, int from) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
 
-    if (call->kind == IDIST__BROADCAST || call->kind == IDIST__SCATTER ||
-        call->kind == IDIST__SCATTERV)
-        return op->out;
+    if (!idist__kind_takes_blocks(call->kind)) return op->out;
     if (call->recvcounts)
         return op->out + idist__extent_displ(call->recvcounts, call->recvdispls, from) * op->size;
     return op->out + (size_t)from * op->nbytes;

@@ -90,7 +90,7 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     if (call->count > IDIST__FLAT_BYTES)
         return IDIST__ALGO_CHUNKED; // before the product can overflow
     nbytes = call->count * idist_dtype_size(call->dtype);
-    if (idist__flow_is_per_rank(call->kind)) nbytes *= (size_t)g->size;
+    if (idist__kind_gives_blocks(call->kind)) nbytes *= (size_t)g->size;
 
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }
