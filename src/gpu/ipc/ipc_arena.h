@@ -1,8 +1,8 @@
 // gpu/ipc/ipc_arena.h: device memory that other ranks map
 //
 // Each rank of a group has an arena: IDIST__IPC_SLOTS chunks of device memory, which the other
-// members map once. Each of these calls of CUDA may wait for all work of the device, so they are
-// made without the lock.
+// members map once. Allocating and mapping device memory may wait for all work of the device, so
+// these CUDA calls are made without the lock.
 #pragma once
 
 #include "os/process.h"
@@ -13,23 +13,23 @@
 #include "core/world.h"
 #include "gpu/gpu_model.h"
 
-// What each member tells the others about its arena.
+// The information about its arena that each member sends to the other members.
 typedef struct idist__ipc_rank_info {
     cudaIpcMemHandle_t handle;
-    char *data; // for ranks of the same process, which cannot open it
+    char *data; // for ranks of the same process, which cannot open the handle
     uint64_t process;
     int32_t device;
     uint32_t serial;
-    int32_t failed; // there is nothing to map; the reason comes later
+    int32_t failed; // true if there is nothing to map; the reason follows later
 } idist__ipc_rank_info;
 
-// Equal for ranks of the same process only. Processes in different containers may have the same
-// number.
+// Returns a number that identifies this process. The number depends on the container, because
+// processes in different containers may have the same process id.
 static uint64_t idist__ipc_arena_process(void) {
     return idist__hash_mix((uint64_t)idist__os_process_id(), idist__os_process_space());
 }
 
-// Takes an arena of our own for the group: one of a closed group, or a new one. Releases the lock
+// Takes an arena for this rank: the arena of a closed group, or a new arena. Releases the lock
 // while it allocates.
 static cudaError_t idist__ipc_arena_take(idist_group *g, idist__ipc_rank_info *info) {
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -60,7 +60,7 @@ static cudaError_t idist__ipc_arena_take(idist_group *g, idist__ipc_rank_info *i
     return g->size > 1 ? cudaIpcGetMemHandle(&info->handle, a->data) : cudaSuccess;
 }
 
-// Maps an arena of another rank, if it is not mapped yet. Releases the lock meanwhile.
+// Maps an arena of another rank, unless the arena is mapped already. Releases the lock meanwhile.
 static cudaError_t idist__ipc_arena_map(idist__world *w, int rank, const idist__ipc_rank_info *info,
                                         char **at) {
     idist__gpu *gpu = idist__gpu_of(w);
@@ -129,8 +129,8 @@ static void idist__ipc_arena_release(idist_group *g) {
     gg->own_arena = NULL;
 }
 
-// Abandons the arena of a group in which a copy never ends, on this rank or on another: no other
-// group gets it, and it is never freed.
+// Abandons this rank's arena in a group where a copy never ends, on any rank. No other group gets
+// the arena, and the arena is never freed.
 static void idist__ipc_arena_abandon(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 

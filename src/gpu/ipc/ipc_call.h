@@ -1,46 +1,47 @@
 // gpu/ipc/ipc_call.h: calls of ranks that read each other's device memory
 //
-// idist uses CUDA IPC by itself
-// where NCCL does not go: for ranks of one host that share a GPU. It takes CUDA 12.8 or later;
-// with an older one, and wherever IPC does not work, the group is staged through host memory.
+// idist uses CUDA IPC where NCCL cannot serve the ranks of a host, because ranks share a GPU or
+// NCCL is missing. IPC needs CUDA 12.8 or later. With an older CUDA, and wherever IPC does not
+// work, the group is staged through host memory.
 //
-// The device backend "ipc" supports all collectives except barriers, prefix sums and v-forms; of
-// reductions, SUM, PROD, MIN, MAX and AVG of F16, BF16, F32 and F64, and premultiplied sums of F32
-// and F64. The rest is staged. The operands are combined in the order of the ranks, so the results
-// have the same bits as those of host memory that the ranks share.
+// The device backend "ipc" supports all collectives except barriers, prefix sums and v-forms. It
+// reduces F16, BF16, F32 and F64 by SUM, PROD, MIN, MAX and AVG, and F32 and F64 also by
+// premultiplied sums. All other calls are staged. Operands are combined in rank order, so the
+// results have the same bits as results in host memory that the ranks share.
 //
 // WHAT IT COSTS
 //
-// 64 MiB of device memory for each rank of each group that makes such calls, kept for the next
-// group. Each call first copies its data into that memory.
+// Each rank of each group that makes IPC calls has 64 MiB of device memory, which is kept for the
+// next group. Each call first copies its data into this memory.
 //
-// The kernels are compiled once per world, in its first such call. The first call of each group
-// also reads the memory of every rank once. If the driver is too old for them, or the machine
-// corrupts what one GPU reads from another (an IOMMU, or PCIe ACS; boot with iommu=pt, or disable
-// ACS), the group is staged, with a warning.
+// The kernels are compiled once per world, in its first IPC call. The first call of each group also
+// reads the memory of every rank once. If the driver is too old for the kernels, the group is
+// staged, with a warning. The group is also staged, with a warning, if the machine corrupts what
+// one GPU reads from another. An IOMMU or PCIe ACS causes such errors: boot with iommu=pt, or
+// disable ACS.
 //
-// All ranks of a host that share a GPU can read each other's device memory. Each rank has an arena
-// that the others map. A chunk of a call is given, and then taken:
+// The ranks of a host can read each other's device memory, even if they share a GPU. Each rank has
+// an arena that the other ranks map. A chunk of a call is first given and then taken:
 //
 //     give      own contribution -> own arena      (device)
 //     take      others' arenas -> receive buffer   (device: a reduction kernel, or copies)
 //
-// A large all_reduce is taken in two steps. First each rank takes the slice that it reduces for
-// all:
+// In a large all_reduce, each rank takes only one slice, reduces the slice for all ranks, and then
+// collects the other slices:
 //
 //     give      all but the own slice -> own arena
-//     take      own slice from the send buffer, the others' from their arenas
+//     take      own slice, from the send buffer and from the others' arenas
 //                   -> own arena and receive buffer
 //     collect   the slices that the others have reduced -> receive buffer
 //
-// For each byte of the message the device then reads and writes 2 (n - 1) / n, 1 + 2 / n and
-// 2 (n - 1) / n bytes: 5 - 2 / n in all, of which 2 are unavoidable. Reaching 2 would take mapping
-// the program's own buffers. But mapped memory must not be freed, and nobody tells idist when the
-// program frees its own.
+// For each byte of the message, the device reads and writes 2 (n - 1) / n bytes in `give` and as
+// many in `collect`, and 1 + 2 / n bytes in `take`. The sum is 5 - 2 / n bytes. Two bytes are
+// unavoidable. To reach two, the ranks would have to map the program's own buffers. But mapped
+// memory must not be freed, and idist cannot know when the program frees a buffer.
 //
-// The device's work for a call is cut into phases. A rank that has finished a phase meets the
-// others (on the host, where the first meeting compares the call), so that what is given in one
-// phase can be taken `depth` phases later:
+// The device's work for a call is divided into phases. A rank that has finished a phase meets the
+// other ranks on the host, where the first meeting compares the call. So what is given in one phase
+// can be taken `depth` phases later:
 //
 //     phase      0      1      2      3      4      5      6         three chunks, depth 2
 //     give       0      1      2
@@ -49,16 +50,17 @@
 //     met            0      1      2      3      4      5      6     the device has the next one
 //
 // Phase p begins when all ranks have met for phase p - depth. Chunk c is in slot c % 4 of the
-// arena. A rank that gives chunk c + 4 there, in phase c + 4, knows that all ranks have finished at
-// least phase c + 2, in which they took chunk c. A rank's own slice of the slot holds what it has
-// reduced; that was collected in phase c + 4, before the rank reduces there again in phase c + 6. A
-// single chunk needs no pipeline: its depth is 1. After the last phase the ranks meet as well, so
-// that nobody reads an arena whose owner has finished the call.
+// arena. In phase c + 4 a rank gives chunk c + 4 into the same slot. By then all ranks have
+// finished at least phase c + 2, in which they took chunk c. A rank's own slice of the slot holds
+// the result of the reduction. The other ranks collect this result in phase c + 4, and the rank
+// overwrites it only in phase c + 6. A single chunk needs no pipeline: its depth is 1. After the
+// last phase the ranks meet as well, so that no rank reads an arena whose owner has finished the
+// call.
 //
-// No kernel waits for another rank, so processes that share a GPU may take turns on it.
+// No kernel waits for another rank, so processes that share a GPU may take turns on the GPU.
 //
 //     idist__gpu_engine_start      the call gets its fingerprint and enters the group's queue
-//     idist__ipc_call_step         enqueues the next phases; starts a meeting when one has finished
+//     idist__ipc_call_step         enqueues the next phases; starts a meeting when a phase ends
 //     idist__gpu_engine_part_done  the ranks have met; then the next idist__ipc_call_step
 #pragma once
 
@@ -72,18 +74,18 @@
 #include "gpu/ipc/ptx.h"
 #include "gpu/ipc/ipc_kernel.h"
 
-enum { IDIST__IPC_ELEMENT = 256 }; // bytes
+enum { IDIST__IPC_ELEMENT = 256 }; // largest element, in bytes
 
-// Whether IPC supports a call; the same on all ranks.
+// Returns true if IPC supports a call. All ranks get the same answer.
 static bool idist__ipc_call_supports(const idist_group *g, const idist__call *call) {
     if (idist__kind_is_p2p(call->kind) || idist__kind_is_v(call->kind)) return false;
     if (call->kind == IDIST__SCAN || call->kind == IDIST__EXSCAN || call->kind == IDIST__BARRIER)
         return false;
-    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
+    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // a chunk holds many
     if (!idist__kind_reduces(call->kind)) return true;
     if (!idist__dtype_is_float(call->dtype) || idist_dtype_size(call->dtype) < 2) return false;
     if (idist__gpu_task_op_is_premul(g, call))
-        return !idist__dtype_is_narrow(call->dtype); // 16 bits would be rounded twice
+        return !idist__dtype_is_narrow(call->dtype); // a 16-bit float would be rounded twice
 
     return idist__reduce_op_is_arithmetic(call->op);
 }
@@ -94,9 +96,9 @@ static bool idist__ipc_call_is_large(const idist__task *t) {
     return op->call.count * op->size > IDIST__IPC_SMALL;
 }
 
-// Where the slice begins that a rank reduces in a chunk of k elements. Slices are whole cache
-// lines, and at the same place in all chunks of a call: a slice is given while that of the slot's
-// previous chunk is collected.
+// Returns the element where the slice of `rank` begins in a chunk of k elements. Slices consist of
+// whole cache lines and are at the same place in all chunks of a call. So a rank can give the other
+// slices of a new chunk while its own slice of the slot's previous chunk is collected.
 static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
@@ -104,7 +106,8 @@ static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int ra
     return at < k ? at : k;
 }
 
-// The first step of a premultiplied sum: each rank has a factor of its own.
+// Multiplies this rank's contribution to a premultiplied sum by the rank's own factor. Does nothing
+// for other calls.
 static cudaError_t idist__ipc_call_premultiply(const idist__task *t, void *data, size_t count) {
     const idist_group *g = t->group;
     const idist__call *call = &idist__gpu_op_of(t)->call;
@@ -116,7 +119,8 @@ static cudaError_t idist__ipc_call_premultiply(const idist__task *t, void *data,
                                    idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
-// Gives a part of a large all_reduce: from the send buffer to the same place in the arena.
+// Gives the elements from `begin` up to `end` of a large all_reduce: copies them from the send
+// buffer to the same place in the arena.
 static cudaError_t idist__ipc_call_give_part(const idist__task *t, char *arena, const char *send,
                                              size_t begin, size_t end) {
     size_t size = idist__gpu_op_of(t)->size, count = end - begin;
@@ -154,8 +158,8 @@ static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_
     return error == cudaSuccess ? idist__ipc_call_premultiply(t, arena, k * shape.send) : error;
 }
 
-// Takes this rank's slice of a large all_reduce, to its arena and its receive buffer. If the
-// program's buffers are not aligned to 16 bytes, copying them first is faster.
+// Takes this rank's slice of a large all_reduce, to its arena and its receive buffer. If a buffer
+// of the program is not aligned to 16 bytes, a separate copy is faster than an unaligned kernel.
 static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const *arena, size_t at,
                                               size_t k) {
     const idist_group *g = t->group;
@@ -186,7 +190,7 @@ static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const 
                                 idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
-// Takes what this rank receives from the arenas of all ranks.
+// Takes what this rank receives of a chunk from the arenas of all ranks.
 static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena, size_t at,
                                         size_t k) {
     const idist_group *g = t->group;
@@ -228,7 +232,7 @@ static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena
     return error;
 }
 
-// Collects the slices of a large all_reduce that the others have reduced.
+// Collects the slices of a large all_reduce that the other ranks have reduced.
 static cudaError_t idist__ipc_call_collect(const idist__task *t, char *const *arena, size_t at,
                                            size_t k) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
@@ -257,7 +261,7 @@ typedef enum idist__ipc_phase_step {
 
 static size_t idist__ipc_call_depth(const idist__gpu_op *op) { return op->nchunks > 1 ? 2 : 1; }
 
-// Enqueues one step of the next phase, if there is a chunk for it.
+// Enqueues one step of the next phase, if there is a chunk for the step.
 static cudaError_t idist__ipc_call_enqueue_step(const idist__task *t, idist__ipc_phase_step step) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     const idist__gpu_op *op = idist__gpu_op_of(t);
@@ -278,8 +282,9 @@ static cudaError_t idist__ipc_call_enqueue_step(const idist__task *t, idist__ipc
     return idist__ipc_call_collect(t, arena, at, k);
 }
 
-// One step of the call at the head of its group's queue. enqueued_count phases are enqueued; for
-// started_count of them the ranks have met, or are about to. False: it waits, or has failed.
+// Performs one step of the call at the head of its group's queue. enqueued_count phases are
+// enqueued. For started_count of these phases the ranks have met, or are about to meet. Returns
+// false if the call waits or has failed.
 static bool idist__ipc_call_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     size_t depth = idist__ipc_call_depth(op), lag = idist__ipc_call_is_large(t) ? 2 : 1;

@@ -18,9 +18,9 @@ static void idist__ipc_kernel_unload(idist__gpu *gpu) {
     gpu->library = NULL;
 }
 
-// Loads the kernels. The driver compiles a kernel when it is first needed, and that is now, because
-// its attributes are asked for: PTX that the driver cannot read is no error of a call yet, and no
-// launch waits.
+// Loads the kernels. The driver compiles a kernel when the kernel is first needed. Asking for the
+// kernel's attributes makes the driver do so now. So PTX that the driver cannot read is found
+// before a call needs the kernels, and no launch waits for the compiler.
 static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     static const char *const names[] = {"idist_reduce_f16", "idist_reduce_bf16", "idist_reduce_f32",
                                         "idist_reduce_f64", "idist_pack_halves"};
@@ -47,7 +47,8 @@ static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     return error;
 }
 
-// Launches a kernel with a thread for each of `count` items, or with fewer that take turns.
+// Launches a kernel with one thread for each of `count` items, or with fewer threads that take
+// turns.
 static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, const void *args,
                                             size_t count, cudaStream_t stream) {
     void *params[1];
@@ -60,8 +61,8 @@ static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, c
     return cudaLaunchKernel((const void *)gpu->kernels[kernel], grid, block, params, 0, stream);
 }
 
-// Reduces on the device. The caller sets out, count and also; each operand in[i] that is NULL is at
-// offset `at` of rank i's arena.
+// Reduces on the device. The caller sets out, count and also. Each operand in[i] that is NULL is
+// read from offset `at` of rank i's arena.
 static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *arena, size_t at,
                                             idist__ptx_args *args) {
     const idist_group *g = t->group;
@@ -151,9 +152,9 @@ static bool idist__ipc_kernel_has_loaded(const void *arg) {
     return !idist__gpu_of(w)->loading || w->progress.stops;
 }
 
-// Loads the kernels once per world. The lock is held, and released meanwhile: loading may wait for
-// the device, where a kernel of NCCL's may wait for a lost rank, and whoever aborts that needs the
-// lock. The caller is counted in gpu->user_count.
+// Loads the kernels once per world. Called with the lock held. Releases the lock meanwhile, because
+// loading may wait for the device. On the device a kernel of NCCL may wait for a lost rank, and the
+// thread that aborts this kernel needs the lock. The caller is counted in gpu->user_count.
 static cudaError_t idist__ipc_kernel_need(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;

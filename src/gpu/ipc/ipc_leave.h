@@ -1,9 +1,9 @@
-// gpu/ipc/ipc_leave.h: the end of a world: giving the memory back
+// gpu/ipc/ipc_leave.h: how the end of a world frees device memory
 //
-//     idist_finalize      idist__ipc_leave_unmap_arenas   this rank maps nothing any more
-//                         the ranks meet            nobody maps our own arenas any more
-//     groups are closed   gpu/gpu_leave.h               other threads leave
-//     world is freed      idist__ipc_leave_free_all       all memory that the device knows
+//     idist_finalize      idist__ipc_leave_unmap_arenas   this rank maps no arena any more
+//                         the ranks meet                  no rank maps our arenas any more
+//     groups are closed   gpu/gpu_leave.h                 other threads leave the world
+//     world is freed      idist__ipc_leave_free_all       frees all memory that the device knows
 #pragma once
 
 #include "os/clock.h"
@@ -18,10 +18,10 @@
 #include "gpu/gpu_agree.h"
 #include "gpu/ipc/ipc_kernel.h"
 
-// What a thread of its own gives back to the device, because each of these calls may wait for all
-// work of the device.
+// A clean-up job, which frees memory of the device in a thread of its own. The thread is needed
+// because each of these CUDA calls may wait for all work of the device.
 typedef struct idist__ipc_cleanup {
-    idist__gpu gpu; // only the device, and what is given back: imports, arenas, library,
+    idist__gpu gpu; // only the device, and what the thread frees: imports, arenas, library,
                     // free_pinned, barrier_word, pool
     int state;      // atomic: IDIST__JOB_STATE_*
 } idist__ipc_cleanup;
@@ -49,9 +49,9 @@ static void *idist__ipc_leave_cleanup_run(void *arg) {
     return NULL;
 }
 
-// Gives back what `what` lists, in a thread of its own, and waits for it up to IDIST__GPU_ABORT_MS.
-// False: the device is busy and the thread goes on by itself, or there is no such thread. Called
-// without the lock.
+// Frees the memory that `what` lists, in a thread of its own, and waits up to IDIST__GPU_ABORT_MS
+// for the thread. Returns false if the device is busy, so that the thread continues by itself, or
+// if no thread can be started. Called without the lock.
 static bool idist__ipc_leave_clean_up(const idist__gpu *what) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
@@ -71,7 +71,7 @@ static bool idist__ipc_leave_clean_up(const idist__gpu *what) {
 
     if (__atomic_exchange_n(&job->state, IDIST__JOB_STATE_LEFT, __ATOMIC_ACQ_REL) !=
         IDIST__JOB_STATE_DONE) {
-        idist__os_thread_detach(thread); // it frees the job
+        idist__os_thread_detach(thread); // the thread frees the job
         return false;
     }
 
@@ -90,7 +90,7 @@ static void idist__ipc_leave_free_list(const idist__world *w, idist__ipc_arena *
     }
 }
 
-// Whether no thread of this rank reads, or is about to read, the memory of other ranks.
+// Returns true if no thread of this rank reads, or is about to read, the memory of other ranks.
 static bool idist__ipc_leave_is_idle(const void *arg) {
     const idist__world *w = (const idist__world *)arg;
     const idist_group *g;
@@ -107,8 +107,8 @@ static bool idist__ipc_leave_is_idle(const void *arg) {
     return true;
 }
 
-// Unmaps the arenas of the other ranks, which free them when all ranks have done so. Waits for the
-// calls of other threads to end.
+// Unmaps the arenas of the other ranks. A rank frees its arenas only when all ranks have unmapped
+// them. Waits for the calls of other threads to end.
 static void idist__ipc_leave_unmap_arenas(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu what;
@@ -135,8 +135,8 @@ static void idist__ipc_leave_unmap_arenas(idist__world *w) {
     else gpu->stuck = true;
 }
 
-// Gives back what this rank has. Each of these calls may wait for the device, on which a kernel of
-// NCCL's may still run that could not be aborted.
+// Frees all memory of this rank that the device uses. Each of these CUDA calls may wait for the
+// device, where a kernel of NCCL that could not be aborted may still run.
 static void idist__ipc_leave_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     // If the device is stuck, a thread may still load the kernels.
@@ -144,7 +144,7 @@ static void idist__ipc_leave_free_all(idist__world *w) {
                                gpu->barrier_word || gpu->pool || idist__ipc_kernel_is_loaded(gpu));
     bool busy = any && !idist__ipc_leave_clean_up(gpu);
 
-    if (!busy && !w->life.abandoned) { // else a thread still reads the lists
+    if (!busy && !w->life.abandoned) { // otherwise, a thread still reads the lists
         idist__ipc_leave_free_list(w, gpu->imports);
         idist__ipc_leave_free_list(w, gpu->arenas);
         idist__pinned_free_list(w, gpu->free_pinned);

@@ -1,9 +1,10 @@
-// gpu/ipc/ipc_probe.h: does this rank read what the others have written?
+// gpu/ipc/ipc_probe.h: checks that this rank can read the memory of other ranks
 //
-// What each rank leaves in its arena, for the others to check that they read it: whole numbers,
-// never 0, and so small that their sum is exact. A driver that grants peer access does not know
-// whether the machine delivers: an IOMMU, or the access control (ACS) of a PCIe switch, makes zeros
-// or garbage of what one GPU reads from another, without an error.
+// Each rank writes a pattern into its arena, and all ranks read it. The numbers of the pattern are
+// whole, never 0, and small enough that their sum is exact. A driver that grants peer access does
+// not know whether the machine delivers the data. An IOMMU, or the access control (ACS) of a PCIe
+// switch, may corrupt what one GPU reads from another. The GPU then reads zeros or garbage, without
+// an error.
 #pragma once
 
 #include "os/clock.h"
@@ -15,7 +16,7 @@
 #include "gpu/ipc/ipc_kernel.h"
 
 #define IDIST__IPC_PROBE 4096
-#define IDIST__IPC_PROBE_MS 10000 // how long reading it may take
+#define IDIST__IPC_PROBE_MS 10000 // time that reading the patterns may take
 
 static float idist__ipc_probe_value(int rank, size_t i) {
     uint64_t mixed = idist__hash_mix((uint64_t)rank + 1, i);
@@ -23,14 +24,14 @@ static float idist__ipc_probe_value(int rank, size_t i) {
 }
 
 typedef struct idist__ipc_probe {
-    cudaStream_t stream; // its own: if a copy never ends, it is abandoned
-    float *seen;         // pinned
+    cudaStream_t stream; // for the probe alone; abandoned if a copy never ends
+    float *seen;         // pinned memory for what the probe has read
     int64_t deadline_ns;
     char text[200];
 } idist__ipc_probe;
 
-// Starts the deadline, once for each part of the probe: the ranks may begin a part at very
-// different times.
+// Sets the deadline for a part of the probe. Each part has its own deadline, because the ranks may
+// begin a part at very different times.
 static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_probe *probe) {
     int most_ms = w->cfg.init_timeout_ms / 2;
 
@@ -38,7 +39,8 @@ static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_prob
     probe->deadline_ns = idist__os_clock_deadline(most_ms);
 }
 
-// True: the stream has finished. It may never do so.
+// Waits until the stream finishes. Returns false after an error or at the deadline, because the
+// stream may never finish.
 static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *error) {
     int turns = 0;
 
@@ -70,8 +72,8 @@ static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe
     return error;
 }
 
-// Copies the device's memory at `from` to the host and checks it: the pattern of a rank, or the sum
-// of all (rank -1).
+// Copies the device's memory at `from` to the host. Returns true if the copy equals the pattern of
+// `rank`, or the sum of all ranks' patterns if `rank` is -1.
 static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe, const char *from,
                                    int rank, cudaError_t *error) {
     size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
@@ -90,8 +92,9 @@ static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe
     return true;
 }
 
-// Checks that this rank reads the arenas of all ranks: by copies from device to device, and with a
-// kernel. (A copy to the host would prove nothing: the device that owns the memory makes it.)
+// Checks that this rank reads the arenas of all ranks, by copies from device to device and with a
+// kernel. A copy to the host would prove nothing, because the device that owns the memory makes the
+// copy.
 static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe *probe) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -122,7 +125,7 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
             idist__ipc_kernel_launch(gpu, IDIST_F32 - IDIST_F16, &args, args.count, probe->stream);
         right = idist__ipc_probe_check(g, probe, sum, -1, &error);
         for (i = 0; i < g->size && !right && !strcmp(mine, other); i++)
-            other = gpu->rank_infos[g->ranks[i]].bus_id; // one that may be the cause
+            other = gpu->rank_infos[g->ranks[i]].bus_id; // a GPU that may be the cause
     }
 
     if (right || (error != cudaSuccess && error != cudaErrorNotReady)) return error;
@@ -136,8 +139,8 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
     return cudaErrorUnknown;
 }
 
-// False: the stream has not finished. It may never do so: it is abandoned, with the memory it works
-// on.
+// Frees the probe. Returns false if the stream has not finished. Such a stream may never finish, so
+// the stream and the memory that it works on are abandoned.
 static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
     cudaError_t error = cudaSuccess;
     bool done =

@@ -1,7 +1,7 @@
-// gpu/ipc/ipc_setup.h: what the members of a group set up in its first call
+// gpu/ipc/ipc_setup.h: what the members of a group set up in the group's first call
 //
 //     own     load the kernels; take an arena, and write a pattern into it
-//     others  exchange the handles; map the arenas of the others, and read the patterns
+//     others  exchange the handles; map the other ranks' arenas, and read the patterns
 //     agree   if any rank has failed, the group is staged
 #pragma once
 
@@ -19,9 +19,10 @@
 #include "gpu/ipc/ipc_arena.h"
 #include "gpu/ipc/ipc_probe.h"
 
-// What happens to a group in which a rank cannot use IPC.
+// Handles a group in which a rank cannot use IPC. Fails if the user requires IPC. Otherwise warns,
+// and stages the group from now on.
 static idist_status idist__ipc_setup_without(idist_group *g, const char *reason) {
-    idist__ipc_arena_release(g); // a later call of the group may set it up again
+    idist__ipc_arena_release(g); // a later call of the group may set up an arena again
     if (idist__gpu_of(g->w)->rank_infos[0].wanted_backend == IDIST__BY_IPC)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged needs no IPC",
@@ -34,13 +35,14 @@ static idist_status idist__ipc_setup_without(idist_group *g, const char *reason)
 }
 
 typedef struct idist__ipc_setup {
-    idist__ipc_rank_info mine, *infos; // of all ranks
+    idist__ipc_rank_info mine, *infos; // of this rank, and of all ranks
     idist__ipc_probe probe;
-    bool stuck;        // the probe never ends
-    cudaError_t error; // of this rank
+    bool stuck;        // true if the probe never ends
+    cudaError_t error; // the first error of this rank
 } idist__ipc_setup;
 
-// This rank's part: the kernels, and an arena with a pattern in it. Releases the lock meanwhile.
+// Sets up this rank's part: loads the kernels, takes an arena and writes a pattern into the arena.
+// Releases the lock meanwhile.
 static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
     const idist__gpu *gpu = idist__gpu_of(w);
@@ -55,7 +57,7 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     setup->mine.failed = setup->error != cudaSuccess;
 }
 
-// Maps the arenas of the others and reads them once. Releases the lock meanwhile.
+// Maps the arenas of the other ranks and reads each arena once. Releases the lock meanwhile.
 static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
     idist_status status =
@@ -75,7 +77,8 @@ static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *se
     return status;
 }
 
-// A probe that never ends on one rank may read the arena of any other: all ranks abandon theirs.
+// Abandons the arenas of all ranks if a probe never ends on any rank. Such a probe may read the
+// arena of any other rank.
 static idist_status idist__ipc_setup_strand_all(idist_group *g, idist__ipc_setup *setup) {
     idist_status status;
     bool any = false;
@@ -89,7 +92,8 @@ static idist_status idist__ipc_setup_strand_all(idist_group *g, idist__ipc_setup
     return status;
 }
 
-// The same outcome for all members.
+// Agrees on the outcome, which is the same for all members: the group uses IPC, is staged, or
+// fails.
 static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *setup) {
     bool failed = setup->error != cudaSuccess, all = false;
     char reason[256] = "";
@@ -103,8 +107,8 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
     return status == IDIST_OK && !all ? idist__ipc_setup_without(g, reason) : status;
 }
 
-// Sets up the arenas of a group; if a rank cannot, the group is staged. All members call it.
-// Releases the lock meanwhile.
+// Sets up the arenas of a group. If a rank cannot set up its arena, the group is staged. All
+// members call this function. Releases the lock meanwhile.
 static idist_status idist__ipc_setup_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);

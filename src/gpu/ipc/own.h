@@ -1,6 +1,6 @@
 // gpu/ipc/own.h: device memory of this rank alone, for idist_train.h
 //
-// Everything is enqueued on a stream of the program's.
+// All work is enqueued on a stream of the program.
 #pragma once
 
 #include "os/thread.h"
@@ -21,9 +21,9 @@ typedef struct idist__own {
     cudaError_t error;
 } idist__own;
 
-// From here to idist__own_end the device of the group's world is the current one. kernels: loads
-// them. The lock is not held meanwhile: allocating, and enqueuing on a full queue, may wait for the
-// device. The end of the world waits for us.
+// Makes the device of the group's world the current device until idist__own_end. Loads the kernels
+// if `kernels` is true. The lock is not held meanwhile, because allocating may wait for the device,
+// and so may enqueuing on a full queue. Closing the world waits for us.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *opts,
                                      bool kernels) {
     idist_group *g;
@@ -59,7 +59,7 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
     return own->error == cudaSuccess ? IDIST_OK : idist__gpu_device_fail(name, own->error);
 }
 
-// from NULL: zeros.
+// Copies nbytes of device memory, or sets them to zero if `from` is NULL.
 IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *opts,
                                                   void *to, const void *from, size_t nbytes) {
     idist__own own;
@@ -71,7 +71,7 @@ IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_
     return idist__own_end(&own, name);
 }
 
-// Allocates zeroed memory, freed with idist__own_free.
+// Allocates zeroed memory. The caller frees the memory with idist__own_free.
 IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *opts,
                                                    void **p, size_t nbytes) {
     idist__own own;
@@ -94,7 +94,7 @@ IDIST__UNUSED static void idist__own_free(void *p) {
     idist__gpu_device_home_leave(&home);
 }
 
-// Checks that the rank has a device and, if asked, the kernels.
+// Checks that the rank has a device and, if `kernels` is true, that the kernels can be loaded.
 IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *opts,
                                                    bool kernels) {
     idist__own own;
@@ -102,7 +102,7 @@ IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist
     return status == IDIST_OK ? idist__own_end(&own, name) : status;
 }
 
-// Whether p is in device memory. Nothing is for a rank without a device.
+// Sets *holds to true if p is in device memory. On a rank without a device, *holds is always false.
 IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist_opts *opts,
                                                    const void *p, bool *holds) {
     idist__own own;
@@ -114,7 +114,7 @@ IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist
     return idist__own_end(&own, name);
 }
 
-// Multiplies F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
+// Multiplies elements of type F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
 IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *opts,
                                                    void *data, size_t count, idist_dtype dtype,
                                                    double factor) {
@@ -127,7 +127,7 @@ IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist
     return idist__own_end(&own, name);
 }
 
-// Converts floats to 16 bits, or back.
+// Converts floats to 16-bit floats, or 16-bit floats to floats.
 IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *opts,
                                                   const idist__pack_args *args) {
     idist__own own;

@@ -1,34 +1,34 @@
-// gpu/ipc/ptx.h: kernels that reduce and pack what one GPU can read
+// gpu/ipc/ptx.h: kernels that reduce and pack data that one GPU can read
 //
-// idist_reduce_f32, _f64, _f16 and _bf16 compute out[i] = in[0][i] (op) ... (op) in[n - 1][i], with
-// the same bits as idist__reduce_many. idist_pack_halves converts floats as
-// train/compress/compress.h does, with the same bits. No kernel waits for anything.
+// idist_reduce_f32, _f64, _f16 and _bf16 compute out[i] = in[0][i] (op) ... (op) in[n - 1][i]. The
+// results have the same bits as results of idist__reduce_many. idist_pack_halves converts floats,
+// with the same bits as train/compress/compress.h. No kernel waits for anything.
 //
-// The strings below, joined, are the PTX that the driver compiles for its GPU. Their source is
-// tests/gpu/reduce.cu and tests/gpu/pack.cu.
+// The strings below, joined, are the PTX that the driver compiles for its GPU. They are generated
+// from tests/gpu/reduce.cu and tests/gpu/pack.cu.
 #pragma once
 
 #define IDIST__PTX_OPERANDS 16
-#define IDIST__PTX_SCALED 16   // an op: SUM of each operand times factor
+#define IDIST__PTX_SCALED 16   // an op: the SUM of all operands, each times `factor`
 #define IDIST__PTX_THREADS 512 // per block, at most
-#define IDIST__PTX_NBYTES 16   // of each operand, per thread and turn
+#define IDIST__PTX_NBYTES 16   // bytes of each operand that a thread handles per turn
 
-// The only parameter of a kernel that reduces. All pointers are aligned to an element; the kernel
-// is faster if all are aligned to 16 bytes. `out` and `also` may equal any of in[]; otherwise they
-// do not overlap.
+// The only parameter of a kernel that reduces. All pointers are aligned to an element. The kernel
+// is faster if all pointers are aligned to 16 bytes. `out` and `also` may equal any of in[];
+// otherwise no buffers overlap.
 typedef struct idist__ptx_args {
     const void *in[IDIST__PTX_OPERANDS];
     void *out;
-    void *also; // gets the same as out; NULL: nothing
+    void *also; // receives the same data as out, or NULL
     unsigned long long count;
     double factor;
-    int n;  // of in[], 1 or more
-    int op; // of idist_op
+    int n;  // number of operands in in[], 1 or more
+    int op; // an idist_op, or IDIST__PTX_SCALED
 } idist__ptx_args;
 
-// Indices of idist__gpu.kernels: 0 to 3 reduce F16, BF16, F32 and F64 (dtype - IDIST_F16). Then the
-// ops of PACK_HALVES.
+// Indices of idist__gpu.kernels. Kernels 0 to 3 reduce F16, BF16, F32 and F64 (dtype - IDIST_F16).
 enum { IDIST__PACK_HALVES = 4 };
+// Values of idist__pack_args.op, for kernel IDIST__PACK_HALVES.
 enum { IDIST__PACK_F16, IDIST__PACK_BF16, IDIST__UNPACK_F16, IDIST__UNPACK_BF16 };
 
 typedef struct idist__pack_args {

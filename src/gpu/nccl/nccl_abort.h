@@ -1,4 +1,4 @@
-// gpu/nccl/nccl_abort.h: the end of a communicator
+// gpu/nccl/nccl_abort.h: aborting communicators, and handling errors of NCCL
 #pragma once
 
 #include "os/clock.h"
@@ -11,14 +11,14 @@
 #include "gpu/nccl/nccl_job.h"
 #include "gpu/nccl/nccl_issue.h"
 
-// Whether a thread is inside a call of NCCL with the group's communicator.
+// Returns true if a thread is inside a call of NCCL with the group's communicator.
 static bool idist__nccl_abort_is_inside(const idist__gpu_group *gg) {
     return gg->gate && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST);
 }
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
-// ncclCommRevoke, a thread inside NCCL starts the abort when its call returns: at once, unless the
-// communicator is a blocking one of the user's.
+// ncclCommRevoke, a thread that is inside NCCL starts the abort when its call returns. That call
+// returns at once, unless the user supplied a blocking communicator.
 static void idist__nccl_abort_group(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -48,8 +48,9 @@ static void idist__nccl_abort_group(idist_group *g) {
                      "cannot start a thread to abort NCCL: the device may stay busy");
 }
 
-// Aborts, and gives the device a little time to leave the caller's buffers. The rest of the abort
-// proceeds by itself, because NCCL also waits for the program's own work on its streams.
+// Starts the abort, and waits up to IDIST__GPU_GRACE_MS for the device to leave the caller's
+// buffers. The rest of the abort proceeds by itself, because NCCL also waits for the program's own
+// work on the streams.
 static void idist__nccl_abort_wait(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_GRACE_MS);
@@ -62,7 +63,8 @@ static void idist__nccl_abort_wait(idist_group *g) {
         idist__gpu_device_nap(&turns);
 }
 
-// Leaves an abort to itself: idist__nccl_abort_reap collects its thread. The gate goes with it.
+// Leaves an abort to its thread, which idist__nccl_abort_reap collects. The gate now belongs to the
+// job.
 static void idist__nccl_abort_leave(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -73,7 +75,7 @@ static void idist__nccl_abort_leave(idist_group *g) {
     gg->abort_job->next = gpu->ending_jobs;
     gpu->ending_jobs = gg->abort_job;
     gg->abort_job = NULL;
-    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // else the group stays, too
+    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // else the group is not freed
 }
 
 static void idist__nccl_abort_log_stays(const idist__world *w) {
@@ -82,7 +84,8 @@ static void idist__nccl_abort_log_stays(const idist__world *w) {
                      "group that has ended stays in memory, and the device may stay busy");
 }
 
-// The abort of a group that is freed.
+// Starts the abort of a group that is about to be freed, and leaves the abort to its thread. Warns
+// if a thread inside NCCL prevents the abort: the communicator then stays in memory.
 static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
@@ -92,8 +95,8 @@ static void idist__nccl_abort_end(idist_group *g) {
     idist__nccl_abort_leave(g);
 }
 
-// Says what has become of a communicator that was aborted. IN_PROGRESS without `left`: it stays in
-// memory.
+// Logs how an abort ended, unless it succeeded. `left` is true if ncclCommAbort has not returned.
+// If `left` is false and the result is IN_PROGRESS, the communicator stays in memory.
 static void idist__nccl_abort_log(const idist__world *w, int result, bool left) {
     char text[256];
 
@@ -106,9 +109,10 @@ static void idist__nccl_abort_log(const idist__world *w, int result, bool left) 
                          idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 }
 
-// Waits for a thread that ends a communicator until the deadline. False: it has not come back. If a
-// graph holds calls, an old NCCL stays in the abort until the graph is destroyed: it gets little
-// time, and is no error.
+// Waits until the deadline for a thread that ends a communicator. Returns false if a thread that
+// finalizes has not returned. If a CUDA graph holds calls, NCCL without ncclCommRevoke stays in the
+// abort until the graph is destroyed. Such an abort gets at most IDIST__GPU_GRACE_MS and is not an
+// error.
 static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *job,
                                        int64_t deadline_ns) {
     bool aborts = job->kind == IDIST__JOB_ABORT;
@@ -124,8 +128,9 @@ static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *j
     return ended || aborts;
 }
 
-// Collects the threads that have ended a communicator; with a deadline, all of them. False: one
-// that finalizes has not come back.
+// Collects the threads that end communicators. Without a deadline (0), collects only threads that
+// have finished. Otherwise waits for all threads until the deadline. Returns false if a thread that
+// finalizes has not returned.
 static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
     idist__nccl_job **at = &idist__gpu_of(w)->ending_jobs, *job;
     bool all = true;
@@ -143,9 +148,9 @@ static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
     return all;
 }
 
-// Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which; the
-// host's backend knows, or will within a second. Until then no call of the group completes,
-// whatever its event says.
+// Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which rank.
+// The host's backend knows the rank, or finds out within a second. Until then no call of the group
+// completes, even if its event has completed.
 static void idist__nccl_abort_report_error(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];

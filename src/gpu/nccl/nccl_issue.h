@@ -1,4 +1,4 @@
-// gpu/nccl/nccl_issue.h: which of NCCL's functions serve a call
+// gpu/nccl/nccl_issue.h: the NCCL functions that serve a call
 #pragma once
 
 #include "base/dtype.h"
@@ -50,8 +50,9 @@ static int idist__nccl_issue_op(idist_op op) {
     }
 }
 
-// Whether NCCL supports the call, which all ranks answer alike. Messages only on a stream: NCCL has
-// no tags and matches by order alone. What a probe has matched did not come through NCCL.
+// Returns true if NCCL supports the call. All ranks get the same answer. NCCL has no tags and
+// matches messages by order alone, so messages are supported only on a stream. A message that a
+// probe has matched (IDIST__MRECV) did not come through NCCL.
 static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *call,
                                        const void *stream) {
     if (idist__kind_is_p2p(call->kind)) return stream != NULL && call->label != IDIST__MRECV;
@@ -64,18 +65,20 @@ static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *
            (idist__reduce_op_is_arithmetic(call->op) || idist__gpu_task_op_is_premul(g, call));
 }
 
-// With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.
+// Returns true if NCCL reports no error. With a non-blocking communicator, IN_PROGRESS is not an
+// error of a call in an NCCL group.
 static bool idist__nccl_issue_is_ok(int result) {
     return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
 }
 
-// The result of a group: the first error, otherwise whether it is in progress.
+// Returns the result of an NCCL group: the first error, or otherwise IN_PROGRESS if NCCL still
+// works on the group.
 static int idist__nccl_issue_merge_results(int calls, int end) {
     if (!idist__nccl_issue_is_ok(calls)) return calls;
     return end == IDIST__NCCL_OK ? calls : end;
 }
 
-// A reduction to each rank.
+// Performs a reduce_scatterv as one reduction to each rank.
 static int idist__nccl_issue_reduce_scatterv(const idist__nccl *nccl, const idist_group *g,
                                              const idist__call *call, int type, int op, void *comm,
                                              cudaStream_t stream) {
@@ -106,7 +109,7 @@ static int idist__nccl_issue_reduce(const idist__nccl *nccl, const idist_group *
     void *scalar = call->dtype == IDIST_F64 ? (void *)&factor : &narrow;
 
     if (idist__dtype_is_narrow(call->dtype))
-        idist__small_float_narrow(&narrow, &narrow, 1, call->dtype); // in place: its first bytes
+        idist__small_float_narrow(&narrow, &narrow, 1, call->dtype); // into its first bytes
     if (premul) result = nccl->RedOpCreatePreMulSum(&op, scalar, type, 1, comm);
     if (result != IDIST__NCCL_OK) return result;
     if (call->kind == IDIST__ALL_REDUCE)
@@ -122,7 +125,8 @@ static int idist__nccl_issue_reduce(const idist__nccl *nccl, const idist_group *
     return result;
 }
 
-// Exchanges between all pairs of ranks, as sends and receives of bytes. A rank copies its own part.
+// Exchanges data between all pairs of ranks, as sends and receives of bytes. Each rank copies its
+// own part.
 static int idist__nccl_issue_exchange(const idist__nccl *nccl, const idist_group *g,
                                       const idist__call *call, const void *send, void *comm,
                                       cudaStream_t stream) {
@@ -147,15 +151,15 @@ static int idist__nccl_issue_exchange(const idist__nccl *nccl, const idist_group
     return idist__nccl_issue_merge_results(result, end);
 }
 
-// Allocates memory for NCCL in the order of a stream; cudaFreeAsync frees it.
+// Allocates memory for NCCL in stream order. The caller frees the memory with cudaFreeAsync.
 static cudaError_t idist__nccl_issue_alloc(const idist__gpu *gpu, void **p, size_t nbytes,
                                            cudaStream_t stream) {
     return gpu->pool ? cudaMallocFromPoolAsync(p, nbytes, gpu->pool, stream)
                      : cudaMallocAsync(p, nbytes, stream);
 }
 
-// An all_to_all or all_to_allv in place sends a copy of its buffer, which the caller frees in
-// stream order.
+// Performs an all_to_all or all_to_allv in place: sends a copy of the buffer. Stores the copy in
+// *away, which the caller frees in stream order.
 static int idist__nccl_issue_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
                                                  const idist__call *call, void *comm,
                                                  cudaStream_t stream, void **away) {

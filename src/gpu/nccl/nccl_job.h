@@ -1,15 +1,17 @@
 // gpu/nccl/nccl_job.h: NCCL calls that may never return, each in a thread of its own
 //
-// Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
-// in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
+// Creating, aborting or finalizing a communicator may wait for other ranks forever. A job makes
+// such a call in a thread of its own. The thread that started the job waits until a deadline, and
+// then leaves the job to itself:
 //
 //     group set up   JOB_INIT      idist__gpu_setup_init_wait, up to the init time-out
 //     group failed   JOB_ABORT     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
 //     group closed   JOB_FINALIZE  idist__nccl_abort_reap, at the end of the world
 //
-// NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on ncclCommRevoke
-// makes every call return first. Before that idist makes communicators non-blocking, so that calls
-// return at once, and the abort waits at the gate until nobody is inside.
+// A communicator must not be aborted while a thread uses the communicator inside NCCL. From 2.28.7
+// on, ncclCommRevoke makes every such call return first. With earlier versions idist makes
+// communicators non-blocking, so that calls return at once. The abort then waits at the gate until
+// no thread is inside.
 #pragma once
 
 #include "os/clock.h"
@@ -20,7 +22,7 @@
 
 #define IDIST__NCCL_CONFIG_MAGIC 0xcafebeef
 
-// ncclConfig_t of NCCL 2.14, which later versions accept too.
+// ncclConfig_t as of NCCL 2.14. Later versions accept this structure, too.
 typedef struct idist__nccl_config {
     size_t nbytes;
     unsigned magic, version;
@@ -29,14 +31,14 @@ typedef struct idist__nccl_config {
 
 typedef enum idist__nccl_job_kind {
     IDIST__JOB_INIT,    // creates a communicator and connects its ranks
-    IDIST__JOB_ABORT,   // releases whoever is inside, and frees it
-    IDIST__JOB_FINALIZE // ends it together with the other ranks
+    IDIST__JOB_ABORT,   // ends the calls inside NCCL, and frees the communicator
+    IDIST__JOB_FINALIZE // ends the communicator together with the other ranks
 } idist__nccl_job_kind;
 
-// Whether a thread is inside a call of NCCL with a communicator. On the heap, because a job that
-// never ends outlives the world.
+// A flag that is set while a thread is inside a call of NCCL with a communicator. Allocated on the
+// heap, because a job that never ends outlives the world.
 typedef struct idist__nccl_gate {
-    int inside; // atomic
+    int inside; // atomic: 1 or 0
 } idist__nccl_gate;
 
 // The phases of a JOB_INIT.
@@ -44,7 +46,7 @@ typedef enum idist__nccl_phase {
     IDIST__INIT_CREATING,
     IDIST__INIT_CONNECTING, // the communicator exists
     IDIST__INIT_DONE,       // the job no longer owns the communicator
-    IDIST__INIT_GIVEN_UP    // nobody waits for the job any more
+    IDIST__INIT_GIVEN_UP    // no thread waits for the job any more
 } idist__nccl_phase;
 typedef struct idist__nccl_job {
     idist__nccl nccl; // a copy: the job may outlive the world
@@ -59,13 +61,13 @@ typedef struct idist__nccl_job {
     int phase; // atomic: idist__nccl_phase
     idist__nccl_id id;
     void *config;        // a copy
-    cudaStream_t stream; // where it connects the ranks, ...
-    char *buffer;        // ... with this memory; its thread frees both
+    cudaStream_t stream; // stream on which the job connects the ranks
+    char *buffer;        // memory for connecting; the job's thread frees both
     // JOB_ABORT:
-    idist__nccl_gate *gate;           // it waits until nobody is inside, ...
-    struct idist__nccl_job *init_job; // ... and until this JOB_INIT ends, which it then frees
-    int64_t deadline_ns;              // of both waits
-    bool keep_memory;                 // a graph holds calls: do not free the communicator
+    idist__nccl_gate *gate;           // the job waits until no thread is inside
+    struct idist__nccl_job *init_job; // the job waits for this JOB_INIT, and frees it
+    int64_t deadline_ns;              // deadline of both waits
+    bool keep_memory; // a CUDA graph holds calls: do not free a revoked communicator
 } idist__nccl_job;
 
 #ifndef IDIST_NCCL_CONNECT_BYTES
@@ -77,16 +79,16 @@ static bool idist__nccl_job_is_given_up(const idist__nccl_job *job) {
     return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__INIT_GIVEN_UP;
 }
 
-// Whether a job must stop waiting. A JOB_FINALIZE waits for the other ranks until the world is
-// gone.
+// Returns true if a job must stop waiting. A JOB_FINALIZE waits for the other ranks until the end
+// of the world leaves the job to itself.
 static bool idist__nccl_job_must_stop(const idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_INIT) return idist__nccl_job_is_given_up(job);
     if (job->kind == IDIST__JOB_ABORT) return idist__os_clock_now_ns() > job->deadline_ns;
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) == IDIST__JOB_STATE_LEFT;
 }
 
-// The final result of a call with a non-blocking communicator; IN_PROGRESS if the job must stop
-// waiting first.
+// Waits for the final result of a call with a non-blocking communicator. Returns IN_PROGRESS if the
+// job must stop waiting first.
 static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
     int turns = 0;
 
@@ -99,15 +101,16 @@ static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
     return result;
 }
 
-// NCCL connects ranks when it first uses an algorithm (NCCL_RUNTIME_CONNECT). That call waits on
-// the host until all ranks make it, and a program whose ranks run ahead of each other would hang
-// there. So every algorithm is used once here, where all ranks are.
+// Makes NCCL connect the ranks, by using every algorithm once. NCCL connects ranks when it first
+// uses an algorithm (NCCL_RUNTIME_CONNECT), and that call waits on the host until all ranks make
+// the call. A program whose ranks run ahead of each other would hang there. Here, all ranks make
+// the calls together.
 //
-// Which algorithm NCCL takes depends on the operation, the size, and whether a switch can do the
-// reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as do products
-// of some size. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get an algorithm
-// that no smaller size gets. Pairs of ranks are left to their first message: connecting all of them
-// would take hundreds of MB that a program without messages never needs.
+// The algorithm that NCCL chooses depends on the operation, the size, and whether a switch can do
+// the reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as do
+// products of some sizes. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get an
+// algorithm that no smaller size gets. Pairs of ranks are connected only by their first message.
+// Connecting all pairs here would take hundreds of MB that a program without messages never needs.
 static int idist__nccl_job_connect(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     char *at = job->buffer;
@@ -135,7 +138,7 @@ static int idist__nccl_job_connect(idist__nccl_job *job) {
     return result;
 }
 
-// Waits for the calls of idist__nccl_job_connect to finish on the device.
+// Waits until the device has finished the calls of idist__nccl_job_connect.
 static int idist__nccl_job_connected(idist__nccl_job *job) {
     int turns = 0, result = IDIST__NCCL_OK;
     cudaError_t error;
@@ -154,7 +157,7 @@ static int idist__nccl_job_connected(idist__nccl_job *job) {
     return result;
 }
 
-// Moves a JOB_INIT on to its next phase. False: it was given up.
+// Moves a JOB_INIT to its next phase. Returns false if the job was given up.
 static bool idist__nccl_job_enter_phase(idist__nccl_job *job, idist__nccl_phase to) {
     int from = (int)to - 1;
 
@@ -162,8 +165,8 @@ static bool idist__nccl_job_enter_phase(idist__nccl_job *job, idist__nccl_phase 
                                        __ATOMIC_ACQUIRE);
 }
 
-// If the job has been given up it aborts the communicator itself, unless another job does that
-// (idist__gpu_setup_give_up).
+// Runs a JOB_INIT. If the job is given up, its thread aborts the communicator, unless another job
+// does so (idist__gpu_setup_give_up).
 static void idist__nccl_job_run_init(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
 
@@ -186,7 +189,7 @@ static void idist__nccl_job_run_init(idist__nccl_job *job) {
         nccl->CommAbort(job->comm);
 }
 
-// Frees a JOB_INIT's resources on the device. Neither call waits for the work there.
+// Frees the resources of a JOB_INIT on the device. Neither CUDA call waits for work there.
 static void idist__nccl_job_free_buffer(idist__nccl_job *job) {
     if (job->buffer) cudaFreeAsync(job->buffer, job->stream);
     if (job->stream) cudaStreamDestroy(job->stream);
@@ -198,15 +201,16 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) != 0;
 }
 
-// A thread still inside NCCL looks at the gate when its call returns.
+// Frees a job and, after a completed abort, the gate. If the abort is IN_PROGRESS, a thread is
+// still inside NCCL and clears the gate when its call returns.
 static void idist__nccl_job_free(idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
     free(job->config);
     free(job);
 }
 
-// Waits for a job until the deadline and frees it. False: it has not ended, is left to itself, and
-// *result is IN_PROGRESS.
+// Waits for a job until the deadline, then frees the job. Returns false if the job has not ended.
+// The job is then left to itself, and *result is IN_PROGRESS.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
     idist__os_thread thread;
 
@@ -229,10 +233,15 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
     return true;
 }
 
-// In four steps, because NCCL frees what other threads may still use: a revocation, where NCCL has
-// it, brings back what is inside NCCL; the thread that creates the communicator ends; so do the
-// threads behind the gate; then the communicator is freed. Where a thread stays inside NCCL beyond
-// the deadline, the communicator stays in memory and the result is IN_PROGRESS.
+// Aborts a communicator. NCCL frees what other threads may still use, so the abort has four steps:
+//
+//     1. Revoke the communicator, if NCCL can. Every call inside NCCL then returns.
+//     2. Wait until the thread that creates the communicator ends.
+//     3. Wait until the threads behind the gate have left NCCL.
+//     4. Free the communicator, unless it was revoked and keep_memory is set.
+//
+// If a thread stays inside NCCL beyond the deadline, the communicator stays in memory and the
+// result is IN_PROGRESS.
 static void idist__nccl_job_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
@@ -289,7 +298,7 @@ static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl
     return job;
 }
 
-// Frees a job that has no thread. NULL: nothing.
+// Frees a job that has no thread. Does nothing if `job` is NULL.
 static void idist__nccl_job_discard(idist__nccl_job *job) {
     if (!job) return;
     idist__nccl_job_free_buffer(job);
@@ -297,7 +306,8 @@ static void idist__nccl_job_discard(idist__nccl_job *job) {
     free(job);
 }
 
-// Frees the job if it cannot start a thread.
+// Starts the thread of a job, which may be NULL. If there is no job or no thread can be started,
+// frees the job and returns false.
 static bool idist__nccl_job_start(idist__nccl_job *job) {
     if (job && idist__os_thread_start(&job->thread, idist__nccl_job_run, job) == 0) return true;
     idist__nccl_job_discard(job);

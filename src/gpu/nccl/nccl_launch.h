@@ -1,15 +1,15 @@
 // gpu/nccl/nccl_launch.h: calls that NCCL serves
 //
-// NCCL gets a call at once, on the caller's stream or on the group's own. At the same time the
-// ranks meet through the host's backend, which finds calls that differ, late ranks and lost ones as
-// it does for host memory; NCCL alone would hang. When a group fails its communicator is aborted,
-// which ends the group's work on the device.
+// NCCL gets a call at once, on the caller's stream or on the group's own stream. At the same time
+// the ranks meet through the host's backend. The host's backend detects calls that differ, late
+// ranks and lost ranks, as it does for host memory. NCCL alone would hang. When a group fails, its
+// communicator is aborted, which ends the group's work on the device.
 //
-//     idist__gpu_engine_start          the call gets its fingerprint and enters the group's queue
-//     idist__nccl_launch_start_meeting the host's backend gets a barrier, or the counts, with it
-//     idist__nccl_launch_call        NCCL gets the call: now, or at idist_group_end
-//     idist__gpu_engine_part_done      the ranks have met
-//     idist__gpu_engine_complete_calls the event behind the call has come: the call is complete
+//     idist__gpu_engine_start           the call gets its fingerprint, and enters the group's queue
+//     idist__nccl_launch_start_meeting  the host's backend sends the fingerprint, and any counts
+//     idist__nccl_launch_call           NCCL gets the call: now, or at idist_group_end
+//     idist__gpu_engine_part_done       the ranks have met
+//     idist__gpu_engine_complete_calls  the event behind the call is complete, and so is the call
 #pragma once
 
 #include "os/thread.h"
@@ -31,19 +31,19 @@
 #include "gpu/nccl/nccl_issue.h"
 #include "gpu/nccl/nccl_abort.h"
 
-// The stream that a call is enqueued on.
+// Returns the stream that a call is enqueued on.
 static cudaStream_t idist__nccl_launch_stream(const idist__task *t) {
     return idist__task_on_stream(t) ? (cudaStream_t)t->stream
                                     : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
-// Whether a call has been ended before NCCL gets it.
+// Returns true if a call has been ended before NCCL gets the call.
 static bool idist__nccl_launch_is_ended(const idist__task *t) {
     return t->group->status != IDIST_OK || t->group->w->progress.stops;
 }
 
-// Whether it is the turn of these calls in all their groups. A thread before them may stay inside
-// an old NCCL: calls that have been ended do not wait for it.
+// Returns true if it is the turn of these calls in all their groups. A thread with an earlier turn
+// may stay inside an old NCCL, so calls that have been ended do not wait for their turn.
 static bool idist__nccl_launch_can_launch(void *arg) {
     const idist__task *t;
 
@@ -55,15 +55,16 @@ static bool idist__nccl_launch_can_launch(void *arg) {
     return true;
 }
 
-// In most v-forms only the two ranks of a pair know how much one sends to the other. Stores what
-// this rank sends, leaves room for what the others say they send, and stores what this rank expects
-// of them: the caller's counts may be gone when they answer.
+// Saves the counts of a call. In most v-forms, only the two ranks of a pair know how much one sends
+// to the other. Stores what this rank sends to each rank and what it expects from each rank. The
+// caller's counts may be gone when the other ranks answer. Between the two arrays is space for what
+// the other ranks say they send. Returns false if out of memory; the group has then failed.
 static bool idist__nccl_launch_save_counts(idist__task *t) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i, n = g->size;
 
-    if (!idist__kind_is_by_pair(op->call.kind)) return true; // they are in the fingerprint
+    if (!idist__kind_is_by_pair(op->call.kind)) return true; // the fingerprint has the counts
     if (!op->counts_memory)
         op->counts_memory =
             (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
@@ -82,7 +83,7 @@ static bool idist__nccl_launch_save_counts(idist__task *t) {
     return true;
 }
 
-// Starts the meeting on the host: with all ranks, or with the other side of a message.
+// Starts the meeting on the host: with all ranks, or with the peer of a message.
 static void idist__nccl_launch_start_meeting(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *call = &op->call;
@@ -103,8 +104,8 @@ static void idist__nccl_launch_start_meeting(idist__task *t) {
     idist__gpu_task_start_part(t, &part);
 }
 
-// The meeting on the host is over. Compares the counts that pairs of ranks have told each other,
-// which NCCL does not. False: they differ, as the text says.
+// Compares the counts that pairs of ranks have exchanged in the meeting on the host. NCCL does not
+// compare counts. Returns false and explains the difference in `text` if counts differ.
 static bool idist__nccl_launch_check_counts(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
@@ -127,16 +128,18 @@ static bool idist__nccl_launch_check_counts(const idist__task *t, char *text, si
     return true;
 }
 
-// Remembers a message that failed, or counts that differ: the device would wait for ever.
+// Stores in op->meeting_status that a message failed on the host, or that counts differ. The device
+// would wait forever for such a call.
 static void idist__nccl_launch_end_meeting(idist__task *t, idist_status status) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     char text[300];
-    if (status != IDIST_OK) op->meeting_status = status; // a message
+    if (status != IDIST_OK) op->meeting_status = status; // a message failed
     else if (!idist__nccl_launch_check_counts(t, text, sizeof text))
         op->meeting_status = IDIST_ERR_MISMATCH;
 }
 
-// All ranks have made the call and NCCL has it. True: nothing else is left to wait for.
+// Moves a call that all ranks have made, and that NCCL has accepted, to its last state. Returns
+// true if there is nothing left to wait for.
 static bool idist__nccl_launch_set_complete(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     op->state = IDIST__GPU_END;
@@ -144,7 +147,8 @@ static bool idist__nccl_launch_set_complete(idist__task *t) {
     return !op->waits_for_device;
 }
 
-// Tells an abort whether this thread is inside NCCL with the communicators of these calls.
+// Tells an abort, by the gates, whether this thread is inside NCCL with the communicators of these
+// calls.
 static void idist__nccl_launch_set_inside(const idist__task *first, int inside) {
     const idist__task *t;
 
@@ -155,8 +159,9 @@ static void idist__nccl_launch_set_inside(const idist__task *first, int inside) 
     }
 }
 
-// Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile, and
-// are when the world is closed. Releases the lock between looks.
+// Waits until non-blocking communicators have begun these calls. Called without the lock; takes the
+// lock for each check. Another thread may abort the communicators meanwhile, for example to close
+// the world.
 static int idist__nccl_launch_wait_begun(const idist__task *first) {
     idist__world *w = first->group->w;
     const idist__nccl *nccl = idist__gpu_of(w)->nccl;
@@ -181,8 +186,9 @@ static int idist__nccl_launch_wait_begun(const idist__task *first) {
     return result;
 }
 
-// Hands calls to NCCL: after the work in the callers' streams, as one group if there are several.
-// Runs without the lock, because NCCL may wait for other ranks here.
+// Hands calls to NCCL, as one NCCL group if there are several calls. On the device the calls come
+// after the earlier work in the callers' streams. Runs without the lock, because NCCL may wait for
+// other ranks here.
 static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -221,8 +227,8 @@ static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) 
     return result;
 }
 
-// Handles what has happened to a call's group in the meantime. If the world is being closed, that
-// has ended the call, and aborts the communicator if it must.
+// Handles what happened to a call's group while NCCL got the call. If the world is being closed,
+// the closing thread has ended the call, and aborts the communicator if necessary.
 static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t error) {
     idist_group *g = t->group;
 
@@ -234,9 +240,10 @@ static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t
     else if (result != IDIST__NCCL_OK) idist__nccl_abort_report_error(g, result);
 }
 
-// Gives the calls of this thread their places in the order in which NCCL gets the calls of a group:
-// that of their numbers, since the lock has not been released in between. Calls of one group share
-// a place.
+// Assigns tickets to the calls of this thread. NCCL gets the calls of a group in ticket order, and
+// calls of one group share a ticket. Tickets follow the numbers of the calls, because the lock has
+// not been released since the calls were numbered. Calls that idist_group_begin holds back are in
+// order, too: no other thread may use their groups before idist_group_end.
 static void idist__nccl_launch_draw_tickets(idist__task *first) {
     idist__task *t;
 
@@ -246,13 +253,14 @@ static void idist__nccl_launch_draw_tickets(idist__task *first) {
         idist__gpu_group_of(t->group)->ticket_count = idist__gpu_op_of(t)->ticket + 1;
 }
 
-// Hands calls of this thread to NCCL, in their turn; their groups launch no other call meanwhile. A
-// call that all ranks have made in that time completes here. Releases the lock while NCCL has them.
+// Hands calls of this thread to NCCL when it is their turn. Their groups launch no other call
+// meanwhile. Completes each call that all ranks have made by then and that need not wait for the
+// device. Releases the lock while it waits and while NCCL has the calls.
 static void idist__nccl_launch_call(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
     bool alone = idist__task_on_stream(first) &&
-                 !idist__gpu_op_of(first)->next_held; // NCCL handles captures
+                 !idist__gpu_op_of(first)->next_held; // NCCL handles stream captures
     int result, device = gpu->device;
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
@@ -262,11 +270,11 @@ static void idist__nccl_launch_call(idist__task *first) {
     idist__wait_until(w, idist__nccl_launch_can_launch, first);
 
     for (t = first; t; t = idist__gpu_op_of(t)->next_held)
-        idist__gpu_op_of(t)->comm = // which stays while we are inside
+        idist__gpu_op_of(t)->comm = // not freed while we are inside
             idist__nccl_launch_is_ended(t) ? NULL : idist__gpu_group_of(t->group)->comm;
 
     idist__nccl_launch_set_inside(first, 1);
-    gpu->user_count++; // the end of the world waits for us
+    gpu->user_count++; // closing the world waits for us
     idist__os_mutex_unlock(&w->lock);
     if (alone) device = idist__gpu_device_set(gpu);
     else guard = idist__gpu_device_enter(gpu);
@@ -294,6 +302,7 @@ static void idist__nccl_launch_call(idist__task *first) {
         if (left) idist__task_free(t);
     }
 
-    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for its turn
-    idist__world_wake_driver(w);                                      // who may be one of them
+    // Other threads may wait for their turn, and the driver may be one of them.
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
+    idist__world_wake_driver(w);
 }

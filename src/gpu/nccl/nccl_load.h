@@ -7,8 +7,8 @@ typedef struct idist__nccl_id { // ncclUniqueId
     char bytes[128];
 } idist__nccl_id;
 
-// NCCL's enums are ints and ncclComm_t is a pointer: nccl.h is not needed. tests/gpu/nccl_abi.c
-// compares these numbers with those of an nccl.h.
+// NCCL's enums are ints and ncclComm_t is a pointer, so nccl.h is not needed. tests/gpu/nccl_abi.c
+// compares these numbers with an nccl.h.
 enum {
     IDIST__NCCL_OK = 0,
     IDIST__NCCL_CUDA_ERROR = 1,
@@ -72,8 +72,8 @@ enum { // ncclRedOp_t
 // clang-format on
 
 typedef struct idist__nccl {
-    int version;                              // 22809 is 2.28.9; 0: no NCCL
-    int (*CommRevoke)(void *comm, int flags); // NULL: not in this version
+    int version;                              // 22809 is 2.28.9; 0 if there is no NCCL
+    int (*CommRevoke)(void *comm, int flags); // NULL if this version has none
 #define IDIST__X(result, name, args) result(*name) args;
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
@@ -83,7 +83,8 @@ typedef struct idist__nccl {
 #define IDIST__NCCL_FILE "libnccl.so.2"
 #endif
 
-// The library of a Python package (nvidia-nccl-cu12, which PyTorch installs) below this folder.
+// Opens the library of a Python package (nvidia-nccl-cu12, which PyTorch installs) in the folder
+// `below` of `prefix`. Returns NULL if `prefix` is NULL or if the folder has no such library.
 static void *idist__nccl_load_in_python(const char *prefix, const char *below) {
     char pattern[512];
 
@@ -94,7 +95,7 @@ static void *idist__nccl_load_in_python(const char *prefix, const char *below) {
     return idist__os_library_match(pattern);
 }
 
-// Looks where the loader does, then in Python's environments.
+// Opens NCCL where the loader finds it, or otherwise in Python's environments.
 static void *idist__nccl_load_library(void) {
     void *library = idist__os_library_open(IDIST__NCCL_FILE);
 
@@ -103,11 +104,12 @@ static void *idist__nccl_load_library(void) {
     if (!library) library = idist__nccl_load_in_python(idist__os_env("HOME"), "/.local");
     if (!library) library = idist__nccl_load_in_python("/usr/local", "");
     if (!library) library = idist__nccl_load_in_python("/usr", "");
-    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the reason
+    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // sets the error text
 }
 
-// Fills the table, or stores the reason why not. A library that is linked with the program comes
-// first. The library is never unloaded, because it has threads.
+// Fills the table of functions, or stores in `reason` why NCCL cannot be used. IDIST_NCCL_LIB names
+// the library to load. Without it, a library that is linked with the program comes first. The
+// library is never unloaded, because it has threads.
 static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capacity) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
     void *library = file ? NULL : idist__os_library_open(NULL); // the program and its libraries
