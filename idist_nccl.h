@@ -1056,25 +1056,6 @@ static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const voi
     return true;
 }
 
-// All-gathers nbytes of each member. Called with the lock held. Releases the lock while it waits.
-static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, void *all,
-                                              size_t nbytes) {
-    idist__call call;
-    idist_opts opts;
-    idist_status status;
-    int depth = idist__together_now.depth; // idist_group_begin must not hold this call back
-
-    memset(&opts, 0, sizeof opts);
-    opts.group = g;
-    idist__call_init(&call, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
-    call.label = IDIST__FIRST_DEVICE_CALL;
-    idist__together_now.depth = 0;
-    status = idist__call_locked(g, &call, &opts);
-    idist__together_now.depth = depth;
-
-    return status;
-}
-
 // The result that each member sends to the other members.
 typedef struct idist__gpu_outcome {
     int32_t failed;
@@ -1096,7 +1077,7 @@ static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, 
     memset(&mine, 0, sizeof mine);
     mine.failed = failed;
     idist__text_copy(mine.reason, sizeof mine.reason, reason);
-    status = idist__gpu_agree_exchange(g, &mine, theirs, sizeof mine);
+    status = idist__survey(g, &mine, theirs, sizeof mine);
     for (i = 0; status == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
     *all = status == IDIST_OK && i == g->size;
     if (status == IDIST_OK && !*all)
@@ -1397,36 +1378,36 @@ static bool idist__stage_part_done(idist__task *t) {
 
 // ---- gpu/ipc/ptx.h -------------------------------------------------------------------------------
 
-// gpu/ipc/ptx.h: kernels that reduce and pack what one GPU can read
+// gpu/ipc/ptx.h: kernels that reduce and pack data that one GPU can read
 //
-// idist_reduce_f32, _f64, _f16 and _bf16 compute out[i] = in[0][i] (op) ... (op) in[n - 1][i], with
-// the same bits as idist__reduce_many. idist_pack_halves converts floats as
-// train/compress/compress.h does, with the same bits. No kernel waits for anything.
+// idist_reduce_f32, _f64, _f16 and _bf16 compute out[i] = in[0][i] (op) ... (op) in[n - 1][i]. The
+// results have the same bits as results of idist__reduce_many. idist_pack_halves converts floats,
+// with the same bits as train/compress/compress.h. No kernel waits for anything.
 //
-// The strings below, joined, are the PTX that the driver compiles for its GPU. Their source is
-// tests/gpu/reduce.cu and tests/gpu/pack.cu.
+// The strings below, joined, are the PTX that the driver compiles for its GPU. They are generated
+// from tests/gpu/reduce.cu and tests/gpu/pack.cu.
 
 #define IDIST__PTX_OPERANDS 16
-#define IDIST__PTX_SCALED 16   // an op: SUM of each operand times factor
+#define IDIST__PTX_SCALED 16   // an op: the SUM of all operands, each times `factor`
 #define IDIST__PTX_THREADS 512 // per block, at most
-#define IDIST__PTX_NBYTES 16   // of each operand, per thread and turn
+#define IDIST__PTX_NBYTES 16   // bytes of each operand that a thread handles per turn
 
-// The only parameter of a kernel that reduces. All pointers are aligned to an element; the kernel
-// is faster if all are aligned to 16 bytes. `out` and `also` may equal any of in[]; otherwise they
-// do not overlap.
+// The only parameter of a kernel that reduces. All pointers are aligned to an element. The kernel
+// is faster if all pointers are aligned to 16 bytes. `out` and `also` may equal any of in[];
+// otherwise no buffers overlap.
 typedef struct idist__ptx_args {
     const void *in[IDIST__PTX_OPERANDS];
     void *out;
-    void *also; // gets the same as out; NULL: nothing
+    void *also; // receives the same data as out, or NULL
     unsigned long long count;
     double factor;
-    int n;  // of in[], 1 or more
-    int op; // of idist_op
+    int n;  // number of operands in in[], 1 or more
+    int op; // an idist_op, or IDIST__PTX_SCALED
 } idist__ptx_args;
 
-// Indices of idist__gpu.kernels: 0 to 3 reduce F16, BF16, F32 and F64 (dtype - IDIST_F16). Then the
-// ops of PACK_HALVES.
+// Indices of idist__gpu.kernels. Kernels 0 to 3 reduce F16, BF16, F32 and F64 (dtype - IDIST_F16).
 enum { IDIST__PACK_HALVES = 4 };
+// Values of idist__pack_args.op, for kernel IDIST__PACK_HALVES.
 enum { IDIST__PACK_F16, IDIST__PACK_BF16, IDIST__UNPACK_F16, IDIST__UNPACK_BF16 };
 
 typedef struct idist__pack_args {
@@ -1755,9 +1736,9 @@ static void idist__ipc_kernel_unload(idist__gpu *gpu) {
     gpu->library = NULL;
 }
 
-// Loads the kernels. The driver compiles a kernel when it is first needed, and that is now, because
-// its attributes are asked for: PTX that the driver cannot read is no error of a call yet, and no
-// launch waits.
+// Loads the kernels. The driver compiles a kernel when the kernel is first needed. Asking for the
+// kernel's attributes makes the driver do so now. So PTX that the driver cannot read is found
+// before a call needs the kernels, and no launch waits for the compiler.
 static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     static const char *const names[] = {"idist_reduce_f16", "idist_reduce_bf16", "idist_reduce_f32",
                                         "idist_reduce_f64", "idist_pack_halves"};
@@ -1784,7 +1765,8 @@ static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     return error;
 }
 
-// Launches a kernel with a thread for each of `count` items, or with fewer that take turns.
+// Launches a kernel with one thread for each of `count` items, or with fewer threads that take
+// turns.
 static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, const void *args,
                                             size_t count, cudaStream_t stream) {
     void *params[1];
@@ -1797,8 +1779,8 @@ static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, c
     return cudaLaunchKernel((const void *)gpu->kernels[kernel], grid, block, params, 0, stream);
 }
 
-// Reduces on the device. The caller sets out, count and also; each operand in[i] that is NULL is at
-// offset `at` of rank i's arena.
+// Reduces on the device. The caller sets out, count and also. Each operand in[i] that is NULL is
+// read from offset `at` of rank i's arena.
 static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *arena, size_t at,
                                             idist__ptx_args *args) {
     const idist_group *g = t->group;
@@ -1888,9 +1870,9 @@ static bool idist__ipc_kernel_has_loaded(const void *arg) {
     return !idist__gpu_of(w)->loading || w->progress.stops;
 }
 
-// Loads the kernels once per world. The lock is held, and released meanwhile: loading may wait for
-// the device, where a kernel of NCCL's may wait for a lost rank, and whoever aborts that needs the
-// lock. The caller is counted in gpu->user_count.
+// Loads the kernels once per world. Called with the lock held. Releases the lock meanwhile, because
+// loading may wait for the device. On the device a kernel of NCCL may wait for a lost rank, and the
+// thread that aborts this kernel needs the lock. The caller is counted in gpu->user_count.
 static cudaError_t idist__ipc_kernel_need(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
@@ -1916,26 +1898,26 @@ static cudaError_t idist__ipc_kernel_need(idist__world *w) {
 // gpu/ipc/ipc_arena.h: device memory that other ranks map
 //
 // Each rank of a group has an arena: IDIST__IPC_SLOTS chunks of device memory, which the other
-// members map once. Each of these calls of CUDA may wait for all work of the device, so they are
-// made without the lock.
+// members map once. Allocating and mapping device memory may wait for all work of the device, so
+// these CUDA calls are made without the lock.
 
-// What each member tells the others about its arena.
+// The information about its arena that each member sends to the other members.
 typedef struct idist__ipc_rank_info {
     cudaIpcMemHandle_t handle;
-    char *data; // for ranks of the same process, which cannot open it
+    char *data; // for ranks of the same process, which cannot open the handle
     uint64_t process;
     int32_t device;
     uint32_t serial;
-    int32_t failed; // there is nothing to map; the reason comes later
+    int32_t failed; // true if there is nothing to map; the reason follows later
 } idist__ipc_rank_info;
 
-// Equal for ranks of the same process only. Processes in different containers may have the same
-// number.
+// Returns a number that identifies this process. The number depends on the container, because
+// processes in different containers may have the same process id.
 static uint64_t idist__ipc_arena_process(void) {
     return idist__hash_mix((uint64_t)idist__os_process_id(), idist__os_process_space());
 }
 
-// Takes an arena of our own for the group: one of a closed group, or a new one. Releases the lock
+// Takes an arena for this rank: the arena of a closed group, or a new arena. Releases the lock
 // while it allocates.
 static cudaError_t idist__ipc_arena_take(idist_group *g, idist__ipc_rank_info *info) {
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -1966,7 +1948,7 @@ static cudaError_t idist__ipc_arena_take(idist_group *g, idist__ipc_rank_info *i
     return g->size > 1 ? cudaIpcGetMemHandle(&info->handle, a->data) : cudaSuccess;
 }
 
-// Maps an arena of another rank, if it is not mapped yet. Releases the lock meanwhile.
+// Maps an arena of another rank, unless the arena is mapped already. Releases the lock meanwhile.
 static cudaError_t idist__ipc_arena_map(idist__world *w, int rank, const idist__ipc_rank_info *info,
                                         char **at) {
     idist__gpu *gpu = idist__gpu_of(w);
@@ -2035,8 +2017,8 @@ static void idist__ipc_arena_release(idist_group *g) {
     gg->own_arena = NULL;
 }
 
-// Abandons the arena of a group in which a copy never ends, on this rank or on another: no other
-// group gets it, and it is never freed.
+// Abandons this rank's arena in a group where a copy never ends, on any rank. No other group gets
+// the arena, and the arena is never freed.
 static void idist__ipc_arena_abandon(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
@@ -2046,17 +2028,17 @@ static void idist__ipc_arena_abandon(idist_group *g) {
 
 // ---- gpu/ipc/ipc_leave.h -------------------------------------------------------------------------
 
-// gpu/ipc/ipc_leave.h: the end of a world: giving the memory back
+// gpu/ipc/ipc_leave.h: how the end of a world frees device memory
 //
-//     idist_finalize      idist__ipc_leave_unmap_arenas   this rank maps nothing any more
-//                         the ranks meet            nobody maps our own arenas any more
-//     groups are closed   gpu/gpu_leave.h               other threads leave
-//     world is freed      idist__ipc_leave_free_all       all memory that the device knows
+//     idist_finalize      idist__ipc_leave_unmap_arenas   this rank maps no arena any more
+//                         the ranks meet                  no rank maps our arenas any more
+//     groups are closed   gpu/gpu_leave.h                 other threads leave the world
+//     world is freed      idist__ipc_leave_free_all       frees all memory that the device knows
 
-// What a thread of its own gives back to the device, because each of these calls may wait for all
-// work of the device.
+// A clean-up job, which frees memory of the device in a thread of its own. The thread is needed
+// because each of these CUDA calls may wait for all work of the device.
 typedef struct idist__ipc_cleanup {
-    idist__gpu gpu; // only the device, and what is given back: imports, arenas, library,
+    idist__gpu gpu; // only the device, and what the thread frees: imports, arenas, library,
                     // free_pinned, barrier_word, pool
     int state;      // atomic: IDIST__JOB_STATE_*
 } idist__ipc_cleanup;
@@ -2084,9 +2066,9 @@ static void *idist__ipc_leave_cleanup_run(void *arg) {
     return NULL;
 }
 
-// Gives back what `what` lists, in a thread of its own, and waits for it up to IDIST__GPU_ABORT_MS.
-// False: the device is busy and the thread goes on by itself, or there is no such thread. Called
-// without the lock.
+// Frees the memory that `what` lists, in a thread of its own, and waits up to IDIST__GPU_ABORT_MS
+// for the thread. Returns false if the device is busy, so that the thread continues by itself, or
+// if no thread can be started. Called without the lock.
 static bool idist__ipc_leave_clean_up(const idist__gpu *what) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
@@ -2106,7 +2088,7 @@ static bool idist__ipc_leave_clean_up(const idist__gpu *what) {
 
     if (__atomic_exchange_n(&job->state, IDIST__JOB_STATE_LEFT, __ATOMIC_ACQ_REL) !=
         IDIST__JOB_STATE_DONE) {
-        idist__os_thread_detach(thread); // it frees the job
+        idist__os_thread_detach(thread); // the thread frees the job
         return false;
     }
 
@@ -2125,7 +2107,7 @@ static void idist__ipc_leave_free_list(const idist__world *w, idist__ipc_arena *
     }
 }
 
-// Whether no thread of this rank reads, or is about to read, the memory of other ranks.
+// Returns true if no thread of this rank reads, or is about to read, the memory of other ranks.
 static bool idist__ipc_leave_is_idle(const void *arg) {
     const idist__world *w = (const idist__world *)arg;
     const idist_group *g;
@@ -2142,8 +2124,8 @@ static bool idist__ipc_leave_is_idle(const void *arg) {
     return true;
 }
 
-// Unmaps the arenas of the other ranks, which free them when all ranks have done so. Waits for the
-// calls of other threads to end.
+// Unmaps the arenas of the other ranks. A rank frees its arenas only when all ranks have unmapped
+// them. Waits for the calls of other threads to end.
 static void idist__ipc_leave_unmap_arenas(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu what;
@@ -2151,8 +2133,9 @@ static void idist__ipc_leave_unmap_arenas(idist__world *w) {
 
     if (!idist__gpu_agree_wait_until(w, idist__ipc_leave_is_idle, w,
                                      idist__os_clock_deadline(IDIST__GPU_ABORT_MS))) {
-        idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "finalize: another thread's call still reads the memory of other ranks");
+        idist__log_print(
+            &w->log, IDIST_LOG_WARN,
+            "finalize: a call in another thread still reads the memory of other ranks");
         return;
     }
 
@@ -2170,8 +2153,8 @@ static void idist__ipc_leave_unmap_arenas(idist__world *w) {
     else gpu->stuck = true;
 }
 
-// Gives back what this rank has. Each of these calls may wait for the device, on which a kernel of
-// NCCL's may still run that could not be aborted.
+// Frees all memory of this rank that the device uses. Each of these CUDA calls may wait for the
+// device, where a kernel of NCCL that could not be aborted may still run.
 static void idist__ipc_leave_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     // If the device is stuck, a thread may still load the kernels.
@@ -2179,7 +2162,7 @@ static void idist__ipc_leave_free_all(idist__world *w) {
                                gpu->barrier_word || gpu->pool || idist__ipc_kernel_is_loaded(gpu));
     bool busy = any && !idist__ipc_leave_clean_up(gpu);
 
-    if (!busy && !w->life.abandoned) { // else a thread still reads the lists
+    if (!busy && !w->life.abandoned) { // otherwise, a thread still reads the lists
         idist__ipc_leave_free_list(w, gpu->imports);
         idist__ipc_leave_free_list(w, gpu->arenas);
         idist__pinned_free_list(w, gpu->free_pinned);
@@ -2190,21 +2173,22 @@ static void idist__ipc_leave_free_all(idist__world *w) {
     if (!gpu->stuck) return;
     idist__log_print(
         &w->log, IDIST_LOG_WARN,
-        "GPU %d does not finish its work: memory on it stays in use until the process ends",
+        "GPU %d has not finished its work: its memory stays allocated until the process ends",
         gpu->device);
 }
 
 // ---- gpu/ipc/ipc_probe.h -------------------------------------------------------------------------
 
-// gpu/ipc/ipc_probe.h: does this rank read what the others have written?
+// gpu/ipc/ipc_probe.h: checks that this rank can read the memory of other ranks
 //
-// What each rank leaves in its arena, for the others to check that they read it: whole numbers,
-// never 0, and so small that their sum is exact. A driver that grants peer access does not know
-// whether the machine delivers: an IOMMU, or the access control (ACS) of a PCIe switch, makes zeros
-// or garbage of what one GPU reads from another, without an error.
+// Each rank writes a pattern into its arena, and all ranks read it. The numbers of the pattern are
+// whole, never 0, and small enough that their sum is exact. A driver that grants peer access does
+// not know whether the machine delivers the data. An IOMMU, or the access control (ACS) of a PCIe
+// switch, may corrupt what one GPU reads from another. The GPU then reads zeros or garbage, without
+// an error.
 
 #define IDIST__IPC_PROBE 4096
-#define IDIST__IPC_PROBE_MS 10000 // how long reading it may take
+#define IDIST__IPC_PROBE_MS 10000 // time that reading the patterns may take
 
 static float idist__ipc_probe_value(int rank, size_t i) {
     uint64_t mixed = idist__hash_mix((uint64_t)rank + 1, i);
@@ -2212,14 +2196,14 @@ static float idist__ipc_probe_value(int rank, size_t i) {
 }
 
 typedef struct idist__ipc_probe {
-    cudaStream_t stream; // its own: if a copy never ends, it is abandoned
-    float *seen;         // pinned
+    cudaStream_t stream; // for the probe alone; abandoned if a copy never ends
+    float *seen;         // pinned memory for what the probe has read
     int64_t deadline_ns;
     char text[200];
 } idist__ipc_probe;
 
-// Starts the deadline, once for each part of the probe: the ranks may begin a part at very
-// different times.
+// Sets the deadline for a part of the probe. Each part has its own deadline, because the ranks may
+// begin a part at very different times.
 static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_probe *probe) {
     int most_ms = w->cfg.init_timeout_ms / 2;
 
@@ -2227,7 +2211,8 @@ static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_prob
     probe->deadline_ns = idist__os_clock_deadline(most_ms);
 }
 
-// True: the stream has finished. It may never do so.
+// Waits until the stream finishes. Returns false after an error or at the deadline, because the
+// stream may never finish.
 static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *error) {
     int turns = 0;
 
@@ -2259,8 +2244,8 @@ static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe
     return error;
 }
 
-// Copies the device's memory at `from` to the host and checks it: the pattern of a rank, or the sum
-// of all (rank -1).
+// Copies the device's memory at `from` to the host. Returns true if the copy equals the pattern of
+// `rank`, or the sum of all ranks' patterns if `rank` is -1.
 static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe, const char *from,
                                    int rank, cudaError_t *error) {
     size_t i, nbytes = IDIST__IPC_PROBE * sizeof(float);
@@ -2279,8 +2264,9 @@ static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe
     return true;
 }
 
-// Checks that this rank reads the arenas of all ranks: by copies from device to device, and with a
-// kernel. (A copy to the host would prove nothing: the device that owns the memory makes it.)
+// Checks that this rank reads the arenas of all ranks, by copies from device to device and with a
+// kernel. A copy to the host would prove nothing, because the device that owns the memory makes the
+// copy.
 static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe *probe) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -2311,7 +2297,7 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
             idist__ipc_kernel_launch(gpu, IDIST_F32 - IDIST_F16, &args, args.count, probe->stream);
         right = idist__ipc_probe_check(g, probe, sum, -1, &error);
         for (i = 0; i < g->size && !right && !strcmp(mine, other); i++)
-            other = gpu->rank_infos[g->ranks[i]].bus_id; // one that may be the cause
+            other = gpu->rank_infos[g->ranks[i]].bus_id; // a GPU that may be the cause
     }
 
     if (right || (error != cudaSuccess && error != cudaErrorNotReady)) return error;
@@ -2325,8 +2311,8 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
     return cudaErrorUnknown;
 }
 
-// False: the stream has not finished. It may never do so: it is abandoned, with the memory it works
-// on.
+// Frees the probe. Returns false if the stream has not finished. Such a stream may never finish, so
+// the stream and the memory that it works on are abandoned.
 static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
     cudaError_t error = cudaSuccess;
     bool done =
@@ -2344,15 +2330,16 @@ static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
 
 // ---- gpu/ipc/ipc_setup.h -------------------------------------------------------------------------
 
-// gpu/ipc/ipc_setup.h: what the members of a group set up in its first call
+// gpu/ipc/ipc_setup.h: what the members of a group set up in the group's first call
 //
 //     own     load the kernels; take an arena, and write a pattern into it
-//     others  exchange the handles; map the arenas of the others, and read the patterns
+//     others  exchange the handles; map the other ranks' arenas, and read the patterns
 //     agree   if any rank has failed, the group is staged
 
-// What happens to a group in which a rank cannot use IPC.
+// Handles a group in which a rank cannot use IPC. Fails if the user requires IPC. Otherwise warns,
+// and stages the group from now on.
 static idist_status idist__ipc_setup_without(idist_group *g, const char *reason) {
-    idist__ipc_arena_release(g); // a later call of the group may set it up again
+    idist__ipc_arena_release(g); // a later call of the group may set up an arena again
     if (idist__gpu_of(g->w)->rank_infos[0].wanted_backend == IDIST__BY_IPC)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged needs no IPC",
@@ -2365,13 +2352,14 @@ static idist_status idist__ipc_setup_without(idist_group *g, const char *reason)
 }
 
 typedef struct idist__ipc_setup {
-    idist__ipc_rank_info mine, *infos; // of all ranks
+    idist__ipc_rank_info mine, *infos; // of this rank, and of all ranks
     idist__ipc_probe probe;
-    bool stuck;        // the probe never ends
-    cudaError_t error; // of this rank
+    bool stuck;        // true if the probe never ends
+    cudaError_t error; // the first error of this rank
 } idist__ipc_setup;
 
-// This rank's part: the kernels, and an arena with a pattern in it. Releases the lock meanwhile.
+// Sets up this rank's part: loads the kernels, takes an arena and writes a pattern into the arena.
+// Releases the lock meanwhile.
 static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
     const idist__gpu *gpu = idist__gpu_of(w);
@@ -2386,11 +2374,10 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     setup->mine.failed = setup->error != cudaSuccess;
 }
 
-// Maps the arenas of the others and reads them once. Releases the lock meanwhile.
+// Maps the arenas of the other ranks and reads each arena once. Releases the lock meanwhile.
 static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
-    idist_status status =
-        idist__gpu_agree_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
+    idist_status status = idist__survey(g, &setup->mine, setup->infos, sizeof setup->mine);
     bool all_have_arenas = status == IDIST_OK && g->size > 1;
     int i;
 
@@ -2406,21 +2393,23 @@ static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *se
     return status;
 }
 
-// A probe that never ends on one rank may read the arena of any other: all ranks abandon theirs.
+// Abandons the arenas of all ranks if a probe never ends on any rank. Such a probe may read the
+// arena of any other rank.
 static idist_status idist__ipc_setup_strand_all(idist_group *g, idist__ipc_setup *setup) {
     idist_status status;
     bool any = false;
     int i;
 
     setup->mine.failed = setup->stuck;
-    status = idist__gpu_agree_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
+    status = idist__survey(g, &setup->mine, setup->infos, sizeof setup->mine);
     for (i = 0; i < g->size && status == IDIST_OK; i++) any = any || setup->infos[i].failed;
     if (any) idist__ipc_arena_abandon(g);
 
     return status;
 }
 
-// The same outcome for all members.
+// Agrees on the outcome, which is the same for all members: the group uses IPC, is staged, or
+// fails.
 static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *setup) {
     bool failed = setup->error != cudaSuccess, all = false;
     char reason[256] = "";
@@ -2434,8 +2423,8 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
     return status == IDIST_OK && !all ? idist__ipc_setup_without(g, reason) : status;
 }
 
-// Sets up the arenas of a group; if a rank cannot, the group is staged. All members call it.
-// Releases the lock meanwhile.
+// Sets up the arenas of a group. If a rank cannot set up its arena, the group is staged. All
+// members call this function. Releases the lock meanwhile.
 static idist_status idist__ipc_setup_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -2472,47 +2461,48 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 
 // gpu/ipc/ipc_call.h: calls of ranks that read each other's device memory
 //
-// idist uses CUDA IPC by itself
-// where NCCL does not go: for ranks of one host that share a GPU. It takes CUDA 12.8 or later;
-// with an older one, and wherever IPC does not work, the group is staged through host memory.
+// idist uses CUDA IPC where NCCL cannot serve the ranks of a host, because ranks share a GPU or
+// NCCL is missing. IPC needs CUDA 12.8 or later. With an older CUDA, and wherever IPC does not
+// work, the group is staged through host memory.
 //
-// The device backend "ipc" supports all collectives except barriers, prefix sums and v-forms; of
-// reductions, SUM, PROD, MIN, MAX and AVG of F16, BF16, F32 and F64, and premultiplied sums of F32
-// and F64. The rest is staged. The operands are combined in the order of the ranks, so the results
-// have the same bits as those of host memory that the ranks share.
+// The device backend "ipc" supports all collectives except barriers, prefix sums and v-forms. It
+// reduces F16, BF16, F32 and F64 by SUM, PROD, MIN, MAX and AVG, and F32 and F64 also by
+// premultiplied sums. All other calls are staged. Operands are combined in rank order, so the
+// results have the same bits as results in host memory that the ranks share.
 //
 // WHAT IT COSTS
 //
-// 64 MiB of device memory for each rank of each group that makes such calls, kept for the next
-// group. Each call first copies its data into that memory.
+// Each rank of each group that makes IPC calls has 64 MiB of device memory, which is kept for the
+// next group. Each call first copies its data into this memory.
 //
-// The kernels are compiled once per world, in its first such call. The first call of each group
-// also reads the memory of every rank once. If the driver is too old for them, or the machine
-// corrupts what one GPU reads from another (an IOMMU, or PCIe ACS; boot with iommu=pt, or disable
-// ACS), the group is staged, with a warning.
+// The kernels are compiled once per world, in its first IPC call. The first call of each group also
+// reads the memory of every rank once. If the driver is too old for the kernels, the group is
+// staged, with a warning. The group is also staged, with a warning, if the machine corrupts what
+// one GPU reads from another. An IOMMU or PCIe ACS causes such errors: boot with iommu=pt, or
+// disable ACS.
 //
-// All ranks of a host that share a GPU can read each other's device memory. Each rank has an arena
-// that the others map. A chunk of a call is given, and then taken:
+// The ranks of a host can read each other's device memory, even if they share a GPU. Each rank has
+// an arena that the other ranks map. A chunk of a call is first given and then taken:
 //
 //     give      own contribution -> own arena      (device)
 //     take      others' arenas -> receive buffer   (device: a reduction kernel, or copies)
 //
-// A large all_reduce is taken in two steps. First each rank takes the slice that it reduces for
-// all:
+// In a large all_reduce, each rank takes only one slice, reduces the slice for all ranks, and then
+// collects the other slices:
 //
 //     give      all but the own slice -> own arena
-//     take      own slice from the send buffer, the others' from their arenas
+//     take      own slice, from the send buffer and from the others' arenas
 //                   -> own arena and receive buffer
 //     collect   the slices that the others have reduced -> receive buffer
 //
-// For each byte of the message the device then reads and writes 2 (n - 1) / n, 1 + 2 / n and
-// 2 (n - 1) / n bytes: 5 - 2 / n in all, of which 2 are unavoidable. Reaching 2 would take mapping
-// the program's own buffers. But mapped memory must not be freed, and nobody tells idist when the
-// program frees its own.
+// For each byte of the message, the device reads and writes 2 (n - 1) / n bytes in `give` and as
+// many in `collect`, and 1 + 2 / n bytes in `take`. The sum is 5 - 2 / n bytes. Two bytes are
+// unavoidable. To reach two, the ranks would have to map the program's own buffers. But mapped
+// memory must not be freed, and idist cannot know when the program frees a buffer.
 //
-// The device's work for a call is cut into phases. A rank that has finished a phase meets the
-// others (on the host, where the first meeting compares the call), so that what is given in one
-// phase can be taken `depth` phases later:
+// The device's work for a call is divided into phases. A rank that has finished a phase meets the
+// other ranks on the host, where the first meeting compares the call. So what is given in one phase
+// can be taken `depth` phases later:
 //
 //     phase      0      1      2      3      4      5      6         three chunks, depth 2
 //     give       0      1      2
@@ -2521,30 +2511,31 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 //     met            0      1      2      3      4      5      6     the device has the next one
 //
 // Phase p begins when all ranks have met for phase p - depth. Chunk c is in slot c % 4 of the
-// arena. A rank that gives chunk c + 4 there, in phase c + 4, knows that all ranks have finished at
-// least phase c + 2, in which they took chunk c. A rank's own slice of the slot holds what it has
-// reduced; that was collected in phase c + 4, before the rank reduces there again in phase c + 6. A
-// single chunk needs no pipeline: its depth is 1. After the last phase the ranks meet as well, so
-// that nobody reads an arena whose owner has finished the call.
+// arena. In phase c + 4 a rank gives chunk c + 4 into the same slot. By then all ranks have
+// finished at least phase c + 2, in which they took chunk c. A rank's own slice of the slot holds
+// the result of the reduction. The other ranks collect this result in phase c + 4, and the rank
+// overwrites it only in phase c + 6. A single chunk needs no pipeline: its depth is 1. After the
+// last phase the ranks meet as well, so that no rank reads an arena whose owner has finished the
+// call.
 //
-// No kernel waits for another rank, so processes that share a GPU may take turns on it.
+// No kernel waits for another rank, so processes that share a GPU may take turns on the GPU.
 //
 //     idist__gpu_engine_start      the call gets its fingerprint and enters the group's queue
-//     idist__ipc_call_step         enqueues the next phases; starts a meeting when one has finished
+//     idist__ipc_call_step         enqueues the next phases; starts a meeting when a phase ends
 //     idist__gpu_engine_part_done  the ranks have met; then the next idist__ipc_call_step
 
-enum { IDIST__IPC_ELEMENT = 256 }; // bytes
+enum { IDIST__IPC_ELEMENT = 256 }; // largest element, in bytes
 
-// Whether IPC supports a call; the same on all ranks.
+// Returns true if IPC supports a call. All ranks get the same answer.
 static bool idist__ipc_call_supports(const idist_group *g, const idist__call *call) {
     if (idist__kind_is_p2p(call->kind) || idist__kind_is_v(call->kind)) return false;
     if (call->kind == IDIST__SCAN || call->kind == IDIST__EXSCAN || call->kind == IDIST__BARRIER)
         return false;
-    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
+    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // a chunk holds many
     if (!idist__kind_reduces(call->kind)) return true;
     if (!idist__dtype_is_float(call->dtype) || idist_dtype_size(call->dtype) < 2) return false;
     if (idist__gpu_task_op_is_premul(g, call))
-        return !idist__dtype_is_narrow(call->dtype); // 16 bits would be rounded twice
+        return !idist__dtype_is_narrow(call->dtype); // a 16-bit float would be rounded twice
 
     return idist__reduce_op_is_arithmetic(call->op);
 }
@@ -2555,9 +2546,9 @@ static bool idist__ipc_call_is_large(const idist__task *t) {
     return op->call.count * op->size > IDIST__IPC_SMALL;
 }
 
-// Where the slice begins that a rank reduces in a chunk of k elements. Slices are whole cache
-// lines, and at the same place in all chunks of a call: a slice is given while that of the slot's
-// previous chunk is collected.
+// Returns the element where the slice of `rank` begins in a chunk of k elements. Slices consist of
+// whole cache lines and are at the same place in all chunks of a call. So a rank can give the other
+// slices of a new chunk while its own slice of the slot's previous chunk is collected.
 static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
@@ -2565,7 +2556,8 @@ static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int ra
     return at < k ? at : k;
 }
 
-// The first step of a premultiplied sum: each rank has a factor of its own.
+// Multiplies this rank's contribution to a premultiplied sum by the rank's own factor. Does nothing
+// for other calls.
 static cudaError_t idist__ipc_call_premultiply(const idist__task *t, void *data, size_t count) {
     const idist_group *g = t->group;
     const idist__call *call = &idist__gpu_op_of(t)->call;
@@ -2577,7 +2569,8 @@ static cudaError_t idist__ipc_call_premultiply(const idist__task *t, void *data,
                                    idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
-// Gives a part of a large all_reduce: from the send buffer to the same place in the arena.
+// Gives the elements from `begin` up to `end` of a large all_reduce: copies them from the send
+// buffer to the same place in the arena.
 static cudaError_t idist__ipc_call_give_part(const idist__task *t, char *arena, const char *send,
                                              size_t begin, size_t end) {
     size_t size = idist__gpu_op_of(t)->size, count = end - begin;
@@ -2615,8 +2608,8 @@ static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_
     return error == cudaSuccess ? idist__ipc_call_premultiply(t, arena, k * shape.send) : error;
 }
 
-// Takes this rank's slice of a large all_reduce, to its arena and its receive buffer. If the
-// program's buffers are not aligned to 16 bytes, copying them first is faster.
+// Takes this rank's slice of a large all_reduce, to its arena and its receive buffer. If a buffer
+// of the program is not aligned to 16 bytes, a separate copy is faster than an unaligned kernel.
 static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const *arena, size_t at,
                                               size_t k) {
     const idist_group *g = t->group;
@@ -2647,7 +2640,7 @@ static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const 
                                 idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
-// Takes what this rank receives from the arenas of all ranks.
+// Takes what this rank receives of a chunk from the arenas of all ranks.
 static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena, size_t at,
                                         size_t k) {
     const idist_group *g = t->group;
@@ -2689,7 +2682,7 @@ static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena
     return error;
 }
 
-// Collects the slices of a large all_reduce that the others have reduced.
+// Collects the slices of a large all_reduce that the other ranks have reduced.
 static cudaError_t idist__ipc_call_collect(const idist__task *t, char *const *arena, size_t at,
                                            size_t k) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
@@ -2718,7 +2711,7 @@ typedef enum idist__ipc_phase_step {
 
 static size_t idist__ipc_call_depth(const idist__gpu_op *op) { return op->nchunks > 1 ? 2 : 1; }
 
-// Enqueues one step of the next phase, if there is a chunk for it.
+// Enqueues one step of the next phase, if there is a chunk for the step.
 static cudaError_t idist__ipc_call_enqueue_step(const idist__task *t, idist__ipc_phase_step step) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     const idist__gpu_op *op = idist__gpu_op_of(t);
@@ -2739,8 +2732,9 @@ static cudaError_t idist__ipc_call_enqueue_step(const idist__task *t, idist__ipc
     return idist__ipc_call_collect(t, arena, at, k);
 }
 
-// One step of the call at the head of its group's queue. enqueued_count phases are enqueued; for
-// started_count of them the ranks have met, or are about to. False: it waits, or has failed.
+// Performs one step of the call at the head of its group's queue. enqueued_count phases are
+// enqueued. For started_count of these phases the ranks have met, or are about to meet. Returns
+// false if the call waits or has failed.
 static bool idist__ipc_call_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     size_t depth = idist__ipc_call_depth(op), lag = idist__ipc_call_is_large(t) ? 2 : 1;
@@ -2781,7 +2775,7 @@ static bool idist__ipc_call_step(idist__task *t) {
 
 // gpu/ipc/own.h: device memory of this rank alone, for idist_train.h
 //
-// Everything is enqueued on a stream of the program's.
+// All work is enqueued on a stream of the program.
 
 typedef struct idist__own {
     idist__world *w;
@@ -2791,9 +2785,9 @@ typedef struct idist__own {
     cudaError_t error;
 } idist__own;
 
-// From here to idist__own_end the device of the group's world is the current one. kernels: loads
-// them. The lock is not held meanwhile: allocating, and enqueuing on a full queue, may wait for the
-// device. The end of the world waits for us.
+// Makes the device of the group's world the current device until idist__own_end. Loads the kernels
+// if `kernels` is true. The lock is not held meanwhile, because allocating may wait for the device,
+// and so may enqueuing on a full queue. Closing the world waits for us.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *opts,
                                      bool kernels) {
     idist_group *g;
@@ -2808,7 +2802,7 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
     if (!own->gpu || !own->gpu->host_backend)
         status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->about.no_device);
     else if (g->w->progress.stops)
-        status = idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+        status = idist__fail(IDIST_ERR_STATE, "%s: another thread is closing the world", name);
 
     if (status == IDIST_OK) {
         own->gpu->user_count++;
@@ -2829,7 +2823,7 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
     return own->error == cudaSuccess ? IDIST_OK : idist__gpu_device_fail(name, own->error);
 }
 
-// from NULL: zeros.
+// Copies nbytes of device memory, or sets them to zero if `from` is NULL.
 IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *opts,
                                                   void *to, const void *from, size_t nbytes) {
     idist__own own;
@@ -2841,7 +2835,7 @@ IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_
     return idist__own_end(&own, name);
 }
 
-// Allocates zeroed memory, freed with idist__own_free.
+// Allocates zeroed memory. The caller frees the memory with idist__own_free.
 IDIST__UNUSED static idist_status idist__own_alloc(const char *name, const idist_opts *opts,
                                                    void **p, size_t nbytes) {
     idist__own own;
@@ -2864,7 +2858,7 @@ IDIST__UNUSED static void idist__own_free(void *p) {
     idist__gpu_device_home_leave(&home);
 }
 
-// Checks that the rank has a device and, if asked, the kernels.
+// Checks that the rank has a device and, if `kernels` is true, that the kernels can be loaded.
 IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist_opts *opts,
                                                    bool kernels) {
     idist__own own;
@@ -2872,7 +2866,7 @@ IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist
     return status == IDIST_OK ? idist__own_end(&own, name) : status;
 }
 
-// Whether p is in device memory. Nothing is for a rank without a device.
+// Sets *holds to true if p is in device memory. On a rank without a device, *holds is always false.
 IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist_opts *opts,
                                                    const void *p, bool *holds) {
     idist__own own;
@@ -2884,7 +2878,7 @@ IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist
     return idist__own_end(&own, name);
 }
 
-// Multiplies F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
+// Multiplies elements of type F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
 IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *opts,
                                                    void *data, size_t count, idist_dtype dtype,
                                                    double factor) {
@@ -2897,7 +2891,7 @@ IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist
     return idist__own_end(&own, name);
 }
 
-// Converts floats to 16 bits, or back.
+// Converts floats to 16-bit floats, or 16-bit floats to floats.
 IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *opts,
                                                   const idist__pack_args *args) {
     idist__own own;
@@ -2995,28 +2989,12 @@ typedef struct idist__nccl {
 #define IDIST__NCCL_FILE "libnccl.so.2"
 #endif
 
-// Opens the library of a Python package (nvidia-nccl-cu12, which PyTorch installs) in the folder
-// `below` of `prefix`. Returns NULL if `prefix` is NULL or if the folder has no such library.
-static void *idist__nccl_load_in_python(const char *prefix, const char *below) {
-    char pattern[512];
-
-    if (!prefix) return NULL;
-    snprintf(pattern, sizeof pattern,
-             "%s%s/lib*/python3*/*-packages/nvidia/nccl/lib/" IDIST__NCCL_FILE, prefix, below);
-
-    return idist__os_library_match(pattern);
-}
-
 // Opens NCCL where the loader finds it, or otherwise in Python's environments.
 static void *idist__nccl_load_library(void) {
     void *library = idist__os_library_open(IDIST__NCCL_FILE);
 
-    if (!library) library = idist__nccl_load_in_python(idist__os_env("VIRTUAL_ENV"), "");
-    if (!library) library = idist__nccl_load_in_python(idist__os_env("CONDA_PREFIX"), "");
-    if (!library) library = idist__nccl_load_in_python(idist__os_env("HOME"), "/.local");
-    if (!library) library = idist__nccl_load_in_python("/usr/local", "");
-    if (!library) library = idist__nccl_load_in_python("/usr", "");
-    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // sets the error text
+    if (!library) library = idist__python_library("nvidia/nccl/lib/" IDIST__NCCL_FILE);
+    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the reason
 }
 
 // Fills the table of functions, or stores in `reason` why NCCL cannot be used. IDIST_NCCL_LIB names
@@ -3040,8 +3018,8 @@ static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capaci
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
     if (missing)
-        snprintf(reason, capacity, "the NCCL that was loaded has no nccl%s; use 2.14 or later",
-                 missing);
+        snprintf(reason, capacity,
+                 "the NCCL library that was loaded has no nccl%s; use NCCL 2.14 or later", missing);
     else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK)
         snprintf(reason, capacity, "ncclGetVersion failed");
 
@@ -3149,7 +3127,7 @@ static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
 
 // Makes NCCL connect the ranks, by using every algorithm once. NCCL connects ranks when it first
 // uses an algorithm (NCCL_RUNTIME_CONNECT), and that call waits on the host until all ranks make
-// it. A program whose ranks run ahead of each other would hang in such a call. Here, all ranks make
+// the call. A program whose ranks run ahead of each other would hang there. Here, all ranks make
 // the calls together.
 //
 // The algorithm that NCCL chooses depends on the operation, the size, and whether a switch can do
@@ -3235,7 +3213,7 @@ static void idist__nccl_job_run_init(idist__nccl_job *job) {
         nccl->CommAbort(job->comm);
 }
 
-// Frees the resources of a JOB_INIT on the device. Neither call waits for the work on the device.
+// Frees the resources of a JOB_INIT on the device. Neither CUDA call waits for work there.
 static void idist__nccl_job_free_buffer(idist__nccl_job *job) {
     if (job->buffer) cudaFreeAsync(job->buffer, job->stream);
     if (job->stream) cudaStreamDestroy(job->stream);
@@ -3461,8 +3439,7 @@ static int idist__nccl_issue_reduce(const idist__nccl *nccl, const idist_group *
     void *scalar = call->dtype == IDIST_F64 ? (void *)&factor : &narrow;
 
     if (idist__dtype_is_narrow(call->dtype))
-        idist__small_float_narrow(&narrow, &narrow, 1,
-                                  call->dtype); // in place, into the first bytes
+        idist__small_float_narrow(&narrow, &narrow, 1, call->dtype); // into its first bytes
     if (premul) result = nccl->RedOpCreatePreMulSum(&op, scalar, type, 1, comm);
     if (result != IDIST__NCCL_OK) return result;
     if (call->kind == IDIST__ALL_REDUCE)
@@ -3593,7 +3570,7 @@ static bool idist__nccl_abort_is_inside(const idist__gpu_group *gg) {
 }
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
-// ncclCommRevoke, a thread that is inside NCCL starts the abort when its call returns. The call
+// ncclCommRevoke, a thread that is inside NCCL starts the abort when its call returns. That call
 // returns at once, unless the user supplied a blocking communicator.
 static void idist__nccl_abort_group(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -3615,8 +3592,9 @@ static void idist__nccl_abort_group(idist_group *g) {
         idist__log_print(&g->w->log, IDIST_LOG_WARN,
                          "a CUDA graph may hold calls of the group that failed: do not launch it "
                          "again; %s",
-                         gpu->nccl->CommRevoke ? "the communicator stays in memory"
-                                               : "a thread waits in NCCL until it is destroyed");
+                         gpu->nccl->CommRevoke
+                             ? "the communicator stays in memory"
+                             : "a thread waits in NCCL until the graph is destroyed");
     if (idist__nccl_job_start(gg->abort_job)) return;
 
     gg->abort_job = NULL;
@@ -3655,9 +3633,10 @@ static void idist__nccl_abort_leave(idist_group *g) {
 }
 
 static void idist__nccl_abort_log_stays(const idist__world *w) {
-    idist__log_print(&w->log, IDIST_LOG_WARN,
-                     "a call of NCCL, or ncclCommRevoke, has not returned: the communicator of a "
-                     "group that has ended stays in memory, and the device may stay busy");
+    idist__log_print(
+        &w->log, IDIST_LOG_WARN,
+        "a call of NCCL, or ncclCommRevoke, has not returned: the communicator of the group stays "
+        "in memory, and the device may stay busy");
 }
 
 // Starts the abort of a group that is about to be freed, and leaves the abort to its thread. Warns
@@ -3755,10 +3734,9 @@ static void idist__nccl_abort_check_errors(idist_group *g) {
         if (idist__os_clock_now_ns() < gg->fault_deadline_ns) return;
         idist__nccl_issue_text(nccl, gg->fault, text, sizeof text);
         idist__gpu_device_fail_group(
-            g, idist__fail(
-                   gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
-                   "NCCL: %s; the host found no rank missing: check the network between the GPUs",
-                   text));
+            g,
+            idist__fail(gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
+                        "NCCL: %s; no rank is lost, so check the network between the GPUs", text));
         return;
     }
 
@@ -3773,8 +3751,8 @@ static void idist__nccl_abort_check_errors(idist_group *g) {
 // gpu/nccl/nccl_launch.h: calls that NCCL serves
 //
 // NCCL gets a call at once, on the caller's stream or on the group's own stream. At the same time
-// the ranks meet through the host's backend. As for host memory, the host's backend detects calls
-// that differ, late ranks and lost ranks; NCCL alone would hang. When a group fails, its
+// the ranks meet through the host's backend. The host's backend detects calls that differ, late
+// ranks and lost ranks, as it does for host memory. NCCL alone would hang. When a group fails, its
 // communicator is aborted, which ends the group's work on the device.
 //
 //     idist__gpu_engine_start           the call gets its fingerprint, and enters the group's queue
@@ -3808,10 +3786,9 @@ static bool idist__nccl_launch_can_launch(void *arg) {
 }
 
 // Saves the counts of a call. In most v-forms, only the two ranks of a pair know how much one sends
-// to the other. Stores what this rank sends to each rank and what it expects from each rank,
-// because the caller's counts may be gone when the other ranks answer. Between the two arrays is
-// space for what the other ranks say they send. Returns false if out of memory; the group has then
-// failed.
+// to the other. Stores what this rank sends to each rank and what it expects from each rank. The
+// caller's counts may be gone when the other ranks answer. Between the two arrays is space for what
+// the other ranks say they send. Returns false if out of memory; the group has then failed.
 static bool idist__nccl_launch_save_counts(idist__task *t) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -3891,8 +3868,8 @@ static void idist__nccl_launch_end_meeting(idist__task *t, idist_status status) 
         op->meeting_status = IDIST_ERR_MISMATCH;
 }
 
-// Moves a call to its last state, when all ranks have made the call and NCCL has it. Returns true
-// if there is nothing left to wait for.
+// Moves a call that all ranks have made, and that NCCL has accepted, to its last state. Returns
+// true if there is nothing left to wait for.
 static bool idist__nccl_launch_set_complete(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     op->state = IDIST__GPU_END;
@@ -3913,8 +3890,8 @@ static void idist__nccl_launch_set_inside(const idist__task *first, int inside) 
 }
 
 // Waits until non-blocking communicators have begun these calls. Called without the lock; takes the
-// lock for each check. Another thread may abort the communicators meanwhile, as the thread that
-// closes the world does.
+// lock for each check. Another thread may abort the communicators meanwhile, for example to close
+// the world.
 static int idist__nccl_launch_wait_begun(const idist__task *first) {
     idist__world *w = first->group->w;
     const idist__nccl *nccl = idist__gpu_of(w)->nccl;
@@ -3995,8 +3972,8 @@ static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t
 
 // Assigns tickets to the calls of this thread. NCCL gets the calls of a group in ticket order, and
 // calls of one group share a ticket. Tickets follow the numbers of the calls, because the lock has
-// not been released since the calls were numbered. (While a thread holds calls back until
-// idist_group_end, no other thread may use their groups.)
+// not been released since the calls were numbered. Calls that idist_group_begin holds back are in
+// order, too: no other thread may use their groups before idist_group_end.
 static void idist__nccl_launch_draw_tickets(idist__task *first) {
     idist__task *t;
 
@@ -4007,9 +3984,8 @@ static void idist__nccl_launch_draw_tickets(idist__task *first) {
 }
 
 // Hands calls of this thread to NCCL when it is their turn. Their groups launch no other call
-// meanwhile. Completes each call that all ranks have made by then, if the device has nothing left
-// to do for the call that anybody waits for. Releases the lock while it waits and while NCCL has
-// the calls.
+// meanwhile. Completes each call that all ranks have made by then and that need not wait for the
+// device. Releases the lock while it waits and while NCCL has the calls.
 static void idist__nccl_launch_call(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -4024,7 +4000,7 @@ static void idist__nccl_launch_call(idist__task *first) {
     idist__wait_until(w, idist__nccl_launch_can_launch, first);
 
     for (t = first; t; t = idist__gpu_op_of(t)->next_held)
-        idist__gpu_op_of(t)->comm = // is not freed while we are inside
+        idist__gpu_op_of(t)->comm = // not freed while we are inside
             idist__nccl_launch_is_ended(t) ? NULL : idist__gpu_group_of(t->group)->comm;
 
     idist__nccl_launch_set_inside(first, 1);
@@ -4056,9 +4032,9 @@ static void idist__nccl_launch_call(idist__task *first) {
         if (left) idist__task_free(t);
     }
 
-    if (w->wait.blocked_count)
-        idist__os_cond_broadcast(&w->changed); // threads that wait for their turn
-    idist__world_wake_driver(w);               // the driver may be one of them
+    // Other threads may wait for their turn, and the driver may be one of them.
+    if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
+    idist__world_wake_driver(w);
 }
 
 // ---- gpu/route/gpu_setup.h -----------------------------------------------------------------------
@@ -4365,7 +4341,7 @@ static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
 
     if (infos) job = idist__gpu_setup_prepare_local(g, &mine, reason, sizeof reason);
     if (job) status = idist__gpu_leave_goes_on(g, IDIST_OK);
-    if (status == IDIST_OK) status = idist__gpu_agree_exchange(g, &mine, infos, sizeof mine);
+    if (status == IDIST_OK) status = idist__survey(g, &mine, infos, sizeof mine);
 
     if (status == IDIST_OK) {
         ok = idist__gpu_setup_create(g, infos, job, reason, sizeof reason);
@@ -4949,6 +4925,15 @@ static void idist__gpu_engine_start(idist__task *t) {
     if (t->call.info)
         idist__matching_describe(&t->call, t->call.root, t->call.tag, t->call.dtype, t->call.count);
     idist__gpu_engine_start_nccl(t);
+}
+
+// Sends or receives without a task, unless the call would overtake one that waits in the queue of
+// the group, for the device or for pinned memory.
+static bool idist__gpu_engine_quick_message(idist_group *g, const idist__call *call) {
+    const idist__gpu_group *gg = idist__gpu_group_of(g);
+
+    if (gg && gg->queue) return false;
+    return idist__gpu_of(g->w)->host_backend->quick_message(g, call);
 }
 
 // Launches the calls that this thread's idist_group_begin has held back.
@@ -5602,6 +5587,7 @@ static void idist__gpu_join_install(idist__world *w) {
     gpu->api.sleep = idist__gpu_engine_sleep;
     gpu->api.cancel = idist__gpu_engine_cancel;
     if (gpu->api.retract) gpu->api.retract = idist__gpu_engine_retract;
+    if (gpu->api.quick_message) gpu->api.quick_message = idist__gpu_engine_quick_message;
     gpu->api.tell = idist__gpu_engine_tell;
     gpu->api.announce = idist__gpu_engine_announce;
     gpu->api.missing = idist__gpu_engine_missing;
@@ -5657,7 +5643,7 @@ static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *al
 
     idist__gpu_join_probe(w, gpu, &mine);
     w->machine.foreign_thread_count += idist__os_thread_count() - nthreads;
-    status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
+    status = idist__survey(&w->group, &mine, gpu->rank_infos, sizeof mine);
     if (status != IDIST_OK) return status;
 
     return idist__gpu_join_agree_device(w, all);

@@ -7,8 +7,7 @@
 #include "base/mem.h"
 #include "core/model.h"
 #include "core/world.h"
-#include "core/together.h"
-#include "core/call.h"
+#include "core/survey.h"
 
 // Waits until `ready` returns true or the deadline passes, while the backend watches the other
 // ranks. Returns false if the deadline has passed. Called with the lock held. Releases the lock
@@ -24,25 +23,6 @@ static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const voi
     }
 
     return true;
-}
-
-// All-gathers nbytes of each member. Called with the lock held. Releases the lock while it waits.
-static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, void *all,
-                                              size_t nbytes) {
-    idist__call call;
-    idist_opts opts;
-    idist_status status;
-    int depth = idist__together_now.depth; // idist_group_begin must not hold this call back
-
-    memset(&opts, 0, sizeof opts);
-    opts.group = g;
-    idist__call_init(&call, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
-    call.label = IDIST__FIRST_DEVICE_CALL;
-    idist__together_now.depth = 0;
-    status = idist__call_locked(g, &call, &opts);
-    idist__together_now.depth = depth;
-
-    return status;
 }
 
 // The result that each member sends to the other members.
@@ -66,7 +46,7 @@ static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, 
     memset(&mine, 0, sizeof mine);
     mine.failed = failed;
     idist__text_copy(mine.reason, sizeof mine.reason, reason);
-    status = idist__gpu_agree_exchange(g, &mine, theirs, sizeof mine);
+    status = idist__survey(g, &mine, theirs, sizeof mine);
     for (i = 0; status == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
     *all = status == IDIST_OK && i == g->size;
     if (status == IDIST_OK && !*all)

@@ -108,6 +108,29 @@ static void messages_in_order(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
+// Begins a send from device memory, which waits for a copy, and then one from host memory to that
+// peer. The second message must not overtake the first one.
+static void requests_in_order(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    for (int32_t k = 0; k < 20; k += 2) {
+        int32_t *x = device_of(&k, 1), host = k + 1, got = -1;
+        if (rank == 0) {
+            idist_request r[2];
+            idist_opts first = opts_async(world, &r[0]), second = opts_async(world, &r[1]);
+            rank_ok(rank, idist_send(x, 1, IDIST_I32, 1, 3, &first));
+            rank_ok(rank, idist_send(&host, 1, IDIST_I32, 1, 3, &second));
+            rank_ok(rank, idist_wait_all(r, 2));
+        }
+        for (int i = 0; i < 2 && rank == 1; i++) {
+            rank_ok(rank, idist_recv(&got, 1, IDIST_I32, 0, 3, NULL, &o));
+            rank_check(got == k + i, "message %d: got %d", k + i, got);
+        }
+        cudaFree(x);
+    }
+}
+
 // Passes host memory on one rank and device memory on the other ranks. This must work in a message,
 // and be an error in a collective.
 static void mixed(idist_group *world, int rank, int n, void *arg) {
@@ -528,6 +551,7 @@ int main(void) {
         ranks_case_fault(n, NULL, mixed, NULL,
                          "host memory on one rank, device memory on the others, %d ranks", n);
     ranks_case(2, NULL, messages_in_order, NULL, "messages stay in order");
+    ranks_case(2, NULL, requests_in_order, NULL, "messages with requests stay in order");
     ranks_case(2, NULL, receives, NULL, "receives: in vain, too short, shorter than asked for");
     ranks_case(2, NULL, cancelled, NULL, "a receive into device memory is not cancelled");
     ranks_case(2, NULL, matched, NULL, "matched messages");

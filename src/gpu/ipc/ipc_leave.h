@@ -116,8 +116,9 @@ static void idist__ipc_leave_unmap_arenas(idist__world *w) {
 
     if (!idist__gpu_agree_wait_until(w, idist__ipc_leave_is_idle, w,
                                      idist__os_clock_deadline(IDIST__GPU_ABORT_MS))) {
-        idist__log_print(&w->log, IDIST_LOG_WARN,
-                         "finalize: another thread's call still reads the memory of other ranks");
+        idist__log_print(
+            &w->log, IDIST_LOG_WARN,
+            "finalize: a call in another thread still reads the memory of other ranks");
         return;
     }
 
@@ -155,6 +156,6 @@ static void idist__ipc_leave_free_all(idist__world *w) {
     if (!gpu->stuck) return;
     idist__log_print(
         &w->log, IDIST_LOG_WARN,
-        "GPU %d does not finish its work: memory on it stays in use until the process ends",
+        "GPU %d has not finished its work: its memory stays allocated until the process ends",
         gpu->device);
 }

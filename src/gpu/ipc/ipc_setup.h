@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "core/model.h"
 #include "core/world.h"
+#include "core/survey.h"
 #include "gpu/gpu_model.h"
 #include "gpu/gpu_agree.h"
 #include "gpu/gpu_leave.h"
@@ -60,8 +61,7 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
 // Maps the arenas of the other ranks and reads each arena once. Releases the lock meanwhile.
 static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
-    idist_status status =
-        idist__gpu_agree_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
+    idist_status status = idist__survey(g, &setup->mine, setup->infos, sizeof setup->mine);
     bool all_have_arenas = status == IDIST_OK && g->size > 1;
     int i;
 
@@ -85,7 +85,7 @@ static idist_status idist__ipc_setup_strand_all(idist_group *g, idist__ipc_setup
     int i;
 
     setup->mine.failed = setup->stuck;
-    status = idist__gpu_agree_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
+    status = idist__survey(g, &setup->mine, setup->infos, sizeof setup->mine);
     for (i = 0; i < g->size && status == IDIST_OK; i++) any = any || setup->infos[i].failed;
     if (any) idist__ipc_arena_abandon(g);
 

@@ -38,7 +38,7 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
     if (!own->gpu || !own->gpu->host_backend)
         status = idist__fail(IDIST_ERR_NO_DEVICE, "%s: %s", name, g->w->about.no_device);
     else if (g->w->progress.stops)
-        status = idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+        status = idist__fail(IDIST_ERR_STATE, "%s: another thread is closing the world", name);
 
     if (status == IDIST_OK) {
         own->gpu->user_count++;

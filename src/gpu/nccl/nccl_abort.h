@@ -39,8 +39,9 @@ static void idist__nccl_abort_group(idist_group *g) {
         idist__log_print(&g->w->log, IDIST_LOG_WARN,
                          "a CUDA graph may hold calls of the group that failed: do not launch it "
                          "again; %s",
-                         gpu->nccl->CommRevoke ? "the communicator stays in memory"
-                                               : "a thread waits in NCCL until it is destroyed");
+                         gpu->nccl->CommRevoke
+                             ? "the communicator stays in memory"
+                             : "a thread waits in NCCL until the graph is destroyed");
     if (idist__nccl_job_start(gg->abort_job)) return;
 
     gg->abort_job = NULL;
@@ -79,9 +80,10 @@ static void idist__nccl_abort_leave(idist_group *g) {
 }
 
 static void idist__nccl_abort_log_stays(const idist__world *w) {
-    idist__log_print(&w->log, IDIST_LOG_WARN,
-                     "a call of NCCL, or ncclCommRevoke, has not returned: the communicator of a "
-                     "group that has ended stays in memory, and the device may stay busy");
+    idist__log_print(
+        &w->log, IDIST_LOG_WARN,
+        "a call of NCCL, or ncclCommRevoke, has not returned: the communicator of the group stays "
+        "in memory, and the device may stay busy");
 }
 
 // Starts the abort of a group that is about to be freed, and leaves the abort to its thread. Warns
@@ -179,10 +181,9 @@ static void idist__nccl_abort_check_errors(idist_group *g) {
         if (idist__os_clock_now_ns() < gg->fault_deadline_ns) return;
         idist__nccl_issue_text(nccl, gg->fault, text, sizeof text);
         idist__gpu_device_fail_group(
-            g, idist__fail(
-                   gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
-                   "NCCL: %s; the host found no rank missing: check the network between the GPUs",
-                   text));
+            g,
+            idist__fail(gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
+                        "NCCL: %s; no rank is lost, so check the network between the GPUs", text));
         return;
     }
 

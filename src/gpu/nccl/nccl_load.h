@@ -2,6 +2,7 @@
 #pragma once
 
 #include "os/process.h"
+#include "launch/python.h"
 
 typedef struct idist__nccl_id { // ncclUniqueId
     char bytes[128];
@@ -83,28 +84,12 @@ typedef struct idist__nccl {
 #define IDIST__NCCL_FILE "libnccl.so.2"
 #endif
 
-// Opens the library of a Python package (nvidia-nccl-cu12, which PyTorch installs) in the folder
-// `below` of `prefix`. Returns NULL if `prefix` is NULL or if the folder has no such library.
-static void *idist__nccl_load_in_python(const char *prefix, const char *below) {
-    char pattern[512];
-
-    if (!prefix) return NULL;
-    snprintf(pattern, sizeof pattern,
-             "%s%s/lib*/python3*/*-packages/nvidia/nccl/lib/" IDIST__NCCL_FILE, prefix, below);
-
-    return idist__os_library_match(pattern);
-}
-
 // Opens NCCL where the loader finds it, or otherwise in Python's environments.
 static void *idist__nccl_load_library(void) {
     void *library = idist__os_library_open(IDIST__NCCL_FILE);
 
-    if (!library) library = idist__nccl_load_in_python(idist__os_env("VIRTUAL_ENV"), "");
-    if (!library) library = idist__nccl_load_in_python(idist__os_env("CONDA_PREFIX"), "");
-    if (!library) library = idist__nccl_load_in_python(idist__os_env("HOME"), "/.local");
-    if (!library) library = idist__nccl_load_in_python("/usr/local", "");
-    if (!library) library = idist__nccl_load_in_python("/usr", "");
-    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // sets the error text
+    if (!library) library = idist__python_library("nvidia/nccl/lib/" IDIST__NCCL_FILE);
+    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the reason
 }
 
 // Fills the table of functions, or stores in `reason` why NCCL cannot be used. IDIST_NCCL_LIB names
@@ -128,8 +113,8 @@ static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capaci
     IDIST__NCCL_FUNCTIONS(IDIST__X)
 #undef IDIST__X
     if (missing)
-        snprintf(reason, capacity, "the NCCL that was loaded has no nccl%s; use 2.14 or later",
-                 missing);
+        snprintf(reason, capacity,
+                 "the NCCL library that was loaded has no nccl%s; use NCCL 2.14 or later", missing);
     else if (nccl->GetVersion(&nccl->version) != IDIST__NCCL_OK)
         snprintf(reason, capacity, "ncclGetVersion failed");
 

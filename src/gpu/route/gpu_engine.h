@@ -294,6 +294,15 @@ static void idist__gpu_engine_start(idist__task *t) {
     idist__gpu_engine_start_nccl(t);
 }
 
+// Sends or receives without a task, unless the call would overtake one that waits in the queue of
+// the group, for the device or for pinned memory.
+static bool idist__gpu_engine_quick_message(idist_group *g, const idist__call *call) {
+    const idist__gpu_group *gg = idist__gpu_group_of(g);
+
+    if (gg && gg->queue) return false;
+    return idist__gpu_of(g->w)->host_backend->quick_message(g, call);
+}
+
 // Launches the calls that this thread's idist_group_begin has held back.
 static void idist__gpu_engine_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;

@@ -12,9 +12,9 @@
 #include "core/model.h"
 #include "core/backend.h"
 #include "core/world.h"
+#include "core/survey.h"
 #include "gpu/gpu_model.h"
 #include "gpu/gpu_device.h"
-#include "gpu/gpu_agree.h"
 #include "gpu/ipc/ipc_arena.h"
 #include "gpu/nccl/nccl_load.h"
 #include "gpu/nccl/nccl_job.h"
@@ -349,6 +349,7 @@ static void idist__gpu_join_install(idist__world *w) {
     gpu->api.sleep = idist__gpu_engine_sleep;
     gpu->api.cancel = idist__gpu_engine_cancel;
     if (gpu->api.retract) gpu->api.retract = idist__gpu_engine_retract;
+    if (gpu->api.quick_message) gpu->api.quick_message = idist__gpu_engine_quick_message;
     gpu->api.tell = idist__gpu_engine_tell;
     gpu->api.announce = idist__gpu_engine_announce;
     gpu->api.missing = idist__gpu_engine_missing;
@@ -404,7 +405,7 @@ static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *al
 
     idist__gpu_join_probe(w, gpu, &mine);
     w->machine.foreign_thread_count += idist__os_thread_count() - nthreads;
-    status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
+    status = idist__survey(&w->group, &mine, gpu->rank_infos, sizeof mine);
     if (status != IDIST_OK) return status;
 
     return idist__gpu_join_agree_device(w, all);

@@ -10,6 +10,7 @@
 #include "core/world.h"
 #include "core/group.h"
 #include "core/progress_thread.h"
+#include "core/survey.h"
 #include "gpu/gpu_model.h"
 #include "gpu/gpu_device.h"
 #include "gpu/gpu_agree.h"
@@ -321,7 +322,7 @@ static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
 
     if (infos) job = idist__gpu_setup_prepare_local(g, &mine, reason, sizeof reason);
     if (job) status = idist__gpu_leave_goes_on(g, IDIST_OK);
-    if (status == IDIST_OK) status = idist__gpu_agree_exchange(g, &mine, infos, sizeof mine);
+    if (status == IDIST_OK) status = idist__survey(g, &mine, infos, sizeof mine);
 
     if (status == IDIST_OK) {
         ok = idist__gpu_setup_create(g, infos, job, reason, sizeof reason);
