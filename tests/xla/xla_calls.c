@@ -2,12 +2,13 @@
 // shapes, parts of buffers, order of launches, and errors before any rank enters XLA. The grid of
 // all operations is that of tests/dist (see tests/device/xla.sh).
 //
-// xla_calls NAME: the device backend that the ranks must have, "xla" or "staged"
+// xla_calls PATH [processes]: PATH is the device backend that the ranks must have, "xla" or "staged"
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"
 
 #include "ranks.h"
+#include "xla_world.h"
 
 static const char *expected_path;
 
@@ -119,6 +120,16 @@ static void parts(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 64; i++)
         rank_check(x[i] == (i >= 16 && i < 24 ? (float)n : 1.0f), "element %d: %g", i,
                    (double)x[i]);
+    // a whole buffer into a part of another one
+    idist_xla_buffer *whole = floats(world, 8, 2, 0), *large = floats(world, 64, 5, 0);
+    char *part = (char *)large + 40 * 4;
+    rank_ok(rank, idist_all_reduce(whole, part, 8, IDIST_F32, IDIST_SUM, &o));
+    rank_ok(rank, idist_xla_buffer_get(large, x, sizeof x, -1));
+    for (int i = 0; i < 64; i++)
+        rank_check(x[i] == (i >= 40 && i < 48 ? (float)(2 * n) : 5.0f), "element %d: %g", i,
+                   (double)x[i]);
+    idist_xla_buffer_free(&whole);
+    idist_xla_buffer_free(&large);
     // rank 0 passes a part, the others a whole buffer
     idist_xla_buffer *b = floats(world, 8, (float)rank, 0);
     rank_ok(rank, idist_all_reduce(rank ? (char *)b : at + 32, rank ? (char *)b : at + 32, 8,
@@ -324,6 +335,7 @@ static void groups(idist_group *world, int rank, int n, void *arg) {
 }
 
 static void run(int n, bool processes, ranks_fn fn, const char *name) {
+    xla_world_begin(processes);
     if (processes) procs_case(n, NULL, fn, NULL, "%s, %d processes", name, n);
     else ranks_case(n, NULL, fn, NULL, "%s, %d threads", name, n);
 }
@@ -341,10 +353,11 @@ int main(int argc, char **argv) {
                  {order_of_launches, "order of launches"}};
     bool processes;
     expected_path = argc > 1 ? argv[1] : "xla";
-    processes = strcmp(expected_path, "staged") == 0 && argc > 2;
+    processes = argc > 2;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (int n = processes ? 2 : 1; n <= (processes ? 4 : 8); n *= 2)
             run(n, processes, cases[i].fn, cases[i].name);
+    xla_world_begin(false);
     ranks_case(3, NULL, stale, NULL, "the address of a freed buffer");
     ranks_case_fault(3, NULL, late, NULL, "a late rank");
     for (int which = 0; which < 5; which++)

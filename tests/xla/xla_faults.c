@@ -1,0 +1,138 @@
+// xla_faults.c - programs of XLA that fail, never end, or whose rank dies, on the stand-in for PJRT
+// (tests/fake/pjrt.c). All ranks get an error with a name before the deadline, and end.
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+#include "idist_xla.h"
+
+#include "ranks.h"
+#include "xla_world.h"
+
+// One order for the stand-in, and what comes of it.
+typedef struct fault {
+    const char *name, *fault, *refuse, *minor, *grown;
+    int on;                          // the process that is concerned, or -1
+    idist_status status, at_culprit; // of the call: on the other ranks, and on that process
+    const char *text;
+} fault;
+
+static idist_xla_buffer *floats(idist_group *world, float value) {
+    float data[64];
+    idist_xla_buffer *b = NULL;
+    for (int i = 0; i < 64; i++) data[i] = value;
+    if (idist_xla_buffer_put(data, 64, IDIST_F32, world, &b) != IDIST_OK)
+        rank_fail("put: %s", idist_last_error());
+    return b;
+}
+
+static void set(const char *name, const char *value) {
+    if (value) setenv(name, value, 1);
+    else unsetenv(name);
+}
+
+// Opens a world, lets two programs run, and makes the third call, in which the fault happens. The
+// process of PJRT is not the rank, so the culprit is found by its device.
+static int run(int rank, int n, proc_slot *slot, const fault *f, idist_group *world) {
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a = floats(world, 1), *b = floats(world, 0);
+    const char *device = world->w->about.device_name;
+    bool culprit = f->on >= 0 && atoi(device + 4) / 10 == f->on;
+    int64_t begin_ns = idist__os_clock_now_ns(), took_ms;
+    idist_status s;
+    float got[64];
+    o.timeout_ms = f->status == IDIST_ERR_TIMEOUT ? 1000 : 20000;
+    for (int i = 0; i < 2; i++) rank_ok(rank, idist_all_reduce(a, b, 64, IDIST_F32, IDIST_SUM, &o));
+    s = idist_all_reduce(a, b, 64, IDIST_F32, IDIST_SUM, &o);
+    took_ms = (idist__os_clock_now_ns() - begin_ns) / 1000000;
+    rank_check(s == (culprit ? f->at_culprit : f->status), "rank %d: %s: got %s: %s", rank, f->name,
+               idist_status_name(s), idist_last_error());
+    if (s == IDIST_OK) {
+        rank_ok(rank, idist_xla_buffer_get(b, got, sizeof got, -1));
+        rank_check(got[63] == (float)n, "rank %d: %g", rank, (double)got[63]);
+    } else {
+        rank_check(strstr(idist_last_error(), f->text), "rank %d: the text: %s", rank,
+                   idist_last_error());
+        rank_check(took_ms < o.timeout_ms + 1000 * test_slow_factor(), "it took %d ms",
+                   (int)took_ms);
+    }
+    idist_xla_buffer_free(&a);
+    idist_xla_buffer_free(&b);
+    proc_result(slot, s);
+    return 0;
+}
+
+static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const fault *f = (const fault *)arg;
+    int64_t begin_ns;
+    run(rank, n, slot, f, world);
+    begin_ns = idist__os_clock_now_ns();
+    idist_close(&world);
+    rank_check((idist__os_clock_now_ns() - begin_ns) / 1000000 < 5000 * test_slow_factor(),
+               "closing takes long");
+    fflush(stdout);
+    _exit(0); // a program of XLA that never ends still has its thread
+}
+
+static void order(const fault *f) {
+    char on[16];
+    snprintf(on, sizeof on, "%d", f->on);
+    set("FAKE_PJRT_FAULT", f->fault);
+    set("FAKE_PJRT_AFTER", f->fault ? "2" : NULL);
+    set("FAKE_PJRT_REFUSE", f->refuse);
+    set("FAKE_PJRT_ON", f->on >= 0 ? on : NULL);
+    set("FAKE_PJRT_MINOR", f->minor);
+    set("FAKE_PJRT_GROWN", f->grown);
+}
+
+static void processes(const fault *f, int n) {
+    procs p;
+    int hung, dead = 0;
+    tap_running("%s, %d processes", f->name, n);
+    ranks_reset();
+    order(f);
+    xla_world_begin(true);
+    procs_start(&p, n, NULL, body, (void *)(uintptr_t)f);
+    hung = procs_wait(&p, RANKS_TIMEOUT_MS + 5000);
+    rank_check(hung == 0, "%d ranks hang", hung);
+    for (int k = 0; k < n; k++) {
+        bool killed = WIFSIGNALED(p.wait_status[k]) && WTERMSIG(p.wait_status[k]) == SIGKILL;
+        if (killed) dead++;
+        else rank_check(p.wait_status[k] == 0, "rank %d: 0x%x", k, (unsigned)p.wait_status[k]);
+    }
+    rank_check(dead == (f->fault && strcmp(f->fault, "die") == 0), "%d died", dead);
+    procs_free(&p);
+    ranks_report("%s, %d processes", f->name, n);
+}
+
+// The plug-in is older than idist can use: no device, and a reason.
+static void old(idist_group *world, int rank, int n, void *arg) {
+    idist_xla_buffer *b = NULL;
+    float x = 1;
+    (void)n;
+    (void)arg;
+    rank_check(idist_xla_buffer_put(&x, 1, IDIST_F32, world, &b) == IDIST_ERR_NO_DEVICE, "put: %s",
+               idist_last_error());
+    rank_check(strstr(idist_last_error(), "PJRT 0.56"), "rank %d: %s", rank, idist_last_error());
+}
+
+int main(void) {
+    static const fault faults[] = {
+        {"no fault", NULL, NULL, NULL, NULL, -1, IDIST_OK, IDIST_OK, ""},
+        {"a newer ABI", NULL, NULL, "140", "1", -1, IDIST_OK, IDIST_OK, ""},
+        {"one rank cannot compile", NULL, "all_reduce", NULL, NULL, 1, IDIST_OK, IDIST_OK, ""},
+        {"no rank can compile", NULL, "all_reduce", NULL, NULL, -1, IDIST_OK, IDIST_OK, ""},
+        {"a program fails on one rank", "fail", NULL, NULL, NULL, 1, IDIST_ERR_DEVICE,
+         IDIST_ERR_DEVICE, "the chip is on fire"},
+        {"a program fails on all ranks", "fail", NULL, NULL, NULL, -1, IDIST_ERR_DEVICE,
+         IDIST_ERR_DEVICE, "the chip is on fire"},
+        {"a program never ends on one rank", "hang", NULL, NULL, NULL, 1, IDIST_ERR_TIMEOUT,
+         IDIST_ERR_TIMEOUT, "device has not finished"},
+        {"a rank dies inside its program", "die", NULL, NULL, NULL, 1, IDIST_ERR_PEER_LOST,
+         IDIST_ERR_PEER_LOST, "was lost"}};
+    fault too_old = {"an old plug-in", NULL, NULL, "56", NULL, -1, IDIST_OK, IDIST_OK, ""};
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
+        for (int n = 2; n <= 4; n += 2) processes(&faults[i], n);
+    order(&too_old);
+    xla_world_begin(true);
+    procs_case(2, NULL, old, NULL, "an old plug-in");
+    return tap_done();
+}
