@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # dist.sh - the distributed tests with all their blocking calls on device memory, over each device
-# backend, on the stand-ins for CUDA and NCCL (tests/fake). One case in six of the grid, all with
+# backend, on the stand-ins for CUDA and NCCL (tests/fake). One case in twelve of the grid, all with
 # IDIST_TEST_FULL=1.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
@@ -8,7 +8,7 @@
 . tests/lib/on_fake.sh
 
 export IDIST_LOG=error IDIST_TEST_QUICK=1 IDIST_TEST_SLOW=2
-[ "${IDIST_TEST_FULL:-0}" = 1 ] || export IDIST_TEST_THIN=6
+[ "${IDIST_TEST_FULL:-0}" = 1 ] || export IDIST_TEST_THIN=12
 build_ahead plain
 parts plain "plain"
 while read -r test ways; do

@@ -91,8 +91,6 @@ else
         [ ! -e "$wheel" ] || python3 -m zipfile -e "$wheel" $found
     done
     cp "$WORK/packages" $fetched
-    thin=60 # one case in 60 of the grid
-    [ "${IDIST_TEST_FULL:-0}" != 1 ] || thin=4
     build abi -I$found/xla_plugins/xla_cpu_pjrt/include tests/xla/pjrt_abi.c
     ok_later abi "the test of the ABI builds"
     ok_run 0 "the ABI is that of the real pjrt_c_api.h" 20 "$WORK/abi"
@@ -109,8 +107,11 @@ else
         ok_run 0 "$name: calls, ranks that are threads" 100 "$WORK/calls" xla
         ok_run 0 "$name: calls, ranks that are processes" 100 "$WORK/calls" staged processes
         for test in $tests; do
+            thin=60 # one case in 60 of the grid
+            [ "${IDIST_TEST_FULL:-0}" != 1 ] || thin=4
             [ -e "$WORK/built_$test" ] || ok_later "dist_$test" "tests/dist/$test.c builds"
             : >"$WORK/built_$test"
+            [ "$test" != all_reduce ] || thin=$((thin * 4)) # it has most cases, and most programs
             ok_run 0 "$name: $test" 150 env IDIST_TEST_NCCL=1 IDIST_TEST_SLOW=2 \
                 IDIST_TEST_THIN="$thin" \
                 "$WORK/dist_$test"

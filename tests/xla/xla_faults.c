@@ -51,8 +51,7 @@ static int run(int rank, int n, proc_slot *slot, const fault *f, idist_group *wo
     } else {
         rank_check(strstr(idist_last_error(), f->text), "rank %d: the text: %s", rank,
                    idist_last_error());
-        rank_check(took_ms < o.timeout_ms + 1000 * test_slow_factor(), "it took %d ms",
-                   (int)took_ms);
+        rank_check(took_ms < 3000 * test_slow_factor(), "it took %d ms", (int)took_ms);
     }
     idist_xla_buffer_free(&a);
     idist_xla_buffer_free(&b);
