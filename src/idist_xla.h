@@ -95,9 +95,12 @@ CALLS
 PROGRAMS OF YOUR OWN
 
     A training step with stablehlo.all_reduce inside runs over the ranks of idist:
-    idist_xla_compile_options gives the options under which replica i is rank i of a group. Launch
-    such programs in the same order on all ranks, with idist_wait before if a request is open.
-    examples/13_xla_train.c shows it.
+    idist_xla_compile_options gives the options under which replica i is rank i of a group.
+    examples/13_xla_train.c shows it. Three rules apply:
+
+      - launch such programs in the same order on all ranks, after idist_wait if a request is open
+      - ranks that are threads of one process run one compiled program, not one each
+      - call idist_barrier before each launch: XLA waits without a deadline for a rank that is lost
 
 FAILURES
 

@@ -92,6 +92,9 @@ else
     done
     cp "$WORK/packages" $fetched
     build abi -I$found/xla_plugins/xla_cpu_pjrt/include tests/xla/pjrt_abi.c
+    later example 100 cc -O2 -DIDIST_IMPLEMENTATION -include idist_xla.h -I. \
+        -I$found/xla_plugins/xla_cpu_pjrt/include examples/13_xla_train.c -lm -lpthread -o \
+        "$WORK/example"
     ok_later abi "the test of the ABI builds"
     ok_run 0 "the ABI is that of the real pjrt_c_api.h" 20 "$WORK/abi"
     ok_later on_device.o "idist for tests on device memory builds"
@@ -104,6 +107,11 @@ else
         $found/lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so; do
         name=$(basename "$plugin")
         export IDIST_XLA_LIB=$ROOT/$plugin
+        [ -e "$WORK/ran" ] || ok_later example "examples/13_xla_train.c builds"
+        ok_run 0 "$name: the example runs" 60 "$WORK/example"
+        sed -n 's/^\/\/    \(.*\)/\1/p' examples/13_xla_train.c | grep -E 'loss|weights' |
+            diff - <(grep -E 'loss|weights' "$WORK/log") >"$WORK/ran"
+        ok $? "$name: and prints what its head says" || diag <"$WORK/ran"
         ok_run 0 "$name: calls, ranks that are threads" 100 "$WORK/calls" xla
         ok_run 0 "$name: calls, ranks that are processes" 100 "$WORK/calls" staged processes
         for test in $tests; do

@@ -17,7 +17,7 @@ for source in examples/[0-9]*.c examples/[0-9]*.cpp; do
         skip "$name" "no c++ here (apt-get install g++)"
         continue
     }
-    [[ $name == *_mpi || $name == *_gpu_* ]] &&
+    [[ $name == *_mpi || $name == *_gpu_* || $name == *_xla_* ]] &&
         continue # run with each MPI by tests/mpi, and by tests/device/examples.sh
     line=$(build_line "$source")
     case $line in
