@@ -310,7 +310,7 @@ static void idist__life_end(idist__world *w) {
 }
 
 static bool idist__life_is_settled(void *arg) {
-    return !((const idist__world *)arg)->tasks.let_go_count;
+    return !((const idist__world *)arg)->tasks.freed_request_count;
 }
 
 // Closes a world. With `force`, the worker has failed: requests may be open, and there is no last

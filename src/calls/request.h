@@ -199,7 +199,7 @@ idist_status idist_request_free(idist_request *request) {
     } else {
         idist__request_empty(request);
         if (t->state == IDIST__TASK_DONE) status = idist__wait_result(t);
-        else idist__task_let_go(t);
+        else idist__task_free_request(t);
     }
 
     idist__os_mutex_unlock(&w->lock);

@@ -534,7 +534,7 @@ typedef struct idist__world_tasks {
     idist__task *detached;        // tasks that nobody waits for, running or done; newest first
     uint32_t detached_done_count; // number of detached tasks that are done
     int async_count;              // running tasks with a request
-    int let_go_count;             // running tasks whose request idist_request_free has freed
+    int freed_request_count;      // running tasks whose request idist_request_free has freed
     uint32_t request_count;       // requests begun so far, except those that were complete at once
     uint32_t matched_count;       // messages that matched probes have found so far
     // Tasks that an open idist_group_begin keeps, plus threads for which the device backend holds

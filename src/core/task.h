@@ -36,7 +36,7 @@ static bool idist__task_is_detached(const idist__task *t) {
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
-    w->tasks.let_go_count--;
+    w->tasks.freed_request_count--;
     if (t->status != IDIST_OK && t->group->status == IDIST_OK)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "a call failed after idist_request_free freed its request: %s", t->text);
@@ -176,10 +176,10 @@ IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
 }
 
 // Detaches a task whose request the program has freed, and leaves the task to the progress thread.
-static void idist__task_let_go(idist__task *t) {
+static void idist__task_free_request(idist__task *t) {
     idist__task_list_detached(t);
     t->waiter = IDIST__WAITER_NOBODY;
-    t->group->w->tasks.let_go_count++;
+    t->group->w->tasks.freed_request_count++;
 }
 
 #ifndef IDIST__ANNOUNCE_NS // a test sets this so high that an announcement never wakes a rank

@@ -147,8 +147,8 @@ enum {
     IDIST__PJRT_DIMS = 16              // dimensions of a buffer that idist takes
 };
 
-// What the dtypes are called: in StableHLO, in StableHLO as unsigned integers of the same size, and
-// in PJRT (PJRT_Buffer_Type).
+// The names of a dtype in StableHLO, and its number in PJRT (PJRT_Buffer_Type). `bits` is the
+// unsigned integer of equal size.
 typedef struct idist__pjrt_type {
     const char *name, *bits;
     int number;

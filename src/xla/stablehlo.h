@@ -186,8 +186,8 @@ static void idist__hlo_set_types(idist__hlo *hlo, const idist__xla_buffer *in,
     snprintf(hlo->flat_out, sizeof hlo->flat_out, "tensor<%zux%s>", out->count, hlo->type->name);
 }
 
-// Writes the program of a call that idist__hlo_supports. The input has the shape of `in` and the
-// result that of `out`. Returns text that the caller frees, or NULL without memory.
+// Writes the program of a call that idist__hlo_supports. The input is shaped like `in`, and the
+// result like `out`. Returns text that the caller frees, or NULL without memory.
 static char *idist__hlo_write(const idist_group *g, const idist__call *call,
                               const idist__xla_buffer *in, const idist__xla_buffer *out) {
     idist__hlo hlo;

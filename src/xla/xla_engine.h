@@ -230,7 +230,7 @@ static bool idist__xla_engine_quick_message(idist_group *g, const idist__call *c
     return idist__xla_of(g->w)->host_backend->quick_message(g, call);
 }
 
-// Moves what can move on the host, and the calls that this lets go on.
+// Moves what can move on the host, then performs the steps of calls that can continue.
 static void idist__xla_engine_progress(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
     idist_group *g;

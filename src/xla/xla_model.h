@@ -41,7 +41,7 @@ enum {
     IDIST__XLA_REASON = 300     // bytes for an error text of the plug-in
 };
 
-// What a program is compiled from.
+// The source of a program.
 typedef struct idist__xla_source {
     char *text;    // StableHLO
     char *options; // a CompileOptionsProto, which names the devices
@@ -62,7 +62,7 @@ typedef struct idist__xla_value {
     int users;
 } idist__xla_value;
 
-// What an idist_xla_buffer stands for. The buffer has as many addresses as it has bytes, in a range
+// The state behind an idist_xla_buffer. The buffer has an address for each of its bytes, in a range
 // that nobody can access. So the core sees which buffers overlap, and a program that reads a buffer
 // as host memory ends at once.
 typedef struct idist__xla_buffer {
@@ -77,7 +77,7 @@ typedef struct idist__xla_buffer {
     int users; // 1 for the program, until the buffer is freed, and 1 for each job
 } idist__xla_buffer;
 
-// What the worlds of a process share.
+// The state that the worlds of a process share.
 typedef struct idist__xla_home {
     idist__os_mutex lock; // over everything below; no call of the plug-in is made under it ...
     idist__os_mutex slow; // ... but under this one: opening the client, compiling
@@ -189,7 +189,7 @@ typedef struct idist__xla_group {
     size_t options_nbytes;
 } idist__xla_group;
 
-// What each rank tells the others when the world begins.
+// Facts that each rank tells the other ranks when the world begins.
 typedef struct idist__xla_rank_info {
     int32_t found;
     int32_t named;  // the device was asked for by name

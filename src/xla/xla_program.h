@@ -95,8 +95,8 @@ static void idist__xla_program_load(const idist__xla_home *home, idist__xla_prog
         program->loaded = args.loaded;
 }
 
-// Compiles a program, or finds the one that another thread has compiled meanwhile. Takes the source
-// over if it becomes that of a new program. Counts one more user. Returns NULL without memory. If
+// Compiles a program, unless another thread has compiled an equal program meanwhile. A new program
+// takes the source over and clears *source. Counts one more user. Returns NULL without memory. If
 // the plug-in refuses the program, `why` has the reason; otherwise `why` is "".
 static idist__xla_program *idist__xla_program_make(idist__xla_home *home, idist__xla_source *source,
                                                    char *why, size_t capacity) {

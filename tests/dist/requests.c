@@ -111,11 +111,11 @@ static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-static int32_t *let_go_buffers[3]; // buffers of let_go, by rank
+static int32_t *freed_buffers[3]; // buffers of freed_early, by rank
 
 // Frees requests that are not complete. The messages must still arrive, even if the receive starts
 // after the sender has begun to leave the world.
-static void let_go(idist_group *world, int rank, int n, void *arg) {
+static void freed_early(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 300000 };
     idist_request request = {NULL}, copy;
     idist_opts o = opts_of(world), a = opts_async(world, &request);
@@ -150,7 +150,7 @@ static void let_go(idist_group *world, int rank, int n, void *arg) {
     if (rank == 0) rank_ok(rank, idist_request_free(&request));
     if (rank == 1 % n) rank_ok(rank, idist_recv(x, COUNT, IDIST_I32, 0, 3, NULL, &a));
     if (rank == 1 % n) rank_ok(rank, idist_request_free(&request));
-    let_go_buffers[rank] = x; // used until the world is closed
+    freed_buffers[rank] = x; // used until the world is closed
 }
 
 // Starts more collectives at once than the library remembers of past calls. The last rank comes
@@ -727,7 +727,7 @@ static void keep_line(idist_log_level level, const char *line, void *user) {
 
 // Closes a world with a freed request that never completes. idist_close must wait for the request
 // until its deadline and then log a warning.
-static void let_go_and_lost(void) {
+static void freed_and_lost(void) {
     static int32_t x[100000];
     const char *before = getenv("IDIST_LOG");
     char line[400] = "", level[40];
@@ -759,10 +759,11 @@ static void placed(const char *transport) {
     ranks_case(3, &many, very_many, NULL, "300 collectives in flight, one rank late, %s",
                many.transport);
     for (int n = 1; n <= 3; n++) {
-        ranks_case(n, &d, let_go, NULL, "requests that are let go n=%d, %s", n, d.transport);
+        ranks_case(n, &d, freed_early, NULL, "requests that are freed early n=%d, %s", n,
+                   d.transport);
         for (int k = 0; k < 3; k++) {
-            free(let_go_buffers[k]);
-            let_go_buffers[k] = NULL;
+            free(freed_buffers[k]);
+            freed_buffers[k] = NULL;
         }
     }
 #ifndef RANKS_MPI
@@ -812,7 +813,7 @@ int main(void) {
     ranks_case(2, NULL, first_of_two_failures, NULL, "wait_all returns the first of two failures");
 #ifndef RANKS_MPI
     two_worlds();
-    let_go_and_lost();
+    freed_and_lost();
     crowds();
 #endif
     ranks_case(1, NULL, test_has_deadlines, NULL, "deadlines without a wait n=1");

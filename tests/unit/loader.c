@@ -321,7 +321,7 @@ static void ends(int workers) {
     }
 }
 
-static void *let_go(void *arg) {
+static void *release_source(void *arg) {
     tap_sleep_ms(20);
     hold((source *)arg, false);
     return NULL;
@@ -337,7 +337,7 @@ static void late_fetches(void) {
     hold(src, true);
     TAP_REQUIRE(idist_loader_create(&d, &l) == IDIST_OK);
     await_fetched(src, 2);
-    TAP_REQUIRE(pthread_create(&thread, NULL, let_go, src) == 0);
+    TAP_REQUIRE(pthread_create(&thread, NULL, release_source, src) == 0);
     tap_is(idist_loader_set_epoch(l, 1), IDIST_OK,
            "an epoch begun while fetches of another one run");
     TAP_REQUIRE(idist_sampler_set_epoch(want, 1) == IDIST_OK);
