@@ -13076,7 +13076,7 @@ typedef struct idist__world_tasks {
     idist__task *detached;        // tasks that nobody waits for, running or done; newest first
     uint32_t detached_done_count; // number of detached tasks that are done
     int async_count;              // running tasks with a request
-    int let_go_count;             // running tasks whose request idist_request_free has freed
+    int freed_request_count;      // running tasks whose request idist_request_free has freed
     uint32_t request_count;       // requests begun so far, except those that were complete at once
     uint32_t matched_count;       // messages that matched probes have found so far
     // Tasks that an open idist_group_begin keeps, plus threads for which the device backend holds
@@ -13807,7 +13807,7 @@ static bool idist__task_is_detached(const idist__task *t) {
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
-    w->tasks.let_go_count--;
+    w->tasks.freed_request_count--;
     if (t->status != IDIST_OK && t->group->status == IDIST_OK)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "a call failed after idist_request_free freed its request: %s", t->text);
@@ -13947,10 +13947,10 @@ IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
 }
 
 // Detaches a task whose request the program has freed, and leaves the task to the progress thread.
-static void idist__task_let_go(idist__task *t) {
+static void idist__task_free_request(idist__task *t) {
     idist__task_list_detached(t);
     t->waiter = IDIST__WAITER_NOBODY;
-    t->group->w->tasks.let_go_count++;
+    t->group->w->tasks.freed_request_count++;
 }
 
 #ifndef IDIST__ANNOUNCE_NS // a test sets this so high that an announcement never wakes a rank
@@ -16405,7 +16405,7 @@ static void idist__life_end(idist__world *w) {
 }
 
 static bool idist__life_is_settled(void *arg) {
-    return !((const idist__world *)arg)->tasks.let_go_count;
+    return !((const idist__world *)arg)->tasks.freed_request_count;
 }
 
 // Closes a world. With `force`, the worker has failed: requests may be open, and there is no last
@@ -17520,7 +17520,7 @@ idist_status idist_request_free(idist_request *request) {
     } else {
         idist__request_empty(request);
         if (t->state == IDIST__TASK_DONE) status = idist__wait_result(t);
-        else idist__task_let_go(t);
+        else idist__task_free_request(t);
     }
 
     idist__os_mutex_unlock(&w->lock);

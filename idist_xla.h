@@ -484,8 +484,8 @@ enum {
     IDIST__PJRT_DIMS = 16              // dimensions of a buffer that idist takes
 };
 
-// What the dtypes are called: in StableHLO, in StableHLO as unsigned integers of the same size, and
-// in PJRT (PJRT_Buffer_Type).
+// The names of a dtype in StableHLO, and its number in PJRT (PJRT_Buffer_Type). `bits` is the
+// unsigned integer of equal size.
 typedef struct idist__pjrt_type {
     const char *name, *bits;
     int number;
@@ -805,7 +805,7 @@ enum {
     IDIST__XLA_REASON = 300     // bytes for an error text of the plug-in
 };
 
-// What a program is compiled from.
+// The source of a program.
 typedef struct idist__xla_source {
     char *text;    // StableHLO
     char *options; // a CompileOptionsProto, which names the devices
@@ -826,7 +826,7 @@ typedef struct idist__xla_value {
     int users;
 } idist__xla_value;
 
-// What an idist_xla_buffer stands for. The buffer has as many addresses as it has bytes, in a range
+// The state behind an idist_xla_buffer. The buffer has an address for each of its bytes, in a range
 // that nobody can access. So the core sees which buffers overlap, and a program that reads a buffer
 // as host memory ends at once.
 typedef struct idist__xla_buffer {
@@ -841,7 +841,7 @@ typedef struct idist__xla_buffer {
     int users; // 1 for the program, until the buffer is freed, and 1 for each job
 } idist__xla_buffer;
 
-// What the worlds of a process share.
+// The state that the worlds of a process share.
 typedef struct idist__xla_home {
     idist__os_mutex lock; // over everything below; no call of the plug-in is made under it ...
     idist__os_mutex slow; // ... but under this one: opening the client, compiling
@@ -953,7 +953,7 @@ typedef struct idist__xla_group {
     size_t options_nbytes;
 } idist__xla_group;
 
-// What each rank tells the others when the world begins.
+// Facts that each rank tells the other ranks when the world begins.
 typedef struct idist__xla_rank_info {
     int32_t found;
     int32_t named;  // the device was asked for by name
@@ -1253,11 +1253,18 @@ static void idist__hlo_put_broadcast(idist__hlo *hlo) {
                    hlo->flat_out);
 }
 
-// Appends an all_gather or all_to_all of %flat, to %done.
+// Appends an all_gather or all_to_all of %flat, to %done. Moves elements as unsigned integers,
+// because XLA may move 16-bit and 8-bit floats as F32, which changes the bits of a NaN.
 static void idist__hlo_put_exchange(idist__hlo *hlo) {
     bool gathers = hlo->call->kind == IDIST__ALL_GATHER;
+    size_t n = (size_t)hlo->g->size, count = hlo->call->count;
+    char in[48], out[48];
 
-    idist__hlo_put(hlo, "    %%done = \"stablehlo.%s\"(%%flat) {",
+    snprintf(in, sizeof in, "tensor<%zux%s>", gathers ? count : n * count, hlo->type->bits);
+    snprintf(out, sizeof out, "tensor<%zux%s>", n * count, hlo->type->bits);
+    idist__hlo_put(hlo, "    %%own = stablehlo.bitcast_convert %%flat : (%s) -> %s", hlo->flat_in,
+                   in);
+    idist__hlo_put(hlo, "    %%all = \"stablehlo.%s\"(%%own) {",
                    gathers ? "all_gather" : "all_to_all");
     if (gathers) idist__hlo_put(hlo, "      all_gather_dim = 0 : i64,");
     else
@@ -1266,7 +1273,9 @@ static void idist__hlo_put_exchange(idist__hlo *hlo) {
                        "split_count = %d : i64,",
                        hlo->g->size);
     idist__hlo_put_groups(hlo);
-    idist__hlo_put(hlo, "    } : (%s) -> %s", hlo->flat_in, hlo->flat_out);
+    idist__hlo_put(hlo, "    } : (%s) -> %s", in, out);
+    idist__hlo_put(hlo, "    %%done = stablehlo.bitcast_convert %%all : (%s) -> %s", out,
+                   hlo->flat_out);
 }
 
 // Sets the types of a program. `in` and `out` are the buffers whose shapes the program has.
@@ -1279,8 +1288,8 @@ static void idist__hlo_set_types(idist__hlo *hlo, const idist__xla_buffer *in,
     snprintf(hlo->flat_out, sizeof hlo->flat_out, "tensor<%zux%s>", out->count, hlo->type->name);
 }
 
-// Writes the program of a call that idist__hlo_supports. The input has the shape of `in` and the
-// result that of `out`. Returns text that the caller frees, or NULL without memory.
+// Writes the program of a call that idist__hlo_supports. The input is shaped like `in`, and the
+// result like `out`. Returns text that the caller frees, or NULL without memory.
 static char *idist__hlo_write(const idist_group *g, const idist__call *call,
                               const idist__xla_buffer *in, const idist__xla_buffer *out) {
     idist__hlo hlo;
@@ -1832,8 +1841,8 @@ static void idist__xla_program_load(const idist__xla_home *home, idist__xla_prog
         program->loaded = args.loaded;
 }
 
-// Compiles a program, or finds the one that another thread has compiled meanwhile. Takes the source
-// over if it becomes that of a new program. Counts one more user. Returns NULL without memory. If
+// Compiles a program, unless another thread has compiled an equal program meanwhile. A new program
+// takes the source over and clears *source. Counts one more user. Returns NULL without memory. If
 // the plug-in refuses the program, `why` has the reason; otherwise `why` is "".
 static idist__xla_program *idist__xla_program_make(idist__xla_home *home, idist__xla_source *source,
                                                    char *why, size_t capacity) {
@@ -2670,7 +2679,7 @@ static bool idist__xla_engine_quick_message(idist_group *g, const idist__call *c
     return idist__xla_of(g->w)->host_backend->quick_message(g, call);
 }
 
-// Moves what can move on the host, and the calls that this lets go on.
+// Moves what can move on the host, then performs the steps of calls that can continue.
 static void idist__xla_engine_progress(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
     idist_group *g;

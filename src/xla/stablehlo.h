@@ -160,11 +160,18 @@ static void idist__hlo_put_broadcast(idist__hlo *hlo) {
                    hlo->flat_out);
 }
 
-// Appends an all_gather or all_to_all of %flat, to %done.
+// Appends an all_gather or all_to_all of %flat, to %done. Moves elements as unsigned integers,
+// because XLA may move 16-bit and 8-bit floats as F32, which changes the bits of a NaN.
 static void idist__hlo_put_exchange(idist__hlo *hlo) {
     bool gathers = hlo->call->kind == IDIST__ALL_GATHER;
+    size_t n = (size_t)hlo->g->size, count = hlo->call->count;
+    char in[48], out[48];
 
-    idist__hlo_put(hlo, "    %%done = \"stablehlo.%s\"(%%flat) {",
+    snprintf(in, sizeof in, "tensor<%zux%s>", gathers ? count : n * count, hlo->type->bits);
+    snprintf(out, sizeof out, "tensor<%zux%s>", n * count, hlo->type->bits);
+    idist__hlo_put(hlo, "    %%own = stablehlo.bitcast_convert %%flat : (%s) -> %s", hlo->flat_in,
+                   in);
+    idist__hlo_put(hlo, "    %%all = \"stablehlo.%s\"(%%own) {",
                    gathers ? "all_gather" : "all_to_all");
     if (gathers) idist__hlo_put(hlo, "      all_gather_dim = 0 : i64,");
     else
@@ -173,7 +180,9 @@ static void idist__hlo_put_exchange(idist__hlo *hlo) {
                        "split_count = %d : i64,",
                        hlo->g->size);
     idist__hlo_put_groups(hlo);
-    idist__hlo_put(hlo, "    } : (%s) -> %s", hlo->flat_in, hlo->flat_out);
+    idist__hlo_put(hlo, "    } : (%s) -> %s", in, out);
+    idist__hlo_put(hlo, "    %%done = stablehlo.bitcast_convert %%all : (%s) -> %s", out,
+                   hlo->flat_out);
 }
 
 // Sets the types of a program. `in` and `out` are the buffers whose shapes the program has.

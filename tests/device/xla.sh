@@ -131,17 +131,17 @@ fi
 
 # ---- the compiler for TPUs ----
 
-printf 'libtpu==0.0.52 --hash=sha256:%s\n' \
+printf "libtpu==0.0.52 --hash=sha256:%s\n" \
     f5e2e596eaea9357fbb5a6755a7a9007c6ab75bfde4a55191b03eff402971140 >"$WORK/packages"
 if [ "${IDIST_TEST_FULL:-0}" != 1 ]; then
     skip "libtpu's compiler" "137 MB and four minutes: with IDIST_TEST_FULL=1"
 elif [ ! -e "${WORK}/abi" ] || ! timeout 300 python3 -m pip download -q --no-deps \
     --disable-pip-version-check --python-version 3.11 --only-binary=:all: --require-hashes \
-    -r "$WORK/packages" -d "$WORK/tpu" >"$WORK/log" 2>&1; then
+    -r "$WORK/packages" -d "$WORK/libtpu_wheel" >"$WORK/log" 2>&1; then
     skip "libtpu's compiler" "PyPI does not give it: $(tail -n 1 "$WORK/log")"
 else
-    python3 -m zipfile -e "$WORK"/tpu/*.whl "$WORK/libtpu"
-    build tpu_programs -I$found/xla_plugins/xla_cpu_pjrt/include tests/xla/tpu_programs.c
+    python3 -m zipfile -e "$WORK"/libtpu_wheel/*.whl "$WORK/libtpu"
+    build tpu_programs -I"$found"/xla_plugins/xla_cpu_pjrt/include tests/xla/tpu_programs.c
     ok_later tpu_programs "the test of programs for TPUs builds"
     for topology in v5e:2x2 v6e:2x2; do # without the variables libtpu looks for a metadata server
         ok_run 0 "libtpu accepts the programs for $topology" 600 env TPU_SKIP_MDS_QUERY=1 \

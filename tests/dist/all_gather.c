@@ -1,4 +1,4 @@
-// all_gather: n blocks in rank order on every rank
+// all_gather: every rank receives the blocks of all n ranks in rank order
 #include "idist.h"
 
 #include "grid.h"

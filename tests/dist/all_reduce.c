@@ -1,5 +1,5 @@
-// all_reduce: the grid, then what the grid cannot show: rounding of half floats, equal bits on all
-// ranks, NaN
+// all_reduce: the grid, and what the grid cannot show. Sums of half floats are rounded once, all
+// ranks get equal bits, and MIN and MAX of a NaN are NaN.
 #include "idist.h"
 
 #include "grid.h"
@@ -28,8 +28,8 @@ static void no_buffers(idist_group *world, int rank, int n, void *arg) {
     rank_check(x == n * (n + 1) / 2, "rank %d: got %d expected %d", rank, x, n * (n + 1) / 2);
 }
 
-// Three ranks give 1, one gives 2^(bits of the fraction + 1). Rounding at every step would lose
-// each 1; a float sum rounded once (a tie, to even) does not.
+// Adds 1 from three ranks to 2^(fraction bits + 1) from the fourth. Rounding at every step would
+// lose each 1. A float sum that is rounded once (a tie, to even) keeps them.
 static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     static const struct {
         idist_dtype dtype;
@@ -63,11 +63,12 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     free(y);
 }
 
-// Sums of random floats differ with the order of the additions, so equal bits prove a fixed order.
+// Fills buf with random floats. Their sum depends on the order of the additions, so equal bits
+// prove a fixed order.
 static void fill_random(void *buf, idist_dtype dtype, size_t count, int rank) {
     unsigned char *p = (unsigned char *)buf;
     for (size_t i = 0; i < count; i++) {
-        double u = (double)(pattern_bits(rank, i, 99) >> 11) / 9007199254740992.0; // [0, 1)
+        double u = (double)(pattern_bits(rank, i, 99) >> 11) / 9007199254740992.0; // in [0, 1)
         store_double(p + i * idist_dtype_size(dtype), dtype, (u - 0.5) * 64.0);
     }
 }
@@ -153,7 +154,7 @@ int main(void) {
     tap_deadline(200);
     grid_run("all_reduce", check_case, GRID_REDUCES);
     ranks_case(3, NULL, no_buffers, NULL, "count 0 with NULL buffers");
-    bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory
+    bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // runs on device memory
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);
         size_t few = 1, some = 37, many = 40000;

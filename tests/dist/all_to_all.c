@@ -1,4 +1,4 @@
-// all_to_all: block r of rank k arrives as block k on rank r; in place too
+// all_to_all: block r of rank k arrives as block k on rank r, also in place
 #include "idist.h"
 
 #include "grid.h"

@@ -1,8 +1,8 @@
-// alloc: memory that the ranks of a host share. Its contents and alignment, its life, and that
+// alloc: memory that the ranks of a host share; its contents, alignment and lifetime, and that
 // collectives use it in place
 //
-// That nothing is copied on the way is seen in the buffers that the copies would go through: they
-// are painted before a call and must still be so after it.
+// To prove that a collective copies nothing, the tests paint the buffers that copies would pass
+// through. The paint must still be intact after the call.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -15,8 +15,8 @@ static bool all_are(const unsigned char *p, size_t nbytes, unsigned char value) 
     return nbytes == 0 || (p[0] == value && memcmp(p, p + 1, nbytes - 1) == 0);
 }
 
-// Processes and threads; large blocks and small ones, several at a time, freed in another order,
-// taken again.
+// Allocates large and small blocks, several at a time, frees them in a different order and
+// allocates again. Runs with ranks that are processes and with ranks that are threads.
 static void blocks(idist_group *world, int rank, int n, void *arg) {
     enum { K = 12 };
     static const size_t sizes[K] = {
@@ -52,14 +52,14 @@ static void blocks(idist_group *world, int rank, int n, void *arg) {
 
 static idist__segment *shm_of(idist_group *world) { return idist__ring_of(world->w)->shm; }
 
-// Where p is in the file; 0: not there.
+// Returns the offset of p in the shared file, or 0 if p is not in the file.
 static uint64_t place_of(idist_group *world, const void *p) {
     uint32_t extent;
     idist__view_look(shm_of(world));
     return idist__view_offset(shm_of(world), p, 1, &extent);
 }
 
-// Collective: until all ranks have mapped what the others have allocated so far.
+// Returns when every rank has mapped what all ranks have allocated so far. Collective.
 static void all_look(idist_group *world, int rank) {
     idist_opts o = opts_of(world);
     rank_ok(rank, idist_barrier(&o));
@@ -67,7 +67,8 @@ static void all_look(idist_group *world, int rank) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// The others see what one writes, and it sees what they write.
+// Checks that all ranks see what a rank writes to its block, and that the rank sees what another
+// rank writes there.
 static void seen_by_all(idist_group *world, int rank, int n, void *arg) {
     enum { NBYTES = 70000 };
     idist_opts o = opts_of(world);
@@ -97,7 +98,7 @@ static void seen_by_all(idist_group *world, int rank, int n, void *arg) {
     idist_free(p);
 }
 
-// The buffers of this rank through which copies go.
+// Returns the buffers of this rank that copies pass through.
 static unsigned char *buffers_of(idist_group *world, size_t *nbytes) {
     const idist__share *s = idist__ring_group_of(world)->share;
     *nbytes = IDIST__BUFFERS * s->chunk_nbytes;
@@ -122,9 +123,10 @@ static idist_status one_kind(int kind, const int32_t *send, int32_t *recv, const
     }
 }
 
-// Element i of block b that rank k sends; of what arrives in block b of rank r.
+// Returns element i of block b that rank k sends.
 static int32_t gives(int k, int b, int i) { return k * 1000 + b * 100 + i % 97; }
 
+// Returns element i of block b that arrives on rank r.
 static int32_t arrives(int kind, int n, int r, int b, int i) {
     int32_t sum = 0;
     if (kind == 1) return gives(0, 7, i);
@@ -147,8 +149,9 @@ static void check_kind(int kind, int n, int rank, const int32_t *recv) {
         }
 }
 
-// shared: all buffers are, and the painted ones must stay as they are. Otherwise they must not:
-// else this test sees nothing.
+// Runs every collective and looks at the painted buffers. If `shared` is true, all user buffers are
+// in shared memory and the paint must stay intact. Otherwise the paint must change, or this test
+// would prove nothing.
 static void nothing_is_copied(idist_group *world, int rank, int n, void *arg) {
     bool shared = *(const bool *)arg;
     size_t nbytes = sizeof(int32_t) * (size_t)(n * BLOCK), npaint;
@@ -166,7 +169,7 @@ static void nothing_is_copied(idist_group *world, int rank, int n, void *arg) {
             for (int i = 0; i < BLOCK; i++) send[b * BLOCK + i] = gives(rank, b, i);
         for (int i = 0; i < BLOCK && kind == 1 && rank == 0; i++) recv[i] = gives(0, 7, i);
         memset(paint, 0xC3, npaint);
-        rank_ok(rank, idist_barrier(&o)); // everybody has painted
+        rank_ok(rank, idist_barrier(&o)); // all ranks have painted
         rank_ok(rank, one_kind(kind, send, recv, &o));
         check_kind(kind, n, rank, recv);
         rank_ok(rank, idist_barrier(&o));
@@ -183,7 +186,8 @@ static void nothing_is_copied(idist_group *world, int rank, int n, void *arg) {
     else free(recv);
 }
 
-// Each send and each receive buffer of each rank in shared memory or not, in all combinations.
+// Places the send and the receive buffer of each rank in shared or in private memory, in all
+// combinations.
 static void some_of_them(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[3] = {5, 5000, 300001};
     idist_opts o = opts_of(world);
@@ -220,7 +224,7 @@ static void some_of_them(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// What is freed goes back to the system.
+// Checks that freed memory goes back to the system.
 static void pages_go_back(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     struct stat before, after;
@@ -246,8 +250,9 @@ static void pages_go_back(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// The window grows: blocks of all sizes, in the group of all and in a half, which is enough to read
-// them in place there.
+// Makes the window grow with blocks of all sizes. Runs collectives in the world's group, then in a
+// half of the world. Calls in the half are enough to open all extents there, so that members read
+// the blocks in place.
 static void grows(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[5] = {1000, 300000, 40000, 3000000, 2000000};
     idist_opts o = opts_of(world), in_half = o;
@@ -269,7 +274,8 @@ static void grows(idist_group *world, int rank, int n, void *arg) {
     }
     rank_check(shm_of(world)->window->extent_count > 2, "rank %d: %u extents", rank,
                shm_of(world)->window->extent_count);
-    for (int i = 0; i < 3; i++) // by the third all members have mapped what the others have
+    for (int i = 0; i < 3;
+         i++) // by the third call all members have mapped the memory of the others
         rank_ok(rank, idist_all_reduce(x[4], x[4], counts[4], IDIST_I32, IDIST_MAX, &in_half));
     if (idist_group_size(half) > 1)
         rank_check(idist__ring_group_of(half)->share->extents_open ==
@@ -281,7 +287,8 @@ static void grows(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&half));
 }
 
-// One rank has no addresses left for what the others allocate: they copy, and nothing fails.
+// Leaves one rank without address space for the memory of the other ranks. The ranks must copy
+// instead, and no call fails.
 static int cannot_map(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { COUNT = 5000000 };
     idist_opts o = opts_of(world);
@@ -339,7 +346,7 @@ static int count_mappings(void) {
     return n;
 }
 
-// Some blocks outlive the world; the memory goes with the last of them.
+// Frees blocks after the world is closed. The shared memory is released with the last block.
 static int outlives(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     unsigned char *p = (unsigned char *)idist_alloc(10000, &o),
@@ -380,8 +387,8 @@ static void after_the_end(void) {
     }
 }
 
-// A child made by fork frees its parent's blocks: they stay the parent's. What it allocates is its
-// own.
+// Frees the parent's blocks in a child made by fork. The blocks must remain the parent's, and a
+// block that the child allocates must belong to the child.
 static int forks(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     unsigned char *p = (unsigned char *)idist_alloc(100000, &o);
@@ -430,9 +437,9 @@ static void forked(void) {
 static void exhausted(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
-    rank_is(rank, idist_send(&n, 1, IDIST_I32, n, 0, &o),
-            IDIST_ERR_ARG); // so that an older text is not taken for a new one
-    if (!test_sanitized())  // one of those ends the program instead
+    // Leaves an error text that names no allocation, so that the checks below see a new text.
+    rank_is(rank, idist_send(&n, 1, IDIST_I32, n, 0, &o), IDIST_ERR_ARG);
+    if (!test_sanitized()) // a sanitizer ends the program instead
         rank_check(idist_alloc(SIZE_MAX / 4, &o) == NULL, "rank %d: there is that much memory",
                    rank);
     rank_check(idist_alloc(SIZE_MAX, &o) == NULL && strstr(idist_last_error(), "alloc"),
@@ -443,7 +450,7 @@ static void exhausted(idist_group *world, int rank, int n, void *arg) {
     idist_free(NULL);
 }
 
-// Until there is no more, under a limit; then again.
+// Allocates under a limit until no memory is left, frees everything and repeats this.
 static int runs_out(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { MOST = 100 };
     static void *p[MOST];
@@ -451,8 +458,8 @@ static int runs_out(idist_group *world, int rank, int n, proc_slot *slot, void *
     (void)n;
     (void)slot;
     (void)arg;
-    if (setrlimit(RLIMIT_AS, &limit) != 0)
-        return 91; // plain memory, from here on: the world has no shared memory
+    // The world has no shared memory, so idist_alloc returns plain memory from here on.
+    if (setrlimit(RLIMIT_AS, &limit) != 0) return 91;
     idist_opts o = opts_of(world);
     for (int round = 0; round < 3; round++) {
         int k = 0;
@@ -483,8 +490,8 @@ static void at_a_limit(void) {
     procs_free(&p);
 }
 
-// Memory of one world in the collectives of another, in a group of it, and after one of the two is
-// gone.
+// Uses memory of one world in the collectives of another world and of a group of that world, also
+// after the first world is closed. Frees memory before and after its own world is closed.
 static void two_worlds(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 50000 };
     idist_group *w[2] = {NULL, NULL}, *half = NULL;
@@ -517,8 +524,8 @@ static void two_worlds(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_close(&w[0]));
     idist_opts in_half = opts_of(half);
     for (int k = 0; k < COUNT; k++) x[0][k] = x[1][k] = 1;
-    rank_ok(rank, idist_all_reduce(x[0], x[0], COUNT, IDIST_I32, IDIST_SUM,
-                                   &in_half)); // of a world that is gone
+    // The world that x[0] belongs to is closed.
+    rank_ok(rank, idist_all_reduce(x[0], x[0], COUNT, IDIST_I32, IDIST_SUM, &in_half));
     rank_ok(rank, idist_all_reduce(x[1], x[1], COUNT, IDIST_I32, IDIST_SUM, &in_half));
     rank_check(x[0][COUNT - 1] == idist_group_size(half) && x[1][0] == idist_group_size(half),
                "rank %d: wrong sum", rank);

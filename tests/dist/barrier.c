@@ -1,4 +1,4 @@
-// barrier: nobody leaves before everybody has entered
+// barrier: no rank leaves before all ranks have entered
 #include "idist.h"
 
 #include "grid.h"
@@ -11,7 +11,7 @@ static void nobody_early(idist_group *world, int rank, int n, void *arg) {
     counters *shared = (counters *)arg;
     idist_opts o = opts_of(world);
     for (int i = 0; i < 200; i++) {
-        if (i % 20 == 0 && i / 20 % n == rank) tap_sleep_ms(2); // somebody comes late
+        if (i % 20 == 0 && i / 20 % n == rank) tap_sleep_ms(2); // one rank comes late
         __atomic_add_fetch(&shared->entered, 1, __ATOMIC_ACQ_REL);
         if (!rank_ok(rank, idist_barrier(&o))) return;
         int seen = __atomic_load_n(&shared->entered, __ATOMIC_ACQUIRE);
@@ -37,7 +37,8 @@ static void async_barrier(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// For the next case; with ranks that are processes one of them does it for all.
+// Resets the counters for the next case. If the ranks are processes of an MPI job, ranks_reset
+// makes them meet first.
 static counters *zero(counters *c) {
     ranks_reset();
     memset(c, 0, sizeof *c);

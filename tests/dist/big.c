@@ -1,5 +1,5 @@
-// big: more than 4 GiB of U8 in one call between two ranks, so that no size anywhere is 32 bits
-// wide, also not that of what is left after the first piece of 1 MiB
+// big: sends more than 4 GiB of U8 in one call between two ranks. No size may be held in 32 bits,
+// including the size of the rest after the first piece of 1 MiB.
 #include "idist.h"
 
 #include "grid.h"
@@ -18,7 +18,8 @@ static size_t mem_available(void) {
     return (size_t)kib * 1024;
 }
 
-// Cheap values that have no period of 2^32: each 8 bytes are their own index, mixed with the rank.
+// Writes cheap values without a period of 2^32: each 8 bytes hold their own index, mixed with the
+// rank.
 static void big_fill(unsigned char *p, size_t nbytes, int rank) {
     size_t words = nbytes / 8;
     for (size_t i = 0; i < words; i++) {
@@ -91,8 +92,8 @@ static void big_all_reduce(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    const char *force =
-        getenv("IDIST_TEST_BIG"); // "0": skip, "1": run whatever the machine says, "all": all three
+    // "0" skips the test, "1" runs it whatever the machine has, "all" runs all three cases.
+    const char *force = getenv("IDIST_TEST_BIG");
     size_t available = mem_available();
     char reason[200];
     tap_deadline(300);

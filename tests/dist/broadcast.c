@@ -1,4 +1,4 @@
-// broadcast: every root, every size; the buffer of root is not modified
+// broadcast: every root, every size; the root's buffer is not modified
 #include "idist.h"
 
 #include "grid.h"
@@ -14,7 +14,8 @@ static void check_case(grid_case *c) {
     guarded_buffer_free(&b);
 }
 
-// Root may return before the others have come. What it sends next must not overtake.
+// Runs 400 broadcasts in a row. The root may return before the other ranks enter the call. Its next
+// message must not overtake the first.
 static void in_a_row(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;

@@ -1,4 +1,5 @@
-// broadcast_bytes and all_gather_bytes: sizes that the receivers do not know
+// broadcast_bytes and all_gather_bytes: sizes that the receivers do not know, and calls that
+// allocate their results
 #include "idist.h"
 
 #include "grid.h"
@@ -25,7 +26,8 @@ static void broadcast_sizes(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Odd ranks have no room: they alone fail, learn the size, and the group lives on.
+// Gives the odd ranks a buffer that is too small. Only these ranks fail. They learn the size, and
+// the group stays usable.
 static void broadcast_no_room(idist_group *world, int rank, int n, void *arg) {
     static const size_t sizes[3] = {10, 5000, 300000};
     idist_opts o = opts_of(world);
@@ -119,7 +121,7 @@ static void strings(idist_group *world, int rank, int n, void *arg) {
     rank_check(strcmp(all, want) == 0, "rank %d: got \"%s\" expected \"%s\"", rank, all, want);
 }
 
-// Results that are allocated: sizes and dtypes that only the sender knows.
+// Calls broadcast_alloc and all_gather_alloc. Only the sender knows the sizes and the dtype.
 static void alloc_sizes(idist_group *world, int rank, int n, void *arg) {
     static const size_t sizes[6] = {0, 1, 7, 1000, 70001, 300000};
     idist_opts o = opts_of(world);

@@ -1,9 +1,11 @@
-// cancel: receives and probes that idist_cancel ends, and the messages that they would have got
+// cancel: receives and probes that idist_cancel ends, and the messages that they would have
+// received
 #include "idist.h"
 
 #include "ranks.h"
 
-// Cancels a request, and waits for it as its result demands. Returns whether it was cancelled.
+// Cancels a request and waits for it. The wait must return what the result of the cancellation
+// demands. Returns true if the request was cancelled.
 static bool cancels(int rank, idist_request *request) {
     bool cancelled = false;
     rank_ok(rank, idist_cancel(request, &cancelled));
@@ -12,7 +14,8 @@ static bool cancels(int rank, idist_request *request) {
     return cancelled;
 }
 
-// Nothing was sent, so every receive is in time. Each kind of receive; then the message comes.
+// Cancels each kind of receive and probe. Nothing was sent, so each cancellation must be in time.
+// Then a message arrives, and a new receive must get it.
 static void before_a_message(idist_group *world, int rank, int n, void *arg) {
     int left = (rank + n - 1) % n, right = (rank + 1) % n;
     idist_request r = {NULL};
@@ -52,7 +55,8 @@ static void before_a_message(idist_group *world, int rank, int n, void *arg) {
     rank_check(x == left && info.source == left && info.count == 1, "rank %d: got %d", rank, x);
 }
 
-// Requests that are complete or empty, other calls, and no arguments.
+// Calls idist_cancel for requests that are complete or empty, for requests of other operations, and
+// without arguments. None of these may be cancelled.
 static void refused(idist_group *world, int rank, int n, void *arg) {
     enum { LARGE = 200000 };
     idist_request r = {NULL};
@@ -75,22 +79,23 @@ static void refused(idist_group *world, int rank, int n, void *arg) {
     if (n > 1 || r.impl) {
         idist_status status = idist_cancel(&r, &cancelled);
         rank_check(status == IDIST_ERR_ARG || status == IDIST_OK, "rank %d: got %s", rank,
-                   idist_status_name(status)); // OK: it was complete at once
+                   idist_status_name(status)); // OK if it was complete at once
         rank_check(!cancelled, "rank %d: a collective", rank);
     }
     rank_ok(rank, idist_wait(&r));
-    rank_ok(rank, idist_send(x, LARGE, IDIST_I32, right, 1, &a)); // waits for its receive
+    rank_ok(rank,
+            idist_send(x, LARGE, IDIST_I32, right, 1, &a)); // completes only after its receive
     idist_status s = idist_cancel(&r, &cancelled);
     rank_check(!cancelled, "rank %d: a send", rank);
-    if (s != IDIST_OK || n > 1) { // MPI may have taken a message to this rank at once
+    if (s != IDIST_OK || n > 1) { // MPI may complete a send to this rank at once
         rank_check(s == IDIST_ERR_ARG && strstr(idist_last_error(), "send"), "rank %d: %s, %s",
                    rank, idist_status_name(s), idist_last_error());
     }
-    rank_ok(rank, idist_barrier(&o)); // nobody has received before
+    rank_ok(rank, idist_barrier(&o)); // no rank has received before
     rank_ok(rank, idist_recv(y, LARGE, IDIST_I32, left, 1, NULL, &o));
     rank_ok(rank, idist_wait(&r));
 
-    // The receive of a plan is one like any other, and starts again.
+    // The receive of a plan can be cancelled like any other, and the plan starts again.
     rank_ok(rank, idist_plan_create(&plan));
     o.plan = plan;
     rank_ok(rank, idist_recv(y, 1, IDIST_I32, left, 2, NULL, &o));
@@ -105,7 +110,7 @@ static void refused(idist_group *world, int rank, int n, void *arg) {
     rank_check(y[0] == 40 + left, "rank %d: got %d", rank, y[0]);
     rank_ok(rank, idist_plan_free(&plan));
 
-    // One that is complete, before anybody waits for it.
+    // Cancels a receive that is complete before any rank waits for it.
     rank_ok(rank, idist_send(x, 1, IDIST_I32, right, 2, &o));
     rank_ok(rank, idist_probe(left, 2, &info, &o));
     rank_ok(rank, idist_recv(y, 1, IDIST_I32, left, 2, NULL, &a));
@@ -129,7 +134,8 @@ static void split_refused(idist_group *world, int rank, int n, void *arg) {
 }
 #endif
 
-// Messages go to the receives that are left, in their order.
+// Cancels every second one of several receives. Messages must go to the remaining receives, in
+// their order.
 static void order(idist_group *world, int rank, int n, void *arg) {
     enum { K = 6 };
     idist_request r[K];
@@ -153,7 +159,7 @@ static void order(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_recv(&x[k], 1, IDIST_I32, k % 3 ? 0 : IDIST_ANY_SOURCE,
                                      k % 2 ? 4 : IDIST_ANY_TAG, NULL, &a));
         }
-        for (int k = 0; k < K; k++) { // every second one, beginning with the first or the second
+        for (int k = 0; k < K; k++) { // every second one, from the first or the second on
             if (k % 2 != turn % 2) continue;
             rank_ok(rank, idist_cancel(&r[k], &cancelled));
             rank_check(cancelled, "turn %d: receive %d is too late", turn, k);
@@ -169,7 +175,7 @@ static void order(idist_group *world, int rank, int n, void *arg) {
 }
 
 //------------------------------------------------------------------------------
-// against the arrival of messages: each is received once, and in order
+// while messages arrive: each message is received once, and in order
 //------------------------------------------------------------------------------
 
 enum { SMALL = 1, MEDIUM = 3000, LARGEST = 300000 };
@@ -202,7 +208,7 @@ static void pause_turns(unsigned turns) {
     for (volatile unsigned k = 0; k < turns; k++) continue;
 }
 
-// A receive is cancelled soon after it was posted, again and again, while messages arrive.
+// Cancels a receive soon after it is posted, again and again, while messages arrive.
 static void races(idist_group *world, int rank, int n, void *arg) {
     int count = *(const int *)arg, got = 0, in_time = 0, late = 0;
     int32_t *x = (int32_t *)calloc(LARGEST, sizeof *x);
@@ -232,11 +238,13 @@ static void races(idist_group *world, int rank, int n, void *arg) {
     if (rank == 1 && getenv("TEST_VERBOSE")) tap_diag("%d in time, %d not", in_time, late);
 }
 
-// The same, with a thread that cancels what another one waits for.
+// Requests that one thread waits for while another thread cancels the first of them.
 typedef struct canceller {
     idist_request r[3];
     uint64_t random;
-    int turn, ended_turn; // counted up by the thread that waits, and by the one that cancels
+    // Counters of turns: `turn` is set by the thread that waits, `ended_turn` by the thread that
+    // cancels.
+    int turn, ended_turn;
     bool cancelled;
 } canceller;
 
@@ -249,13 +257,13 @@ static void *cancels_in_thread(void *arg) {
         if (now < 0) return NULL;
         c->random = c->random * 6364136223846793005u + 1442695040888963407u;
         if (turn % 50) pause_turns((unsigned)(c->random >> 45) % 40000);
-        else tap_sleep_ms(25); // so that the other one sleeps by now; right without it as well
+        else tap_sleep_ms(25); // by now the waiting thread sleeps; the test is right without this
         rank_ok(1, idist_cancel(&c->r[0], &c->cancelled));
         __atomic_store_n(&c->ended_turn, turn, __ATOMIC_RELEASE);
     }
 }
 
-// Waits in one of several ways for c->r[0], while r[1] and r[2] stay open.
+// Waits in one of several ways for c->r[0]. The requests r[1] and r[2] stay open.
 static idist_status waits_somehow(canceller *c, int turn) {
     size_t index = 9;
     bool done = false;
@@ -294,7 +302,7 @@ static void thread_races(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_recv(&never[0], 1, IDIST_I32, 0, 7, NULL, &never_1));
     rank_ok(rank, idist_recv(&never[1], 1, IDIST_I32, IDIST_ANY_SOURCE, 8, NULL, &never_2));
     TAP_REQUIRE(pthread_create(&thread, NULL, cancels_in_thread, &c) == 0);
-    // After the last message, nothing but the other thread ends the wait.
+    // After the last message, only the cancelling thread ends the wait.
     for (int rest = 400; got < count || rest-- > 0;) {
         idist_status s;
         if (!rank_ok(rank, idist_recv(x, LARGEST, IDIST_I32, 0, 6, &info, &a))) break;
@@ -313,10 +321,11 @@ static void thread_races(idist_group *world, int rank, int n, void *arg) {
 }
 
 //------------------------------------------------------------------------------
-// beside failures
+// after failures
 //------------------------------------------------------------------------------
 
-// The group has failed: its receives are complete, with its status.
+// Cancels a receive of a group that has failed. The receive is already complete with the status of
+// the group.
 static void after_a_failure(idist_group *world, int rank, int n, void *arg) {
     idist_request r = {NULL};
     idist_opts a = opts_async(world, &r), o = opts_of(world);
@@ -332,9 +341,10 @@ static void after_a_failure(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-#ifndef __SANITIZE_THREAD__ // its runtime keeps a thread of its own, so no process has only one
-// A cancelled receive is nothing that a rank waits for: the deadlock of the two receives that block
-// afterwards is found.
+// The sanitizer's runtime keeps a thread of its own, so no process is single-threaded.
+#ifndef __SANITIZE_THREAD__
+// Cancels a receive, then blocks both ranks in receives. A rank does not wait for a cancelled
+// receive, so the deadlock must be found.
 static int deadlock_rank(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_request r = {NULL};
     idist_opts a = opts_async(world, &r), o = opts_of(world);
@@ -363,7 +373,8 @@ static void deadlock_after(const idist_desc *d, const char *name) {
 }
 #endif
 
-// A world whose receive was cancelled and not waited for stays open.
+// Closes a world with a cancelled receive that nobody has waited for. The close is refused, and the
+// world stays open.
 static void not_waited_for(void) {
     idist_group *w = NULL;
     idist_request r = {NULL};

@@ -1,9 +1,10 @@
-// checkpoint.c - idist_checkpoint_save, _load and _find: what is saved comes back on all ranks; the
-// best and the latest files are kept; torn, foreign and damaged files, full disks and crashes at
-// every step of a save; a training that goes on bit for bit
+// checkpoint.c - idist_checkpoint_save, _load and _find: all ranks get back what was saved, and the
+// best and the latest files are kept. Files are torn, foreign or damaged, disks are full, and
+// crashes come at every step of a save. A training that resumes from a checkpoint gives the same
+// bits.
 //
-// The calls that change the disk, and the reads, pass through here, so that a test can see their
-// order and break one of them.
+// Calls that change the disk, and reads, pass through the functions below. Tests use them to see
+// the order of the calls and to break one of them.
 #define pread step_pread
 #define pwrite step_pwrite
 #define fsync step_fsync
@@ -21,13 +22,16 @@
 
 static struct {
     bool armed;
-    int at, crash_at, fail_at; // steps from 1; 0: none
+    int at, crash_at, fail_at; // steps count from 1; 0 for none
     int fail_errno;
-    int reads, lie_at; // this read gets another first byte than the file has
-    char order[64];    // w f r u
+    // Number of reads so far, and the number of the read that returns a first byte different from
+    // the file's.
+    int reads, lie_at;
+    char order[64]; // the steps: w (write), f (fsync), r (rename), u (unlink)
 } steps;
 
-// Whether the step is to fail; a crash is the end of the process.
+// Counts a step of a save. Returns true if the step is to fail. Ends the process if it is to crash
+// here.
 static bool step(char letter) {
     if (!steps.armed) return false;
     size_t n = strlen(steps.order);
@@ -40,7 +44,7 @@ static bool step(char letter) {
 }
 
 static struct {
-    int fail_errno; // checkpoint_2 cannot be opened for this reason; EIO: not read
+    int fail_errno; // checkpoint_2 cannot be opened for this reason; with EIO it cannot be read
     int broken_fd;
 } reads = {0, -1};
 
@@ -56,7 +60,7 @@ ssize_t step_pread(int fd, void *data, size_t nbytes, off_t at) {
 
 ssize_t step_pwrite(int fd, const void *data, size_t nbytes, off_t at) {
     if (step('w')) return -1;
-    if (steps.armed && nbytes > 1000) nbytes = 1000; // a crash can come in the middle
+    if (steps.armed && nbytes > 1000) nbytes = 1000; // so that a crash can come in the middle
     return syscall(SYS_pwrite64, fd, data, nbytes, at);
 }
 
@@ -74,8 +78,8 @@ int step_openat(int folder, const char *name, int flags, ...) {
 }
 
 static struct {
-    int of_files, of_folders; // fsync fails with this errno; 0: it does not
-    int interrupted;          // so many times before that
+    int of_files, of_folders; // fsync fails with this errno; 0 if it succeeds
+    int interrupted;          // number of times that fsync fails with EINTR before that
 } syncs;
 
 int step_fsync(int fd) {
@@ -97,7 +101,7 @@ int step_unlinkat(int folder, const char *name, int flags) {
     return step('u') ? -1 : (int)syscall(SYS_unlinkat, folder, name, flags);
 }
 
-static char said[1000]; // the last line of the log that is about checkpoints
+static char said[1000]; // the last line of the log about checkpoints
 
 static void note_line(idist_log_level level, const char *line, void *user) {
     (void)user;
@@ -174,7 +178,7 @@ static model *model_new(int fill) {
     for (int i = 0; i < N_TENSORS; i++) {
         for (size_t j = 0; j < sizeof m->bytes[i]; j++)
             m->bytes[i][j] = (unsigned char)tap_mix(j * 8 + (size_t)(i + fill));
-        m->tensors[i].data = m->bytes[i] + (i == 2); // at any address
+        m->tensors[i].data = m->bytes[i] + (i == 2); // not aligned
         m->tensors[i].count = counts[i];
         m->tensors[i].dtype = dtypes[i];
     }
@@ -193,14 +197,14 @@ static void round_trip(idist_group *world, int rank, int n, void *arg) {
     char path[300];
     (void)n;
     (void)arg;
-    // What lies behind the end of a tensor is not the tensor's.
+    // The bytes after the end of a tensor do not belong to the tensor.
     for (int i = 0; i < N_TENSORS; i++) {
         size_t nbytes =
             want->tensors[i].count * idist_dtype_size(want->tensors[i].dtype) + (i == 2);
         memcpy(got->bytes[i] + nbytes, want->bytes[i] + nbytes, sizeof got->bytes[i] - nbytes);
         if (i == 2) got->bytes[i][0] = want->bytes[i][0];
     }
-    model *saved = rank == 0 ? want : got; // those of other ranks are not looked at
+    model *saved = rank == 0 ? want : got; // tensors of ranks other than 0 are not read
     rank_ok(rank, idist_checkpoint_save(&d, 12, 0.5, saved->tensors, N_TENSORS,
                                         rank ? NULL : &want->info, sizeof want->info, &o));
     rank_ok(rank, idist_checkpoint_find(&d, false, path, sizeof path, &o));
@@ -214,7 +218,7 @@ static void round_trip(idist_group *world, int rank, int n, void *arg) {
 }
 
 //------------------------------------------------------------------------------
-// which files stay
+// which files are kept
 //------------------------------------------------------------------------------
 
 static float weights[3];
@@ -255,12 +259,13 @@ static void keeps_best(idist_group *world, int rank, int n, void *arg) {
         rank_check(count_entries(folder, "") == 5, "%d files", count_entries(folder, ""));
 }
 
-// The names of the files of these steps and scores, up to a step of 0, and no others.
+// A step and its score. A file is named after them. A list of files ends with a step of 0.
 typedef struct state {
     uint64_t step;
     double score;
 } state;
 
+// Returns true if the folder holds the files of these steps and scores, and no other files.
 static bool has_only(const state *files) {
     int n = 0;
     for (; files[n].step; n++) {
@@ -275,8 +280,8 @@ static bool has_only(const state *files) {
     return count_entries(folder, "") == n;
 }
 
-// The best one and the two latest: one that is both, steps that fall, a step that is saved again,
-// with a better or a worse score, a bad score.
+// Keeps the best file and the two latest ones. The cases cover a file that is both, steps that go
+// down, and a bad score. They also save a step again, with a better or a worse score.
 static void keeps_latest(idist_group *world, int rank, int n, void *arg) {
     static const struct {
         state save, files[5];
@@ -320,7 +325,7 @@ static void keeps_latest(idist_group *world, int rank, int n, void *arg) {
         rank_check(count_entries(folder, "") == 5, "%d files", count_entries(folder, ""));
 }
 
-// Others' files are neither counted nor removed.
+// Checks that files of other programs are neither counted nor removed.
 static void leaves_others_alone(void) {
     static const char *const names[] = {"checkpoint_1_score=9.idist",
                                         "checkpoint_x_score=9.idist",
@@ -346,8 +351,8 @@ static void leaves_others_alone(void) {
     size_t n = get_file(in_folder("checkpoint_5_score=1.idist"), file, sizeof file);
     put_file(in_folder("checkpoint_5.idist"), file, n);
     file[8 * IDIST__HEADER_SCORE + 6] ^= 1;
-    put_file(in_folder("checkpoint_8_score=9.idist"), file,
-             n); // a score that is not the one of its checksum
+    // The score in this header does not match the checksum.
+    put_file(in_folder("checkpoint_8_score=9.idist"), file, n);
     tap_is(idist_checkpoint_save(&d, 6, 2, &small, 1, NULL, 0, NULL), IDIST_OK, "a better one");
     tap_ok(is_there("checkpoint_6_score=2.idist") && !is_there("checkpoint_5_score=1.idist"),
            "replaces it");
@@ -373,7 +378,8 @@ static void leaves_others_alone(void) {
     rmdir(in_folder("checkpoint_4_score=9.idist"));
 }
 
-// A file that cannot be opened or read is there all the same: a training must not begin anew.
+// Checks that a file that cannot be opened or read still counts as present. Otherwise a training
+// would start from scratch.
 static void unreadable(void) {
     idist_checkpoint_desc d = desc_of(-1);
     char path[300];
@@ -396,8 +402,8 @@ static void unreadable(void) {
     }
 }
 
-// A step that is saved again replaces its file, whatever the scores are. Those that are equal in
-// six digits make the same name.
+// Checks that saving a step again replaces its file, whatever the scores are. Scores that are equal
+// in six digits give the same name.
 static void same_step(void) {
     static const double scores[] = {0.91234567, 0.91234561, 0.91234568, 0.5, 0.75, -1};
     idist_checkpoint_desc d = desc_of(1);
@@ -417,7 +423,8 @@ static void same_step(void) {
     }
     TAP_REQUIRE(idist_checkpoint_save(&d, 8, 1, &from, 1, NULL, 0, NULL) == IDIST_OK);
     tap_is(count_entries(folder, ""), 2, "another step has another file");
-    // What a crash leaves before it has removed the old file: the newer one is the latest.
+    // A crash before the old file is removed leaves two files of this step. The newer file is the
+    // latest.
     char old[1000];
     size_t n = get_file(in_folder("checkpoint_8_score=1.idist"), old, sizeof old);
     const struct timespec times[2] = {{1000, 0}, {1000, 0}};
@@ -479,15 +486,16 @@ static void damaged(void) {
     tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_OK,
            "unchanged: taken");
     tap_ok(weights[0] == 0, "into the tensors");
-    steps.lie_at =
-        steps.reads + 11; // head, two of the table, all, sum, what is between, info, tensor
+    // Falsifies the read of a tensor. The reads are the header, the whole file, its checksum, two
+    // table entries, the padding, info and the tensors.
+    steps.lie_at = steps.reads + 11;
     tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_ERR_SYSTEM,
            "other bytes when read again");
     tap_like(idist_last_error(), "the data received differ from the data in the file",
              "are noticed");
 }
 
-// Heads that lie, with the right checksum over the lie.
+// Puts false values in the headers, with checksums that match the false values.
 static void lies(void) {
     static const uint64_t values[] = {0,         1, 3, 7, 1u << 31, UINT64_MAX / 16, UINT64_MAX - 3,
                                       UINT64_MAX};
@@ -512,7 +520,7 @@ static void lies(void) {
             bad[n / 8 - 1] = idist__checksum_end(&sum);
             put_file(in_folder("bad"), bad, n);
             idist_status status = idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL);
-            idist_status expected = IDIST_ERR_ARG; // a valid file of other tensors
+            idist_status expected = IDIST_ERR_ARG; // a valid file with other tensors
             if (word == IDIST__HEADER_MAGIC || word == IDIST__HEADER_FILE)
                 expected = IDIST_ERR_CORRUPT;
             if (word == IDIST__HEADER_VERSION)
@@ -533,14 +541,14 @@ static void lies(void) {
     tap_ok(weights[0] == 7, "is noticed before anything is written to");
 }
 
-// What may have happened to a file of DAMAGED_NBYTES bytes: 64 of header, 32 of table, 32 of
-// info, 32 of tensor, 8 of checksum.
+// Number of bytes of the file that damage() changes. The header has 64, the table 32, info 32, the
+// tensor 32, and the checksum 8.
 enum { DAMAGED_NBYTES = 168 };
 typedef enum damage_kind { CUT, FLIP, PUT, FOLDER, PIPE } damage_kind;
 static const struct damage {
     const char *what;
     damage_kind kind;
-    int at; // how long it is, or which byte is another one
+    int at; // the length of the file, or the byte that is changed
     idist_status status;
     const char *text;
 } damages[] = {
@@ -568,7 +576,7 @@ static const struct damage {
 
 static const char damaged_info[5] = "info";
 
-// Saves a checkpoint and damages its file. i: of the damage.
+// Saves a checkpoint and damages its file. `i` is the index of the damage in `damages`.
 static void damage(uint64_t at_step, double score, size_t i) {
     static uint64_t file[32];
     char *bytes = (char *)file, name[100];
@@ -589,7 +597,7 @@ static void damage(uint64_t at_step, double score, size_t i) {
     if (how->kind == FOLDER) TAP_REQUIRE(mkdir(in_folder(name), 0700) == 0);
     else if (how->kind == PIPE) TAP_REQUIRE(mkfifo(in_folder(name), 0600) == 0);
     else put_file(in_folder(name), file, n);
-    // Damage comes later than the save, also where the clock of the file system is coarse.
+    // Dates the damaged file after its save, also where the clock of the file system is coarse.
     static time_t clock_s = 1000;
     const struct timespec times[2] = {{++clock_s, 0}, {clock_s, 0}};
     TAP_REQUIRE(utimensat(AT_FDCWD, in_folder(name), times, 0) == 0);
@@ -601,8 +609,8 @@ static void empty_folder(void) {
     new_folder();
 }
 
-// The only file, or the latest and best one of several: it is reported, and no other is the worse
-// for it.
+// Damages a file that is the only one, or the latest and best of several. The file must be
+// reported, and no other file may suffer for it.
 static void damaged_files(void) {
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
         const struct damage *how = &damages[i];
@@ -621,7 +629,7 @@ static void damaged_files(void) {
         tap_is(idist_checkpoint_load(in_folder(name), &small, 1, info, 5, NULL), how->status,
                "nor is it loaded");
         tap_like(idist_last_error(), part, "for the same reason");
-        // It does not keep a worse one out, nor push that one out.
+        // The damaged file neither prevents the save of a worse file nor removes one.
         for (uint64_t at = 10; at < 13; at++) {
             TAP_REQUIRE(idist_checkpoint_save(&d, at, (double)at / 16, &small, 1, damaged_info, 5,
                                               NULL) == IDIST_OK);
@@ -637,7 +645,7 @@ static void damaged_files(void) {
         tap_is(idist_checkpoint_load(path, &small, 1, info, 5, NULL), IDIST_OK, "and loaded");
         empty_folder();
     }
-    // A file is named once by save, and every time by find.
+    // idist_checkpoint_save names a damaged file once, and idist_checkpoint_find every time.
     idist_checkpoint_desc d = desc_of(2);
     damage(20, 9, 12);
     for (int i = 0; i < 3; i++) {
@@ -647,7 +655,7 @@ static void damaged_files(void) {
         tap_ok(!said[0] == (i > 0), "save warns once: %s", said);
     }
     tap_is(count_entries(folder, ""), 3, "two valid files are kept, and the damaged one");
-    // Its step is saved again.
+    // Saves the step of the damaged file again.
     TAP_REQUIRE(idist_checkpoint_save(&d, 20, 8, &small, 1, NULL, 0, NULL) == IDIST_OK);
     tap_ok(is_there("checkpoint_20_score=9.idist") && is_there("checkpoint_20_score=8.idist"),
            "a step that is saved again does not remove a damaged file");
@@ -655,7 +663,7 @@ static void damaged_files(void) {
     tap_is(count_entries(folder, ""), 2, "unless it has the same name");
 }
 
-// Files that this process has saved or verified are not read again.
+// Checks that files that this process has saved or verified are not read again.
 static void reads_once(void) {
     idist_checkpoint_desc d = desc_of(2);
     char path[300];
@@ -697,7 +705,7 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
     rank_check(strstr(idist_last_error(), "bytes of info"), "rank %d: %s", rank,
                idist_last_error());
     rank_is(rank, idist_checkpoint_load(in_folder("none"), t, 2, NULL, 0, &o), IDIST_ERR_NOT_FOUND);
-    // One rank has others than the rest.
+    // One rank passes tensors that differ from the tensors of all other ranks.
     if (n > 1) {
         rank_is(rank, idist_checkpoint_load(path, rank == n - 1 ? wrong : t, 2, NULL, 0, &o),
                 IDIST_ERR_ARG);
@@ -729,14 +737,15 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
 // crashes and full disks
 //------------------------------------------------------------------------------
 
-// In a process of its own: saves once more, and crashes or fails on the way. The exit code is 55,
-// or 56 + -status.
+// Saves once more in a child process, which crashes or fails on the way. Returns the exit code,
+// which is 55 after a crash and 56 - status otherwise.
 static int save_with(int crash_at, int fail_at, int err) {
     static unsigned char big[5000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};
     idist_checkpoint_desc d = desc_of(1);
     int status;
-    // The file, its name, the folder, and only then the old one goes, if that is still there.
+    // The steps are the file, its name and the folder. Only then is the old file removed, if it
+    // still exists.
     const char *order =
         access(in_folder("checkpoint_1_score=1.idist"), F_OK) == 0 ? "wfrfu" : "wfrf";
     pid_t pid = fork();
@@ -756,7 +765,8 @@ static int save_with(int crash_at, int fail_at, int err) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// Which of the two is the best one there, whole: 1 or 2.
+// Returns the number of the state, 1 or 2, in the best file. Returns 0 if no file is found and a
+// negative number if the file is not whole.
 static int best_there(void) {
     static unsigned char big[5000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};
@@ -814,7 +824,7 @@ static void crashes(void) {
     remove_folder();
 }
 
-// File systems that do not sync files or folders: the file is complete all the same.
+// Simulates file systems that cannot sync files or folders. The file must be complete nevertheless.
 static void refused_syncs(void) {
     static const int refusals[] = {EINVAL, ENOTSUP, EOPNOTSUPP, ENOSYS, EBADF,
                                    EISDIR, EPERM,   EACCES,     EROFS};
@@ -853,7 +863,7 @@ static void refused_syncs(void) {
     }
 }
 
-// In a process of its own: saves a state that is worse than the best one, and crashes on the way.
+// Saves a state that is worse than the best one in a child process, which crashes on the way.
 static int save_latest(uint64_t at, int crash_at) {
     static unsigned char big[5000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};
@@ -892,7 +902,7 @@ static void crashes_beside_best(void) {
         code = save_latest(4, i);
         int latest = latest_there();
         n_wrong += best_there() != 1 || (latest != 2 && latest != 4);
-        // The restart goes on from the latest one and comes there again.
+        // The restarted training continues from the latest state and reaches this step again.
         n_wrong += save_latest(4, 0) != 56 || best_there() != 1 || latest_there() != 4;
         n_wrong += !has_only(all);
         remove_folder();
@@ -902,7 +912,7 @@ static void crashes_beside_best(void) {
            "a crash at each of %d steps leaves the best and a latest file whole", i - 2);
 }
 
-// The kernel's own word for it, on a file system of 64 KiB.
+// Fills a real file system of 64 KiB, so that the error comes from the kernel.
 static void full_disk(void) {
     static unsigned char big[200000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};
@@ -928,7 +938,7 @@ static void full_disk(void) {
 }
 
 //------------------------------------------------------------------------------
-// a training that goes on
+// training that resumes
 //------------------------------------------------------------------------------
 
 enum { SAMPLES = 103, EPOCHS = 4, STOP_EPOCH = 1, STOP_AT = 9 };
@@ -937,7 +947,7 @@ typedef struct training {
     idist_sampler_state at;
 } training;
 
-// Steps until the end, or to the given place, where it saves.
+// Trains until the end. If `stop` is true, saves and returns at the stop position.
 static void train(training *t, bool stop, idist_group *world, int rank) {
     idist_opts o = opts_of(world);
     idist_checkpoint_desc d = desc_of(1);

@@ -1,9 +1,9 @@
 // copies.c - who copies a large message between two ranks that share memory
 //
-// While the sender waits in a call and the receiver has nothing else to copy, the sender writes it
-// into the pipe and the receiver reads it there. Otherwise the receiver reads it in the sender's
-// memory, a "pull". Here the pulls of the receiver are counted. Where pulls are slow, a message of
-// up to 64 KiB does not wait for its receive.
+// If the sender waits in a call and the receiver has nothing else to copy, the sender writes the
+// message into the pipe and the receiver reads it there. Otherwise the receiver reads the message
+// in the sender's memory, a "pull". The tests count the pulls of the receiver. Where pulls are
+// slow, a message of up to 64 KiB does not wait for its receive.
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -17,7 +17,7 @@ typedef struct way {
     size_t nbytes;
     bool slow, sender_waits, receiver_waits, receiver_sends;
     int timeout_ms; // of the receive
-    int pulls;      // of the receiver
+    int pulls;      // expected of the receiver
 } way;
 
 static const way ways[] = {
@@ -55,7 +55,8 @@ static bool counted_pull(void *port, uint64_t address, uint8_t withdrawn, void *
     return idist__pipe_pull(port, address, withdrawn, buf, nbytes);
 }
 
-// Until the other rank waits in a call. It polls for longer than this test takes.
+// Waits until the other rank waits in a call. That rank polls for longer than this test takes.
+// Returns false after a time-out.
 static bool other_attends(const idist_group *world, int rank) {
     int64_t end_ns = tap_now_ns() + (int64_t)5000000000 * test_slow_factor();
     const idist__segment *shm = idist__ring_of(world->w)->shm;
@@ -73,7 +74,7 @@ static idist_status send_to_1(idist_group *world, plan *p, char *x) {
     if (!p->way.sender_waits) o.request = &request;
     status = idist_send(x, p->way.nbytes, IDIST_U8, 1, 7, &o);
     p->sent = true;
-    while (!p->received) tap_sleep_ms(1); // in no call
+    while (!p->received) tap_sleep_ms(1); // outside of any call
     if (status == IDIST_OK) status = idist_wait(&request);
     o.request = NULL;
     if (status == IDIST_OK && p->way.receiver_sends)
@@ -143,8 +144,8 @@ static void body(idist_group *world, int rank, int n, void *arg) {
     free(got);
 }
 
-// A receive that is posted when two messages have arrived finds the first of them already wanted by
-// an earlier receive, however it takes messages.
+// Posts a second receive after two messages have arrived. The first receive must keep the first
+// message, whichever way messages are copied.
 static void in_order(idist_group *world, int rank, int n, void *arg) {
     plan *p = (plan *)arg;
     size_t nbytes = p->way.nbytes;
@@ -177,7 +178,7 @@ static void in_order(idist_group *world, int rank, int n, void *arg) {
     free(x);
 }
 
-// Makes the next writes go past the caches, until some have been timed.
+// Makes the next writes bypass the caches, until some have been timed.
 static void stream(idist_group *world, int rank) {
     idist__segment *shm = idist__ring_of(world->w)->shm;
 
@@ -189,7 +190,7 @@ static void stream(idist_group *world, int rank) {
     }
 }
 
-// Collectives and messages whose writes go past the caches.
+// Runs collectives and messages whose writes bypass the caches.
 static void streams(idist_group *world, int rank, int n, void *arg) {
     size_t count = ((const plan *)arg)->way.nbytes / sizeof(int32_t);
     idist_opts o = opts_of(world);

@@ -1,5 +1,5 @@
-// ddp: buckets, averages, no_sync, unused parameters, buffers, factors, compression, hooks, uneven
-// inputs; ranks that do not agree; broadcast_parameters, broadcast_optimizer_state, auto_optim
+// ddp: buckets, averages, no_sync, unused parameters, buffers, factors, compression, hooks and
+// uneven inputs; ranks that disagree; broadcast_parameters, broadcast_optimizer_state, auto_optim
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -11,11 +11,11 @@ enum { N_PARAMS = 9, MAX_COUNT = 30000 };
 static const size_t counts[N_PARAMS] = {3, 30000, 1, 0, 1024, 17, 5000, 128, 2};
 static const int64_t total_count = 3 + 30000 + 1 + 1024 + 17 + 5000 + 128 + 2;
 
-// How the gradients lie in memory.
+// Layouts of the gradients in memory.
 enum { APART, IN_A_ROW, LAID_OUT, N_LAYOUTS };
 static const char *const layout_names[N_LAYOUTS] = {"apart", "in a row", "laid out by ddp"};
 
-// A model of one rank, with parameters that differ from rank to rank.
+// The model of one rank. Its parameters differ from rank to rank.
 typedef struct model {
     idist_tensor params[N_PARAMS], grads[N_PARAMS];
     char *memory;
@@ -62,7 +62,7 @@ static void model_init(model *m, idist_group *world, int rank, int layout, bool 
     m->desc.bucket_nbytes = 6000;
 }
 
-// Small whole numbers, so that sums of up to 8 ranks are exact in all dtypes.
+// Returns a small whole number, so that sums over up to 8 ranks are exact in all dtypes.
 static double grad_of(int rank, int step, int param, size_t i) {
     return (double)((i * 3 + (size_t)(param * 5 + rank * 7 + step * 11)) % 17) - 8;
 }
@@ -79,7 +79,7 @@ static void fill_grad(model *m, const idist_ddp *ddp, int rank, int step, int pa
         set_value(&m->grads[param], i, grad_of(rank, step, param, i));
 }
 
-// scale * sum over the ranks, rounded as the dtype rounds.
+// Checks that each gradient is scale * sum over the ranks, rounded as its dtype rounds.
 static void check_grads(const model *m, int rank, int n, int step, double scale, const char *what) {
     for (int p = 0; p < N_PARAMS; p++) {
         const idist_tensor *g = &m->grads[p];
@@ -98,7 +98,7 @@ static void check_grads(const model *m, int rank, int n, int step, double scale,
     }
 }
 
-// A different order on each rank.
+// Returns the k-th parameter of a step. The order differs from rank to rank.
 static int shuffled(int k, int rank, int step) {
     static const int strides[4] = {1, 2, 4, 5};
     return (N_PARAMS - 1) - (k * strides[(rank + step) % 4] + rank) % N_PARAMS;
@@ -131,8 +131,8 @@ static void averages(idist_group *world, int rank, int n, void *arg) {
         check_grads(&m, rank, n, step, 1.0 / n, layout_names[layout]);
         rank_check(idist_ddp_used(ddp, 0) && idist_ddp_active(ddp) == n, "all used, all active");
     }
-    for (int p = 0; p < N_PARAMS; p++)
-        fill_grad(&m, ddp, rank, 9, p); // wait alone, and what is not ready counts as ready
+    // Only gradient 4 is marked ready. idist_ddp_wait counts the remaining gradients as ready.
+    for (int p = 0; p < N_PARAMS; p++) fill_grad(&m, ddp, rank, 9, p);
     rank_ok(rank, idist_ddp_ready(ddp, 4));
     rank_ok(rank, idist_ddp_wait(ddp));
     check_grads(&m, rank, n, 9, 1.0 / n, "without ready");
@@ -146,7 +146,8 @@ static void averages(idist_group *world, int rank, int n, void *arg) {
 
 static void assignment(void) {
     static const size_t mib = 1 << 20;
-    static const size_t nbytes[6] = {2048, 1048576, 2048, 1048576, 2048, 1048576}; // 5 comes first
+    // Gradient 5 comes first.
+    static const size_t nbytes[6] = {2048, 1048576, 2048, 1048576, 2048, 1048576};
     static const int want[6] = {3, 2, 2, 1, 1, 0};
     static const int32_t order[6] = {4, 5, 1, 0, 3, 2};
     static const int want_in_order[6] = {2, 1, 3, 2, 0, 0};
@@ -169,7 +170,7 @@ static void assignment(void) {
     ddp.desc.bucket_nbytes = SIZE_MAX;
     n = idist__ddp_bucket_assign(&ddp, NULL, bucket);
     tap_ok(n == 1 && bucket[0] == 0 && bucket[5] == 0, "one bucket without a limit");
-    ddp.desc.bucket_nbytes = 0; // 1 MiB, then 25 MiB
+    ddp.desc.bucket_nbytes = 0; // limits of 1 MiB, then of 25 MiB
     n = idist__ddp_bucket_assign(&ddp, NULL, bucket);
     tap_ok(n == 2 && bucket[5] == 0 && bucket[4] == 1 && bucket[0] == 1,
            "the first limit, then the other one");
@@ -211,7 +212,8 @@ static void no_sync(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Parameter 1: only rank 0 has a gradient. 4 and 7: nobody. The others: all.
+// Returns true if the rank has a gradient of this parameter. Only rank 0 has one of parameter 1, no
+// rank has one of 4 and 7, and all ranks have one of every other parameter.
 static bool has_grad(int rank, int param) {
     return param == 1 ? rank == 0 : param != 4 && param != 7;
 }
@@ -241,7 +243,7 @@ static void unused(idist_group *world, int rank, int n, void *arg) {
             }
         }
     }
-    // Parameter 4 in a pass with no_sync only, and on the last rank only.
+    // Only the last rank uses parameter 4, and only in a pass with no_sync.
     for (int p = 0; p < N_PARAMS; p++) fill_grad(&m, ddp, rank, 5, p);
     rank_ok(rank, idist_ddp_no_sync(ddp, true));
     if (rank == n - 1) rank_ok(rank, idist_ddp_ready(ddp, 4));
@@ -297,7 +299,7 @@ static void factors(idist_group *world, int rank, int n, void *arg) {
         m.desc.prescale = how & 1 ? 0.25 : 0;
         m.desc.postscale = how & 2 ? 8 : 0;
         m.desc.sum = how == 1;
-        if (how >= 4) { // what halves hold is whole
+        if (how >= 4) { // halves hold these whole numbers exactly
             m.desc.sum = true;
             m.desc.compression = how == 4 ? IDIST_COMPRESS_F16 : IDIST_COMPRESS_BF16;
             m.desc.postscale = 3;
@@ -317,7 +319,7 @@ static void factors(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
 }
 
-// What is to come of halves: each rounded, the average rounded once.
+// Checks an average in halves. Each gradient is rounded to a half, and the average is rounded once.
 static void halves(idist_group *world, int rank, int n, void *arg) {
     idist_dtype dtype =
         *(const idist_compression *)arg == IDIST_COMPRESS_F16 ? IDIST_F16 : IDIST_BF16;
@@ -326,7 +328,7 @@ static void halves(idist_group *world, int rank, int n, void *arg) {
         idist_ddp *ddp = NULL;
         bool right = true;
         model_init(&m, world, rank, wide ? APART : IN_A_ROW, false);
-        for (int p = 0; p < N_PARAMS && wide; p++) { // doubles take the place of both
+        for (int p = 0; p < N_PARAMS && wide; p++) { // F64 gradients with memory of their own
             m.grads[p].dtype = IDIST_F64;
             m.grads[p].data = calloc(counts[p] + 1, sizeof(double));
         }
@@ -362,13 +364,14 @@ static void halves(idist_group *world, int rank, int n, void *arg) {
 
 typedef struct hooked {
     const model *m;
-    int listed;                            // gradients that the buckets have named
-    int started, finished, freed, fail_at; // fail_at: the start of that number fails
+    int listed;                            // gradients that the buckets have listed
+    int started, finished, freed, fail_at; // fail_at is the number of the start that fails
     int order_wrong;
-    bool silent; // fails without a text
+    bool silent; // the failure sets no error text
 } hooked;
 
-// The bucket says which gradients it holds, and where: they are there, or copies, scaled by 2.
+// Returns true if the bucket lists the gradients that it holds and where they lie. Its data are the
+// gradients themselves, or copies of them scaled by 2.
 static bool names_its_gradients(const model *m, const idist_bucket *b) {
     const float *data = (const float *)b->data;
     size_t end = 0;
@@ -391,7 +394,7 @@ static idist_status hook_start(idist_bucket *b, void *arg) {
     h->listed += b->gradient_count;
     if (!b->state) b->state = calloc(1, sizeof(int));
     if (b->state) ++*(int *)b->state;
-    if (b->index && h->started % 7 == 0) h->order_wrong++; // 7 buckets
+    if (b->index && h->started % 7 == 0) h->order_wrong++; // there are 7 buckets
     if (++h->started == h->fail_at)
         return h->silent ? IDIST_ERR_CALLBACK
                          : idist__fail(IDIST_ERR_CALLBACK, "hook: this is enough");
@@ -425,16 +428,16 @@ static void hooks(idist_group *world, int rank, int n, void *arg) {
     if (fails && rank == n - 1) h.fail_at = 8;
     rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
     int buckets = idist_ddp_buckets(ddp);
-    memset(&hook, 0, sizeof hook); // it was copied
+    memset(&hook, 0, sizeof hook); // ddp has copied the hook
     one_step(&m, ddp, rank, 0);
     check_grads(&m, rank, n, 0, 4.0 / n, "a hook");
     rank_check(h.started == buckets && h.finished == buckets && !h.order_wrong,
                "rank %d: %d started, %d finished of %d", rank, h.started, h.finished, buckets);
     rank_check(h.listed == N_PARAMS, "rank %d: the buckets name %d gradients", rank, h.listed);
     if (fails) {
-        idist_barrier(&o); // as in `lost`
+        idist_barrier(&o); // ignored: may already report the failure below
         h.fail_at = rank == n - 1 ? h.started + 3 : 0;
-        rank_is(rank, idist_ddp_ready(ddp, -1), IDIST_ERR_ARG); // its text is not that of the hook
+        rank_is(rank, idist_ddp_ready(ddp, -1), IDIST_ERR_ARG); // sets a text unlike the hook's
         for (int p = N_PARAMS - 1; p >= 0; p--) {
             fill_grad(&m, ddp, rank, 1, p);
             idist_ddp_ready(ddp, p);
@@ -443,7 +446,7 @@ static void hooks(idist_group *world, int rank, int n, void *arg) {
         const char *why = h.silent ? "the hook's start failed for bucket 2" : "this is enough";
         rank_check(strstr(idist_last_error(), why) && text_names_rank(idist_last_error(), n - 1),
                    "rank %d: \"%s\"", rank, idist_last_error());
-        rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_CALLBACK); // the group is gone
+        rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_CALLBACK); // the group has failed
     }
     int started = h.started;
     idist_ddp_free(&ddp);
@@ -451,7 +454,8 @@ static void hooks(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Rank r has 2 + 3r steps; rank 1 as many as rank 0.
+// Returns the number of steps of a rank, which is 2 + 3 * rank. Rank 1 has only 2 steps, as many as
+// rank 0.
 static int steps_of(int rank) { return rank == 1 ? 2 : 2 + 3 * rank; }
 
 static void uneven(idist_group *world, int rank, int n, void *arg) {
@@ -489,7 +493,8 @@ static void uneven(idist_group *world, int rank, int n, void *arg) {
             rank_check(got - sum < 1e-5 && sum - got < 1e-5, "rank %d, step %d: got %g expected %g",
                        rank, step, got, sum);
             for (int p = 0; p < N_PARAMS; p++)
-                if (counts[p]) set_value(&m.params[p], 0, epoch * 100 + step); // "the optimizer"
+                if (counts[p])
+                    set_value(&m.params[p], 0, epoch * 100 + step); // stands for the optimizer
         }
         rank_ok(rank, idist_ddp_join(ddp, &last));
         int most = n == 2 ? 1 : n - 1;
@@ -498,12 +503,12 @@ static void uneven(idist_group *world, int rank, int n, void *arg) {
                    "rank %d: parameters of the last: %g", rank, value_of(&m.params[1], 0));
         rank_check(idist_ddp_active(ddp) == n, "all are back");
     }
-    rank_ok(rank, idist_ddp_join(ddp, &last)); // nobody had anything
+    rank_ok(rank, idist_ddp_join(ddp, &last)); // no rank has trained
     idist_ddp_free(&ddp);
     free(m.memory);
 }
 
-// Wrong on all ranks: nobody is left waiting.
+// Passes descriptions that are wrong on all ranks. No rank may be left waiting.
 static void wrong_descs(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;
@@ -513,9 +518,9 @@ static void wrong_descs(idist_group *world, int rank, int n, void *arg) {
     m.desc.n = 0;
     rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_ARG);
     m.desc.n = N_PARAMS;
-    m.desc.compression = IDIST_COMPRESS_BF16; // of BF16, F16
+    m.desc.compression = IDIST_COMPRESS_BF16; // of BF16 and F16 gradients
     rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_UNSUPPORTED);
-    m.desc.compression = (idist_compression)3; // of an older version
+    m.desc.compression = (idist_compression)3; // a value of an older version
     rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_ARG);
     m.desc.compression = (idist_compression)9;
     rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_ARG);
@@ -523,7 +528,7 @@ static void wrong_descs(idist_group *world, int rank, int n, void *arg) {
     m.desc.prescale = 1e308 * 10;
     rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_ARG);
     m.desc.prescale = 0;
-    m.desc.on_device = true; // there is none
+    m.desc.on_device = true; // there is no device
     rank_check(idist_ddp_create(&m.desc, &ddp) != IDIST_OK &&
                    text_has_word(idist_last_error(), "device"),
                "rank %d: on a device that is not there: got \"%s\"", rank, idist_last_error());
@@ -537,11 +542,12 @@ static void wrong_descs(idist_group *world, int rank, int n, void *arg) {
     m.desc.params = huge;
     m.desc.grads = NULL;
     m.desc.keep_params = true;
-    rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_ARG); // more than memory can be
+    rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_ARG); // larger than any memory
     free(m.memory);
 }
 
-// Of tied weights, listed twice: their memory would be averaged twice, and by two calls at once.
+// Passes tied weights, which are listed twice. Two calls at once would average their memory, so
+// gradients that overlap must be refused.
 static void tied(idist_group *world, int rank, int n, void *arg) {
     const idist_status wanted[] = {IDIST_ERR_ARG, IDIST_ERR_ARG, IDIST_ERR_ARG, IDIST_OK, IDIST_OK};
     (void)arg;
@@ -590,21 +596,22 @@ static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_ddp_ready(ddp, 3));
     rank_is(rank, idist_ddp_ready(ddp, 3), IDIST_ERR_STATE);
     rank_ok(rank, idist_group_begin());
-    rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_STATE); // nothing would be done on return
+    rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_STATE); // nothing would be reduced on return
     rank_is(rank, idist_ddp_ready(ddp, 2), IDIST_ERR_STATE);
     rank_ok(rank, idist_group_end());
     rank_check(idist_ddp_grad(ddp, -1) == NULL && idist_ddp_bucket(ddp, N_PARAMS) == -1,
                "getters outside");
     rank_ok(rank, idist_ddp_wait(ddp));
-    rank_ok(rank, idist_ddp_forward(ddp)); // to validate
+    rank_ok(rank, idist_ddp_forward(ddp)); // for validation
     rank_ok(rank, idist_ddp_no_sync(ddp, true));
     rank_ok(rank, idist_ddp_no_sync(ddp, false));
-    rank_ok(rank, idist_ddp_ready(ddp, 8)); // freed in the middle
+    rank_ok(rank, idist_ddp_ready(ddp, 8)); // freed in the middle of an iteration
     idist_ddp_free(&ddp);
     free(m.memory);
 }
 
-// One rank is not like the others: all hear of it, and the world goes on.
+// Passes a description that differs on one rank. All ranks must report this, and the world stays
+// usable.
 static void disagree(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int odd = n - 1, one = 1;
@@ -683,12 +690,13 @@ static void parameters(idist_group *world, int rank, int n, void *arg) {
     }
     if (rank == 0) list[150].count--;
     rank_is(rank, idist_broadcast_parameters(list, MANY, n, &o), IDIST_ERR_ARG);
+    // The root is invalid on one rank only.
     rank_is(rank, idist_broadcast_parameters(list, MANY, rank == n - 1 ? 77 : 0, &o),
-            IDIST_ERR_ARG); // of one rank only
+            IDIST_ERR_ARG);
     for (int i = 0; i < MANY; i++) free(list[i].data);
 }
 
-// Gradients at odd addresses, sent as halves.
+// Sends gradients at odd addresses as halves.
 static void misaligned(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 3000 };
     static const idist_compression list[2] = {IDIST_COMPRESS_F16, IDIST_COMPRESS_BF16};
@@ -757,7 +765,7 @@ static void in_groups(idist_group *world, int rank, int n, void *arg) {
     (void)n;
 }
 
-// A rank goes away in the middle of an iteration.
+// Aborts the world on one rank in the middle of an iteration. All other ranks must name that rank.
 static void lost(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     model m;
@@ -768,8 +776,9 @@ static void lost(idist_group *world, int rank, int n, void *arg) {
     one_step(&m, ddp, rank, 0);
     fill_grad(&m, ddp, rank, 1, 8);
     rank_ok(rank, idist_ddp_ready(ddp, 8));
-    idist_barrier(
-        &o); // all are through the first step; who leaves late may hear of the abort in here
+    // All ranks are through the first step. The status is ignored, because a rank that leaves the
+    // barrier late may see the abort there.
+    idist_barrier(&o);
     if (rank == n - 1) {
         idist_ddp_free(&ddp);
         idist_abort(world);
@@ -783,7 +792,7 @@ static void lost(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// A world of 1 sends nothing, and yet hears that it is gone.
+// Aborts a world of 1 rank. Such a world sends nothing, but its calls must report the abort.
 static void lost_alone(idist_group *world, int rank, int n, void *arg) {
     bool begun = *(const int *)arg != 0;
     model m;
@@ -816,7 +825,7 @@ static void finalized(void) {
     free(m.memory);
 }
 
-static char created[400]; // the line that ddp_create has logged
+static char created[400]; // line that idist_ddp_create has logged
 
 static void keep_created(idist_log_level level, const char *line, void *user) {
     const char *at = strstr(line, "ddp_create: ");

@@ -1,7 +1,7 @@
-// ddp_buckets: buckets of scattered gradients go in pieces, and after the first iteration buckets
-// follow the order in which gradients arrive
+// ddp_buckets: buckets of scattered gradients are sent in pieces, and after the first iteration
+// buckets follow the order in which gradients arrive
 //
-// IDIST_TEST_FULL=1: with every number of ranks over sockets too, not only with 3.
+// IDIST_TEST_FULL=1 runs every number of ranks over sockets too, not only 3.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -11,17 +11,17 @@
 
 enum { MAX_GRADS = 300, GUARD = 16, GUARDED = 0x5a };
 
-// Where the gradients of a rank lie.
+// Layouts of the gradients of a rank in memory.
 enum { APART, ONE_IN_A_ROW, ONE_LAID_OUT, SOME_LAID_OUT, N_LAYOUTS, LAST_TWO_IN_A_ROW };
 static const char *const layout_names[N_LAYOUTS] = {"apart", "in a row on rank 0",
                                                     "laid out on the last rank", "some laid out"};
 
-// Two buckets: 4 and 5, of more pieces (256 or 512 KiB) than there are slots for; 0 to 3, of one
-// piece, of odd and of small sizes.
+// Numbers of elements that make two buckets. Gradients 4 and 5 have more pieces (256 or 512 KiB)
+// than there are slots. Gradients 0 to 3 are one piece of odd and small sizes.
 static const size_t large[6] = {900001, 5, 0, 131072, 1500000, 700001};
 enum { LARGE_BUCKET_NBYTES = 8000000 };
 
-// Of one bucket each.
+// Numbers of elements of gradients with a bucket each.
 static const size_t small[6] = {3000, 2500, 4000, 3500, 2700, 5000};
 
 typedef struct model {
@@ -47,7 +47,7 @@ static bool is_laid_out(int layout, int rank, int n, int i) {
     return (layout == ONE_LAID_OUT && rank == n - 1) || (layout == SOME_LAID_OUT && i % 3 == 0);
 }
 
-// Around a gradient that lies apart there are GUARD bytes that must stay as they are.
+// Makes a model. GUARD bytes around each gradient that lies apart must stay unchanged.
 static void model_init(model *m, idist_group *world, const size_t *counts, int n_grads, int layout,
                        idist_dtype dtype) {
     int rank = idist_group_rank(world), n = idist_group_size(world);
@@ -87,15 +87,15 @@ static void check_guards(const model *m, int rank) {
     }
 }
 
-// Small whole numbers, so that sums are exact. They are repeated after PERIOD elements.
+// Gradients are small whole numbers, so that sums are exact. They repeat after PERIOD elements.
 enum { PERIOD = 17 };
 
 static double grad_of(int rank, int step, int param, size_t i) {
     return (double)((i * 3 + (size_t)(param * 5 + rank * 7 + step * 11)) % PERIOD) - 8;
 }
 
-// Repeats the first period_nbytes up to nbytes. Most of the memory is written here and read below:
-// this file is not optimized, and the C library is.
+// Repeats the first period_nbytes up to nbytes. Most memory is written here and read below with
+// functions of the C library: this file is not compiled with optimization, but the library is.
 static void repeat(void *at, size_t period_nbytes, size_t nbytes) {
     char *bytes = (char *)at;
     for (size_t have = period_nbytes; have < nbytes; have *= 2)
@@ -110,9 +110,9 @@ static void fill(model *m, const idist_ddp *ddp, int rank, int step, int param) 
     repeat(t->data, PERIOD * idist_dtype_size(t->dtype), nbytes_of(t));
 }
 
-// The first element that is not factor * sum over ranks first .. n - 1; count if there is none.
-// All of a gradient is compared to the element a period before, bit for bit, so only the first
-// PERIOD are computed.
+// Returns the first element that is not factor * sum over ranks first to n - 1, or count if there
+// is none. Only the first PERIOD elements are computed. All others are compared bit for bit with
+// the element one period before.
 static size_t find_wrong(const model *m, int param, int first, int step, double factor,
                          double *want) {
     const idist_tensor *t = &m->grads[param];
@@ -133,7 +133,8 @@ static size_t find_wrong(const model *m, int param, int first, int step, double 
     return i;
 }
 
-// factor * sum over ranks first .. n - 1, and the same bits on all ranks.
+// Checks that the result is factor * sum over ranks first to n - 1, with the same bits on all
+// ranks.
 static void check_result(const model *m, int first, int step, double factor) {
     idist_opts o = opts_of(m->desc.group);
     int rank = idist_group_rank(m->desc.group), n = idist_group_size(m->desc.group);
@@ -162,7 +163,8 @@ static void check_pieces(const idist_ddp *ddp, int rank, int n, int layout) {
                rank);
 }
 
-// Steps 0 and 3: all gradients are ready, in different orders; 1: none; 2: some.
+// Reduces in pieces. All gradients are ready in steps 0 and 3, in different orders on the ranks. No
+// gradient is ready in step 1, and some are in step 2.
 static void pieces(idist_group *world, int rank, int n, void *arg) {
     int layout = *(const int *)arg;
     model m;
@@ -188,8 +190,8 @@ static void pieces(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// The first bucket is scattered on the other ranks only, the second one on all. Both together have
-// fewer pieces than there can be slots.
+// Reduces two small buckets. The first is scattered on all ranks except rank 0, the second on all
+// ranks. Both together have fewer pieces than there can be slots.
 static void few_pieces(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[4] = {1000, 1000, 1000, 1000};
     enum { SPARE = 1 << 19 };
@@ -202,7 +204,7 @@ static void few_pieces(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
     rank_check(idist_ddp_buckets(ddp) == 2 && ddp->in_pieces[0] == (n > 1), "rank %d: the buckets",
                rank);
-    char *spare = (char *)idist_alloc(SPARE, &o); // lies behind the slots where ranks share memory
+    char *spare = (char *)idist_alloc(SPARE, &o); // follows the slots in shared memory
     TAP_REQUIRE(spare);
     memset(spare, GUARDED, SPARE);
     for (int step = 0; step < 3; step++) {
@@ -221,8 +223,8 @@ static void few_pieces(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Pieces of about as many gradients as are reduced where they lie, some of fewer and some of more,
-// and some that begin within a gradient or with an empty one.
+// Reduces pieces of about as many gradients as are reduced where they lie, some of fewer and some
+// of more. Some pieces begin within a gradient or with an empty one.
 static void many_parts(idist_group *world, int rank, int n, void *arg) {
     static const size_t each[5] = {508, 511, 512, 513, 520};
     size_t counts[MAX_GRADS];
@@ -244,7 +246,7 @@ static void many_parts(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Dtypes that have no sum.
+// Creates ddp with dtypes that have no sum. This must be refused.
 static void no_sums(idist_group *world, int rank, int n, void *arg) {
     idist_dtype dtypes[2] = {IDIST_F32_I64, IDIST_I8};
     idist_ddp *ddp = NULL;
@@ -263,7 +265,7 @@ static void no_sums(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Rank 0 runs out of data first.
+// Reduces pieces when rank 0 runs out of data first.
 static void pieces_uneven(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;
@@ -293,7 +295,7 @@ static void pieces_uneven(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// A rank goes away while pieces are in flight.
+// Aborts the world on one rank while pieces are in flight. All other ranks must name that rank.
 static void pieces_lost(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     model m;
@@ -302,7 +304,9 @@ static void pieces_lost(idist_group *world, int rank, int n, void *arg) {
     model_init(&m, world, large, 6, APART, IDIST_F32);
     m.desc.bucket_nbytes = LARGE_BUCKET_NBYTES;
     rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
-    idist_barrier(&o); // all have created theirs; who leaves late may hear of the abort in here
+    // All ranks have created their ddp. The status is ignored, because a rank that leaves the
+    // barrier late may see the abort there.
+    idist_barrier(&o);
     for (int p = 4; p < 6; p++) idist_ddp_ready(ddp, p);
     rank_check(rank < n - 1 || ddp->started_pieces >= ddp->slot_limit,
                "rank %d: %zu pieces in flight", rank, ddp->started_pieces);
@@ -319,7 +323,7 @@ static void pieces_lost(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Each bucket has one gradient.
+// Checks the order in which buckets are launched. Each bucket has one gradient.
 static void check_order(const idist_ddp *ddp, int rank, const int *order, const char *when) {
     for (int k = 0; k < 6; k++) {
         int gradient = ddp->buckets[ddp->launch_order[k]].exposed.gradients[0];
@@ -331,15 +335,16 @@ static void check_order(const idist_ddp *ddp, int rank, const int *order, const 
 
 static const int forwards[6] = {0, 1, 2, 3, 4, 5}, backwards[6] = {5, 4, 3, 2, 1, 0};
 
-// One iteration, in the order of the forward pass or the other one; checks how many buckets are in
-// flight after each gradient if it is `early`, and that none is before the last gradient if not.
+// Runs one iteration in the order of the forward or of the backward pass. If `early` is true,
+// checks how many buckets are in flight after each gradient. Otherwise checks that none is in
+// flight before the last gradient.
 static void pass(model *m, idist_ddp *ddp, int step, bool forward, bool early) {
     int rank = idist_group_rank(m->desc.group);
     for (int k = 0; k < 6; k++) {
         int p = forward ? k : 5 - k, want = early ? k + 1 : 0;
         fill(m, ddp, rank, step, p);
         rank_ok(rank, idist_ddp_ready(ddp, p));
-        if (want > 5 || k == 5) want = 5; // the last one is left to idist_ddp_wait
+        if (want > 5 || k == 5) want = 5; // idist_ddp_wait launches the last one
         rank_check(ddp->launched_count == want,
                    "rank %d, step %d: %d buckets launched after %d gradients, expected %d", rank,
                    step, ddp->launched_count, k + 1, want);
@@ -347,8 +352,8 @@ static void pass(model *m, idist_ddp *ddp, int step, bool forward, bool early) {
     rank_ok(rank, idist_ddp_wait(ddp));
 }
 
-// The gradients of rank 0 arrive in the order of the forward pass, those of others as well (arg 0)
-// or in the other one.
+// Runs iterations in which the gradients of rank 0 arrive in the order of the forward pass. If arg
+// is 0, the gradients of all other ranks do as well, otherwise they arrive in the opposite order.
 static void order(idist_group *world, int rank, int n, void *arg) {
     int how = *(const int *)arg;
     bool forward = how % 2 == 0 || rank == 0;
@@ -358,7 +363,7 @@ static void order(idist_group *world, int rank, int n, void *arg) {
         model_init(&m, world, small, 6, layout, IDIST_F32);
         m.desc.bucket_nbytes = 1;
         rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
-        rank_ok(rank, idist_ddp_no_sync(ddp, true)); // nothing is sent, so nothing is learnt
+        rank_ok(rank, idist_ddp_no_sync(ddp, true)); // nothing is sent, so no order is learned
         rank_ok(rank, idist_ddp_ready(ddp, 5));
         rank_ok(rank, idist_ddp_wait(ddp));
         rank_ok(rank, idist_ddp_no_sync(ddp, false));
@@ -370,7 +375,7 @@ static void order(idist_group *world, int rank, int n, void *arg) {
             pass(&m, ddp, step, forward, forward);
             check_result(&m, 0, step, 1.0 / n);
         }
-        pass(&m, ddp, 4, !forward, !forward); // it is not learnt again
+        pass(&m, ddp, 4, !forward, !forward); // the order is not learned again
         check_result(&m, 0, 4, 1.0 / n);
         check_order(ddp, rank, forwards, "after another order");
         for (int i = 0; i < 6; i++)
@@ -381,7 +386,8 @@ static void order(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Gradients 0 and 3 are ready before idist_ddp_wait; the others come from the last to the first.
+// Makes gradients 0 and 3 ready before idist_ddp_wait. The remaining gradients follow from the last
+// to the first.
 static void order_of_some(idist_group *world, int rank, int n, void *arg) {
     static const int expected[6] = {0, 3, 5, 4, 2, 1};
     model m;
@@ -402,10 +408,10 @@ static void order_of_some(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Gradients 7 to 0 lie in buckets of two. Those with odd numbers, a branch of its own in the
-// network, arrive first; so the buckets become {7, 5}, {3, 1}, {6, 4} and {2, 0}. With two dtypes,
-// those with odd numbers are doubles, and nothing changes but the order.
-// Where nothing is copied, buckets stay as they were.
+// Checks how buckets are regrouped. Gradients 7 to 0 lie in buckets of two. The gradients with odd
+// numbers, a branch of the network, arrive first, so the buckets become {7, 5}, {3, 1}, {6, 4} and
+// {2, 0}. With two dtypes the gradients with odd numbers are doubles, and only the order changes.
+// Where nothing is copied, the buckets stay unchanged.
 static void check_regrouped(const idist_ddp *ddp, int rank, const int *before,
                             const void *const *at) {
     static const int anew[8] = {3, 1, 3, 1, 2, 0, 2, 0};
@@ -426,7 +432,7 @@ static void regroup(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 8; i++) counts[i] = each;
     for (int k = 0; k < 2 * (N_LAYOUTS + 2); k++) {
         int layout = k / 2;
-        if (each > 1000 && k != APART && layout < N_LAYOUTS) continue; // they take long
+        if (each > 1000 && k != APART && layout < N_LAYOUTS) continue; // these cases take long
         bool two_dtypes = k % 2, laid_out = layout == N_LAYOUTS, by_bucket = layout > N_LAYOUTS;
         const void *at[8];
         int before[8];
@@ -437,7 +443,7 @@ static void regroup(idist_group *world, int rank, int n, void *arg) {
         for (int i = 0; i < 8; i++) at[i] = m.grads[i].data;
         for (int i = 0; i < 8 && by_bucket; i++)
             m.grads[in_a_row[i]].data = (void *)(intptr_t)at[i];
-        for (int i = 1; i < 8 && two_dtypes; i += 2) { // half as many
+        for (int i = 1; i < 8 && two_dtypes; i += 2) { // half as many elements
             m.params[i].dtype = m.grads[i].dtype = IDIST_F64;
             m.params[i].count = m.grads[i].count = each / 2;
         }
@@ -478,7 +484,8 @@ static void regroup(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// A bucket whose limit is reached by its last gradient, which arrives first, becomes two.
+// Splits a bucket in two: its last gradient alone reaches the limit, and that gradient arrives
+// first.
 static void one_bucket(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[2] = {2000, 100};
     model m;
@@ -502,7 +509,7 @@ static void one_bucket(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Two buckets become three, which need three slots.
+// Makes three buckets of two. They need three slots.
 static void more_buckets(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[6] = {2000, 2000, 100, 100, 100, 100};
     model m;
@@ -528,7 +535,7 @@ static void more_buckets(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Rank 0 has no data in the first iteration; rank 1, which has, sets the order.
+// Gives rank 0 no data in the first iteration. Rank 1, which has data, sets the order.
 static void order_uneven(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;
@@ -558,7 +565,7 @@ static idist_status hook_finish(idist_bucket *b, void *arg) {
     return IDIST_OK;
 }
 
-// With a hook and with find_unused the order stays.
+// Checks that the order does not change with a hook or with find_unused.
 static void order_stays(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int with_hook = 0; with_hook < 2; with_hook++) {

@@ -1,6 +1,6 @@
-// demand: in a world of many ranks connections are made when they are needed
+// demand: in a world of many ranks, connections are made when they are needed
 //
-// Here 12 ranks are many, and in most cases none of them connect before they need to.
+// In these tests 12 ranks count as many. In most cases no rank connects before it needs to.
 static int near_links;
 #define IDIST__LINKS_MANY 0
 #define IDIST__LINKS_NEAR near_links
@@ -14,15 +14,15 @@ static int near_links;
 
 enum { N = 12, LOG_N = 4, N_STRANGERS = 300 };
 
-// ---- how many there are ----
+// ---- number of connections ----
 
-// Each rank counts its descriptors after a call, and all go on together.
+// Returns the number of descriptors of this rank after a call. Collective.
 static int fds_after(idist_group *world, int rank, idist_status status) {
     idist_opts o = opts_of(world);
     int fds;
     rank_is(rank, status, IDIST_OK);
     fds = count_fds();
-    rank_ok(rank, idist_barrier(&o)); // nobody leaves while another one counts
+    rank_ok(rank, idist_barrier(&o)); // no rank leaves while another one counts
     return fds;
 }
 
@@ -48,9 +48,9 @@ static void count_connections(idist_group *world, int rank, int n, void *arg) {
     free(all);
 }
 
-// ---- both connect at once ----
+// ---- both ranks connect at once ----
 
-// Each pair begins at the same moment, with messages of all kinds in both directions.
+// Exchanges messages of all kinds between all pairs. Both ranks of a pair begin at the same moment.
 static void all_at_once(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 40000 };
     idist_opts o = opts_of(world);
@@ -76,11 +76,12 @@ static void all_at_once(idist_group *world, int rank, int n, void *arg) {
     free(out);
 }
 
-// ---- the other rank is not there ----
+// ---- the other rank is absent ----
 
-// What the ranks of a case wait for, outside of any call, has happened.
+// Set when the event happens that the ranks of a case wait for outside of any call.
 static int *event; // shared, atomic
 
+// Waits for the event. Returns false after a time-out.
 static bool await_event(void) {
     int64_t end_ms = tap_now_ms() + 3000 * test_slow_factor();
     while (!__atomic_load_n(event, __ATOMIC_ACQUIRE)) {
@@ -90,8 +91,8 @@ static bool await_event(void) {
     return true;
 }
 
-// A request makes its connection while the program computes: all messages arrive before a sender
-// comes back to the library.
+// Sends requests that make their connections while the program computes. All messages must arrive
+// before a sender calls the library again.
 static void sends_and_computes(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     idist_request request;
@@ -111,7 +112,7 @@ static void sends_and_computes(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_wait(&request));
 }
 
-// ... and waits for a rank that comes later.
+// Sends to a rank that enters a call later. The sends must wait for that rank.
 static void sends_to_absent(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x = 40 + rank;
@@ -124,7 +125,7 @@ static void sends_to_absent(idist_group *world, int rank, int n, void *arg) {
     if (rank < n - 1) rank_ok(rank, idist_send(&x, 1, IDIST_I32, n - 1, 3, &o));
 }
 
-// Any source: whoever sends makes the connection.
+// Receives from any source. The sender makes the connection.
 static void from_any(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x = rank, sum = 0;
@@ -137,7 +138,8 @@ static void from_any(idist_group *world, int rank, int n, void *arg) {
     else rank_check(sum == n * (n - 1) / 2, "got %d", sum);
 }
 
-// Everyone sends to everyone, nobody receives, and all leave: nobody may wait.
+// Sends from each rank to every other rank. No rank receives, and all ranks leave. No rank may
+// wait.
 static void not_received(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -147,9 +149,11 @@ static void not_received(idist_group *world, int rank, int n, void *arg) {
 
 // ---- failures ----
 
-enum { VICTIM = N - 1, FAR = 5 }; // their distance is not a power of two: not connected early
+// Two ranks whose distance is not a power of two, so that they are not connected early.
+enum { VICTIM = N - 1, FAR = 5 };
 
-// The victim dies while only FAR waits for it. The others come when FAR has heard of that.
+// Kills the victim while only FAR waits for it. All other ranks enter a call after FAR has reported
+// the loss.
 static int dies_far_away(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x = 0;
@@ -193,8 +197,8 @@ static void killed(void) {
     ranks_report("SIGKILL of a rank to which the one that waits is not connected before");
 }
 
-// A rank hears of a failure, leaves the world, and is still leaving when another rank connects to
-// it, which has heard nothing: that one hears the true cause.
+// Makes LATE connect to a rank that is leaving the world after a failure. LATE does not know of the
+// failure and must report its true cause.
 static int connects_to_leaver(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { LEAVER = 0, LATE = 6 };
     volatile int *has_failed = (volatile int *)arg;
@@ -241,8 +245,8 @@ static void blamed(void) {
     ranks_report("a rank that leaves after a failure tells one that connects to it why");
 }
 
-// A group fails while two of its members are not connected, and those between them are not in a
-// call until the second one, which comes later, has heard of it.
+// Aborts a group while two of its members are not connected. The members between them stay out of
+// calls until the second one, which comes later, has reported the abort.
 static void late_to_failure(idist_group *world, int rank, int n, void *arg) {
     enum { FIRST = 1, SECOND = 7 };
     idist_group *all = NULL;
@@ -258,7 +262,7 @@ static void late_to_failure(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_abort(all));
         rank_ok(rank, idist_recv(&x, 1, IDIST_I32, SECOND, 0, NULL, &o));
     } else if (rank == SECOND) {
-        tap_sleep_ms(200); // FIRST has aborted it; right without it as well
+        tap_sleep_ms(200); // FIRST has aborted by now; the test is right without this
         rank_is(rank, idist_recv(&x, 1, IDIST_I32, FIRST, 0, NULL, &of_all), IDIST_ERR_ABORTED);
         __atomic_store_n(event, 1, __ATOMIC_RELEASE);
         rank_ok(rank, idist_send(&x, 1, IDIST_I32, FIRST, 0, &o));
@@ -269,7 +273,7 @@ static void late_to_failure(idist_group *world, int rank, int n, void *arg) {
     if (all) idist_free_group(&all);
 }
 
-// FAR does not come until the others have given up: they name it, and nobody else.
+// Keeps FAR away until all other ranks have timed out. They must name FAR and no other rank.
 static int waits_for_late(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -297,7 +301,7 @@ static void late(void) {
 
 // ---- strangers ----
 
-// The port at which this process listens.
+// Returns the port on which this process listens, or 0 if there is none.
 static int own_port(void) {
     for (int fd = 0; fd < 1024; fd++) {
         struct sockaddr_in a;
@@ -311,7 +315,7 @@ static int own_port(void) {
     return 0;
 }
 
-// Connects to this process, as strangers do who say nothing, or nonsense.
+// Connects to this process like strangers that send nothing, or nonsense.
 static void add_strangers(int rank, int *fds, int count, bool silent) {
     static const char nonsense[100] = "GET / HTTP/1.1\r\n\r\n";
     struct sockaddr_in a;
@@ -327,7 +331,7 @@ static void add_strangers(int rank, int *fds, int count, bool silent) {
     }
 }
 
-// They hold more connections than there are slots for them.
+// Reduces while strangers hold more connections than there are slots for strangers.
 static void among_strangers(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int fds[N_STRANGERS], sum = 0, x = rank;
@@ -338,7 +342,7 @@ static void among_strangers(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < N_STRANGERS && rank == 0; i++) close(fds[i]);
 }
 
-// Nothing else happens that could wake rank 0.
+// Receives while strangers stay silent. Nothing else can wake rank 0.
 static void among_silent(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int fds[N_STRANGERS], x = 0;
@@ -358,9 +362,9 @@ static void among_silent(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// ---- what cannot be done ----
+// ---- calls that cannot connect ----
 
-// Messages between ranks 0 and 1, there and back; ms.
+// Sends messages back and forth between ranks 0 and 1. Returns the time in ms.
 static int64_t exchange(idist_group *world, int rank) {
     enum { TRIPS = 1000 };
     idist_opts o = opts_of(world);
@@ -374,8 +378,8 @@ static int64_t exchange(idist_group *world, int rank) {
     return tap_now_ms() - begun;
 }
 
-// Rank 0 has no descriptor left when FAR connects: its other connections are as fast as before, and
-// the text of a time-out says why it could not connect.
+// Leaves rank 0 without a descriptor when FAR connects. Its other connections must be as fast as
+// before, and the text of a time-out must say why rank 0 could not connect.
 static void without_descriptors(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     struct rlimit limit;
@@ -387,7 +391,7 @@ static void without_descriptors(idist_group *world, int rank, int n, void *arg) 
     before_ms = exchange(world, rank);
     if (rank == 0) {
         getrlimit(RLIMIT_NOFILE, &limit);
-        limit.rlim_cur = (rlim_t)dup(0); // the lowest that is free
+        limit.rlim_cur = (rlim_t)dup(0); // the lowest free descriptor
         setrlimit(RLIMIT_NOFILE, &limit);
         close((int)limit.rlim_cur);
         o.timeout_ms = 300;
@@ -411,7 +415,7 @@ static void without_descriptors(idist_group *world, int rank, int n, void *arg) 
     rank_ok(rank, idist_barrier(&o));
 }
 
-// Two ranks connect at once, and each has one descriptor left for that.
+// Makes two ranks connect at once when each has only one descriptor left.
 static void last_descriptors(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     struct rlimit old, limit;
@@ -437,7 +441,8 @@ static void last_descriptors(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A rank that refuses is lost only if a call needs it: otherwise it may have left in order.
+// Gives a rank an address that refuses connections. The rank is lost only if a call needs it,
+// because otherwise it may have left in order.
 static void refused_in_vain(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     idist__ring *ring = idist__ring_of(world->w);
@@ -466,8 +471,9 @@ static void one_case(const char *transport, ranks_fn fn, const char *what) {
     *event = 0;
     begun = tap_now_ms();
     ranks_processes(N, &d, fn, NULL, 20000 * test_slow_factor());
+    // Ranks that leave wait for nothing.
     rank_check(tap_now_ms() - begun < 4500 * test_slow_factor(), "it took %d ms",
-               (int)(tap_now_ms() - begun)); // ranks that leave wait for nothing
+               (int)(tap_now_ms() - begun));
     ranks_report("%s, %s", what, transport);
 }
 

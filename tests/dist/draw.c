@@ -1,6 +1,6 @@
-// Ranks that are drawn from a file: processes know the path, the world's size and perhaps a group's
-// name. Each rank is drawn once, whoever comes when; what is too many, given, late or dead is
-// named.
+// Ranks that are assigned through a file: processes know the path, the world's size and perhaps the
+// name of a group. Each rank is assigned once, in whatever order the processes arrive. Error texts
+// name processes that are too many, late or dead, or that were given a rank.
 #include "idist.h"
 
 #include <sys/wait.h>
@@ -10,16 +10,18 @@
 
 enum { PATIENT_MS = 15000, SHORT_MS = 700 };
 
-typedef struct outcome { // of one process
+// The outcome of one process.
+typedef struct outcome {
     int status, rank;
     char text[600];
 } outcome;
 
-typedef struct meeting { // shared by the processes of a test
+// The part of a test that its processes share.
+typedef struct meeting {
     char url[200];
     int size, rounds;
-    int started;  // atomic: all begin at one moment
-    uint64_t sum; // what the group adds up to
+    int started;  // atomic; all processes begin at one moment
+    uint64_t sum; // sum over the group
     outcome out[16];
 } meeting;
 
@@ -47,7 +49,7 @@ static void wait_for_all(int n, int round) {
     while (__atomic_load_n(&m->started, __ATOMIC_ACQUIRE) < n * (round + 1)) tap_sleep_ms(0);
 }
 
-// Every rank once: the sum of 1 << rank says so.
+// Checks that every rank was assigned once. The sum of 1 << rank proves this.
 static void check_world(idist_group *world, int size) {
     int rank = idist_group_rank(world);
     int64_t mine[2] = {1, 0}, sum[2] = {0, 0};
@@ -59,7 +61,7 @@ static void check_world(idist_group *world, int size) {
                (long long)sum[0], (unsigned long long)sum[1]);
 }
 
-// Two worlds at once, made one after the other, with no call between; then one more.
+// Makes two worlds at once, one after the other without a call in between, then one more world.
 static int draws(int number, void *arg) {
     idist_group *worlds[3] = {NULL, NULL, NULL};
     (void)arg;
@@ -100,7 +102,8 @@ static void each_rank_once(void) {
     }
 }
 
-// Processes with even numbers are group a, odd ones group b, of which both have m->size.
+// Joins group a in processes with even numbers, and group b in the odd ones. Both groups have
+// m->size processes.
 static int draws_in_group(int number, void *arg) {
     (void)arg;
     for (int i = 0; i < m->rounds; i++) {
@@ -123,7 +126,7 @@ static void two_groups(void) {
     nothing_is_left("two groups");
 }
 
-// Two hosts: local ranks are those of the hosts, in rank order.
+// Joins from two hosts. Local ranks must count the ranks of a host in rank order.
 static int draws_on_host(int number, void *arg) {
     int32_t mine[3], all[15], before = 0, here = 0;
     idist_desc d = desc_of(-1, 5, NULL, PATIENT_MS);
@@ -144,7 +147,7 @@ static int draws_on_host(int number, void *arg) {
     return idist_finalize() != IDIST_OK;
 }
 
-// A process that has drawn forks, and makes a next world with its child.
+// Makes a world, forks, and makes the next world with the child.
 static int forks(int number, void *arg) {
     idist_desc d = desc_of(-1, 2, NULL, PATIENT_MS);
     int wait_status = -1;
@@ -172,7 +175,7 @@ static void hosts_and_forks(void) {
     nothing_is_left("fork");
 }
 
-// Threads can be ranks.
+// Makes worlds whose ranks are threads.
 static void *draws_in_thread(void *arg) {
     idist_desc d = desc_of(-1, 3, NULL, PATIENT_MS);
     for (int i = 0; i < m->rounds; i++) {
@@ -199,10 +202,11 @@ static void threads(void) {
 // one process at a time
 //------------------------------------------------------------------------------
 
-// A process that opens a world and says in m->out[slot] what became of it.
+// Forks a process that opens a world and records the outcome in m->out[slot]. Returns the pid of
+// the process.
 static pid_t one(int slot, idist_desc d) {
     fflush(NULL);
-    m->out[slot].status = 1; // none of idist's
+    m->out[slot].status = 1; // not a status of idist
     pid_t pid = fork();
     TAP_REQUIRE(pid >= 0);
     tap_register_child(pid);
@@ -226,7 +230,8 @@ static void end(pid_t pid) {
     join(pid);
 }
 
-// Waits until the store of the world that is being made has a key; the store, as a client.
+// Waits until the store of the world that is being made has a key. Returns a client of the store,
+// which the caller closes.
 static idist_store *store_with(const char *url, const char *key) {
     idist_store_desc d;
     idist_store *store = NULL;
@@ -242,7 +247,8 @@ static void is(int slot, idist_status status, const char *part, const char *name
     tap_like(m->out[slot].text, part, "%s: the text", name);
 }
 
-// Rank 1 of 2 is drawn, and does not come. A third process is too many, and disturbs nobody.
+// Takes rank 1 of 2 without joining. A third process is one too many and must be refused, without
+// disturbing the waiting process.
 static void too_many(void) {
     int64_t drawn = 0;
     char part[300], url[300];
@@ -262,7 +268,8 @@ static void too_many(void) {
     nothing_is_left("too many");
 }
 
-// Three of five processes that start at once make a world; the others are told, or wait in vain.
+// Opens a world of 3 in each of five processes that start at once. Three of them must join, and the
+// remaining two are refused or time out.
 static int races(int number, void *arg) {
     idist_desc d = desc_of(-1, 3, NULL, SHORT_MS);
     idist_group *world = NULL;
@@ -290,7 +297,8 @@ static void three_of_five(void) {
     }
 }
 
-// Rank 0 dies while a rank waits, which learns of it; the file stays, and the next world is whole.
+// Kills rank 0 while another rank waits, which must report the loss. The file stays, and the next
+// world must be complete.
 static void leftover(void) {
     idist_store *store;
     begin("leftover", 3, test_quick() ? 2 : 5);
@@ -309,7 +317,7 @@ static void leftover(void) {
     nothing_is_left("leftover");
 }
 
-// A process dies after it drew.
+// Kills a process after its rank is assigned. The waiting process must report the loss.
 static void dies(void) {
     begin("a process dies after it drew", 3, 1);
     pid_t first = one(0, desc_of(-1, 3, NULL, PATIENT_MS));
@@ -324,7 +332,7 @@ static void dies(void) {
     nothing_is_left("dies");
 }
 
-// Some processes have a rank, others none.
+// Mixes processes that were given a rank with processes that were not.
 static void mixed(void) {
     begin("given and drawn ranks", 2, 1);
     pid_t first = one(0, desc_of(-1, 2, NULL, PATIENT_MS));
@@ -349,7 +357,7 @@ static void mixed(void) {
     nothing_is_left("mixed");
 }
 
-// The same from the environment; an explicit field wins.
+// Takes the method, the size and the group from the environment.
 static int by_environment(int number, void *arg) {
     (void)arg;
     setenv("IDIST_INIT_METHOD", m->url, 1);
@@ -409,7 +417,7 @@ int main(void) {
     procs_run(2, 30000 * test_slow_factor(), by_environment, NULL);
     ranks_report("size, group and method from the environment");
     refused();
-    threads(); // last, because the others fork
+    threads(); // last, because the tests above fork
     rmdir(folder);
     munmap(m, sizeof *m);
     return tap_done();

@@ -1,6 +1,6 @@
 // dtypes of the program: creating and freeing, misuse, names in error texts, large elements, and
-// ranks that disagree on what a dtype is. That they move and reduce correctly everywhere is checked
-// by the grid of each operation.
+// ranks that disagree on the definition of a dtype. The grid of each operation checks that these
+// dtypes are moved and reduced correctly.
 #include "idist.h"
 
 #include "grid.h"
@@ -32,7 +32,8 @@ static void create_and_free(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_dtype_create(4000, "in its place", world, &again));
     rank_check(idist_dtype_size(again) == 4000, "the new one has %zu bytes",
                idist_dtype_size(again));
-    rank_is(rank, idist_dtype_free(dtypes[77], world), IDIST_ERR_ARG); // same number, other size
+    // The new dtype has the same number and a different size.
+    rank_is(rank, idist_dtype_free(dtypes[77], world), IDIST_ERR_ARG);
     rank_is(rank, idist_broadcast(element, 1, dtypes[77], 0, &o), IDIST_ERR_ARG);
     rank_ok(rank, idist_broadcast(element, 1, again, 0, &o));
 }
@@ -61,7 +62,7 @@ static void misuse(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_broadcast(&p, 1, gone, 0, &o), IDIST_ERR_ARG);
     rank_is(rank, idist_broadcast(&p, 1, (idist_dtype)(IDIST_DTYPE_USER | 8 << 8), 0, &o),
             IDIST_ERR_ARG);
-    rank_ok(rank, idist_barrier(&o)); // the group goes on
+    rank_ok(rank, idist_barrier(&o)); // the group stays usable
 }
 
 // Keeps the heavier of two particles.
@@ -97,7 +98,7 @@ static void structs(idist_group *world, int rank, int n, void *arg) {
     if (n == 1) return;
     if (rank == 0) {
         rank_ok(rank, idist_send(p, 3, dtype, 1, 5, &o));
-    } else if (rank == 1) { // a receive of bytes leaves it there
+    } else if (rank == 1) { // a receive of bytes leaves the message queued
         rank_is(rank, idist_recv(q, sizeof q, IDIST_U8, 0, 5, &info, &o), IDIST_ERR_MISMATCH);
         rank_check(strstr(idist_last_error(), "particle x 3") != NULL, "the text is: %s",
                    idist_last_error());
@@ -108,8 +109,8 @@ static void structs(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// The receiver does not know the dtype when the message comes, has another one under the same
-// number, and then creates it.
+// Receives messages of a dtype that the receiver does not know when they arrive. The receiver has
+// another dtype under the same number, and creates the right one later.
 static void unknown_to_the_receiver(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[2] = {2, 50000};
     idist_opts o = opts_of(world);
@@ -148,8 +149,8 @@ static void unknown_to_the_receiver(idist_group *world, int rank, int n, void *a
     }
 }
 
-// Elements that are larger than every piece and chunk of the library, with an op that does not
-// commute: the first bytes of the operands in the order of the ranks, as decimal digits.
+// Appends the decimal digits of the operands in rank order, an op that does not commute. The digits
+// are in the first bytes of elements that are larger than every piece and chunk of the library.
 static void append_digit(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
     size_t esize = idist_dtype_size(dtype);
     (void)arg;
@@ -162,7 +163,7 @@ static void append_digit(const void *in, void *inout, size_t count, idist_dtype 
         while (power <= y) power *= 10;
         x = x * power + y;
         memcpy(b, &x, 8);
-        if (a[esize - 1] != b[esize - 1]) b[esize - 1] = 0; // all contribute the same
+        if (a[esize - 1] != b[esize - 1]) b[esize - 1] = 0; // equal on all ranks
     }
 }
 
@@ -204,7 +205,7 @@ static void large_elements(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// The dtype is freed, and another one takes its place, while a call with it runs.
+// Frees the dtype while calls with it run. Another dtype then gets its number.
 static void freed_while_running(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 200000 };
     idist_dtype first = IDIST_DTYPE_COUNT, second = IDIST_DTYPE_COUNT;
@@ -236,9 +237,9 @@ static void freed_while_running(idist_group *world, int rank, int n, void *arg) 
 }
 
 typedef struct disagreement {
-    const char *name;       // that rank 0 gives, where the others say "vector"
-    size_t nbytes;          // the others have 16
-    const char *collective; // which one
+    const char *name;       // name on rank 0; "vector" on all other ranks
+    size_t nbytes;          // size on rank 0; 16 on all other ranks
+    const char *collective; // name of the collective
     size_t count;
 } disagreement;
 

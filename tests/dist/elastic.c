@@ -1,4 +1,4 @@
-// elastic: the rest of an epoch is dealt out anew to fewer ranks, and to more; records, wrong calls
+// elastic: shares the rest of an epoch among fewer and among more ranks; records, wrong calls
 #include "idist.h"
 
 #include "idist_train.h"
@@ -7,14 +7,14 @@
 
 enum { LENGTH = 203, BATCH = 4 };
 
-static unsigned char *seen; // shared: how often each sample was processed
+static unsigned char *seen; // number of times that each sample was processed; shared
 
 static int to_compare(const void *a, const void *b) {
     size_t x = *(const size_t *)a, y = *(const size_t *)b;
     return (x > y) - (x < y);
 }
 
-// `batches` batches of this rank, in step with those of the group; false at the end of the epoch.
+// Processes batches of this rank, in step with the group. Returns false at the end of the epoch.
 static bool process(int rank, idist_sampler *s, int batches) {
     size_t index = 0;
     for (int b = 0; b < batches; b++) {
@@ -27,8 +27,9 @@ static bool process(int rank, idist_sampler *s, int batches) {
     return true;
 }
 
-// All ranks; then those of even number, as if the others were lost; then all again, the others
-// without a record. Every sample is processed, and only what makes shares even comes twice.
+// Processes an epoch with all ranks, then with the even ranks as if the odd ones were lost, then
+// with all ranks again. The odd ranks come back without a record. Every sample must be processed,
+// and only the samples that make shares even are processed twice.
 static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
     idist_sampler_desc d;
     idist_sampler *s = NULL;
@@ -54,7 +55,7 @@ static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
                    idist_sampler_count(s));
         rank_check(process(rank, s, 1), "one more batch for some");
     } else {
-        idist_sampler_free(&s); // begun anew, it knows nothing
+        idist_sampler_free(&s); // a restarted rank has no record
         rank_ok(rank, idist_sampler_create(&d, &s));
     }
     rank_ok(rank, idist_sampler_reshard(s, &all));
@@ -79,8 +80,7 @@ static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&left));
 }
 
-// Ranks that come or go when an epoch is done find nothing left of it, also of what drop_last has
-// left out.
+// Reshards after the end of an epoch. No sample may be left, not even one that drop_last left out.
 static void at_the_end(idist_group *world, int rank, int n, void *arg) {
     idist_sampler_desc d;
     idist_sampler *s = NULL;
@@ -112,14 +112,14 @@ static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_sampler_create(&d, &s));
     rank_is(rank, idist_sampler_record(s, 60), IDIST_ERR_ARG);
     if (n > 1) rank_is(rank, idist_sampler_reshard(s, &o), IDIST_ERR_MISMATCH);
-    rank_is(rank, idist_sampler_reshard(rank ? s : NULL, &o),
-            IDIST_ERR_ARG); // of one rank, and all know
+    // The call is wrong on one rank only, and all ranks must report this.
+    rank_is(rank, idist_sampler_reshard(rank ? s : NULL, &o), IDIST_ERR_ARG);
     idist_sampler_free(&s);
     d.num_replicas = 3;
     rank_ok(rank, idist_sampler_create(&d, &s));
     rank_is(rank, idist_sampler_reshard(s, &o), IDIST_ERR_ARG);
     idist_sampler_free(&s);
-    // The others keep what they had: 50 samples, in the same order.
+    // After the failure, ranks still have their 50 samples in the same order.
     size_t all[50], index, k = 0;
     d.num_replicas = 0;
     d.length = 50;

@@ -1,5 +1,5 @@
-// float_mode: threads and ranks whose floating-point mode differs (flush-to-zero,
-// denormals-are-zero, rounding, traps) get the same bits, and keep their modes
+// float_mode: threads and ranks whose floating-point modes differ (flush-to-zero,
+// denormals-are-zero, rounding, traps) get the same bits and keep their modes
 #include "idist.h"
 
 #include "grid.h"
@@ -13,7 +13,8 @@ enum { MODES = 5, COUNT_MAX = 70000 };
 static const char *const mode_names[MODES] = {"as the program began", "FTZ and DAZ", "upwards",
                                               "towards zero, FTZ", "all traps"};
 
-// False: the test does not know the modes of this processor.
+// Sets the mode of this thread. Returns false if the test does not know the modes of this
+// processor.
 static bool set_mode(int mode) {
 #if defined(__SSE__)
     static const unsigned csr[MODES] = {0x1f80, 0x1f80 | 0x8040, 0x1f80 | 0x4000, 0x1f80 | 0xe000,
@@ -42,12 +43,12 @@ static uint64_t get_mode(void) {
 }
 
 typedef struct modes {
-    int of_thread; // of the program's thread, on the ranks below
-    int who;       // -1: all ranks; otherwise this one
+    int of_thread; // mode of the program's thread on the ranks below
+    int who;       // rank with that mode, or -1 for all ranks
 } modes;
 
-// Sums of subnormals, sums that must be rounded, and infinity less infinity. By integers, because
-// the mode may trap.
+// Fills x with values whose sums are subnormal, must be rounded, or are infinity minus infinity.
+// Writes integers, because the mode may trap.
 static void fill(uint32_t *x, size_t count, int rank) {
     for (size_t i = 0; i < count; i++) {
         x[i] = 0x00400000u | (uint32_t)(i * 31 + (size_t)rank);
@@ -77,8 +78,8 @@ static idist_status reduce(int kind, const void *x, void *y, size_t count, const
 
 enum { KINDS = 18 };
 
-// What the call gives in the mode in which the program began is compared with what it gives in the
-// mode of the case, blocking and with a request.
+// Compares results in the mode of the case, blocking and with a request, with results in the mode
+// in which the program began.
 static void one_count(idist_group *world, int rank, const modes *m, size_t count,
                       const idist_op *ops) {
     static const size_t size = 4 * COUNT_MAX;
@@ -88,7 +89,7 @@ static void one_count(idist_group *world, int rank, const modes *m, size_t count
     fill((uint32_t *)(void *)x, count, rank);
 
     for (int kind = 0; kind < KINDS; kind++) {
-        for (int turn = 0; turn < 3; turn++) { // plain, blocking, request
+        for (int turn = 0; turn < 3; turn++) { // in the first mode; blocking; with a request
             idist_request request;
             idist_opts o = turn == 2 ? opts_async(world, &request) : opts_of(world);
             void *to = turn ? y : first;

@@ -1,4 +1,4 @@
-// gather: n blocks in rank order on root; recv may be NULL elsewhere
+// gather: the root receives the n blocks in rank order; recv may be NULL on all other ranks
 #include "idist.h"
 
 #include "grid.h"

@@ -1,9 +1,9 @@
 // grants.c - the frames of large messages of a collective over sockets
 //
-// Both ranks know of such a message before it is sent, so the receiver asks for it when it posts
-// the receive: one CTS per message. A sender that is there first sends one RTS, which tells the
-// receiver of its call. Here the frames of a broadcast to one other rank are counted, and either
-// rank enters the call after what the other one sends first has arrived.
+// Both ranks know of such a message before it is sent. So the receiver asks for the message when it
+// posts the receive, with one CTS per message. A sender that enters the call first sends one RTS,
+// which tells the receiver of the call. The test counts the frames of a broadcast to one other
+// rank. One rank enters the call after the first frames of the other rank have arrived.
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -13,9 +13,10 @@
 #include "ranks.h"
 
 enum { N_CHUNKS = 4, N_TYPES = IDIST__BYE + 1 };
-static const size_t COUNT = (size_t)N_CHUNKS * 65536; // of F32, in chunks of 256 KiB
+static const size_t COUNT = (size_t)N_CHUNKS * 65536; // elements of F32, in chunks of 256 KiB
 
-typedef struct reader { // follows the bytes that arrive at a rank
+// Follows the bytes that arrive at a rank.
+typedef struct reader {
     idist__frame frame;
     size_t frame_moved, left;
     int counts[N_TYPES];
@@ -64,7 +65,7 @@ static ptrdiff_t read_by(int rank, void *port, void *buf, size_t nbytes) {
 static ptrdiff_t read_by_0(void *port, void *buf, size_t n) { return read_by(0, port, buf, n); }
 static ptrdiff_t read_by_1(void *port, void *buf, size_t n) { return read_by(1, port, buf, n); }
 
-// Reads until so many frames of a type have come.
+// Reads until the wanted number of frames of a type have arrived. Returns false after a time-out.
 static bool await_frames(idist_group *world, int rank, int type, int wanted) {
     int64_t end_ns = tap_now_ns() + (int64_t)5000000000 * test_slow_factor();
     bool come = false;
@@ -126,9 +127,10 @@ static void body(idist_group *world, int rank, int n, void *arg) {
     free(x);
 }
 
-// Rank 1 sends another count than rank 0 expects: whichever of the two is granted, both learn it.
+// Sends a count on rank 1 that differs from the count that rank 0 expects. Whichever count is
+// granted, both ranks must report the mismatch.
 static void differing_counts(idist_group *world, int rank, int n, void *arg) {
-    const size_t *kib = (const size_t *)arg; // sent, expected
+    const size_t *kib = (const size_t *)arg; // KiB that are sent, KiB that are expected
     idist_opts o = opts_of(world);
     size_t count = kib[rank == 0] * 1024, counts[2] = {0, kib[1] * 1024};
     char *x = (char *)calloc(kib[0] + kib[1], 1024);
@@ -137,7 +139,7 @@ static void differing_counts(idist_group *world, int rank, int n, void *arg) {
 
     if (!x) return;
     status = idist_gatherv(x, rank ? count : 0, x, counts, NULL, IDIST_U8, 0, &o);
-    if (status == IDIST_OK) status = idist_barrier(&o); // the sender may have got through
+    if (status == IDIST_OK) status = idist_barrier(&o); // the sender's call may succeed
     rank_is(rank, status, IDIST_ERR_MISMATCH);
     rank_check(text_has_word(idist_last_error(), "bytes"), "rank %d: %s", rank, idist_last_error());
     free(x);

@@ -3,8 +3,8 @@
 
 #include "grid.h"
 
-// All sends first, on all ranks: one by one the large ones would wait for receives that nobody has
-// posted.
+// Exchanges messages between all pairs, with all sends first on every rank. One by one, the large
+// sends would wait for receives that no rank has posted.
 static void all_pairs(idist_group *world, int rank, int n, void *arg) {
     size_t count = *(const size_t *)arg;
     idist_opts o = opts_of(world);
@@ -31,7 +31,7 @@ static void all_pairs(idist_group *world, int rank, int n, void *arg) {
     guarded_buffer_free(&r);
 }
 
-// Collectives and messages together, nested.
+// Nests groups of collectives and messages.
 static void nested(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t a = rank, b = 1, c[RANKS_MAX], in = -1, out = rank * 7;
@@ -43,7 +43,7 @@ static void nested(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_group_begin());
     rank_ok(rank, idist_all_reduce(&b, &b, 1, IDIST_I32, IDIST_SUM, &o));
     rank_ok(rank, idist_send(&out, 1, IDIST_I32, right, 0, &o));
-    rank_ok(rank, idist_group_end()); // the inner one does not wait
+    rank_ok(rank, idist_group_end()); // the inner end does not wait
     rank_ok(rank, idist_all_gather(&out, c, 1, IDIST_I32, &o));
     rank_ok(rank, idist_group_end());
     rank_check(a == n - 1 && b == n && in == left * 7, "rank %d: got %d %d %d", rank, a, b, in);
@@ -51,8 +51,8 @@ static void nested(idist_group *world, int rank, int n, void *arg) {
         rank_check(c[k] == k * 7, "rank %d: block %d: got %d expected %d", rank, k, c[k], k * 7);
 }
 
-// Two groups, whose collectives are called in opposite orders by the two ranks: one by one that is
-// a deadlock.
+// Calls the collectives of two groups in opposite orders on even and odd ranks. One by one, these
+// calls would deadlock.
 static void opposite_orders(idist_group *world, int rank, int n, void *arg) {
     idist_group *g[2] = {NULL, NULL};
     int32_t x[2] = {rank + 1, rank + 10};
@@ -72,7 +72,7 @@ static void opposite_orders(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&g[1]));
 }
 
-// What the inner pair receives is sent after it.
+// Receives a message in the inner pair that is sent after this pair.
 static void inner_end_does_not_wait(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t out = rank + 5, in = -1;
@@ -95,19 +95,19 @@ static void odd_uses(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_group_begin());
     rank_ok(rank, idist_group_end()); // empty
     rank_ok(rank, idist_group_begin());
-    rank_is(rank, idist_send(&x, 1, IDIST_I32, 99, 0, &o), IDIST_ERR_ARG); // refused there and then
+    rank_is(rank, idist_send(&x, 1, IDIST_I32, 99, 0, &o), IDIST_ERR_ARG); // refused at once
     rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
-    rank_is(rank, idist_group_end(), IDIST_ERR_ARG); // and once more at the end; the rest completes
+    rank_is(rank, idist_group_end(), IDIST_ERR_ARG); // reported again; the rest completes
     rank_check(strstr(idist_last_error(), "99") != NULL, "rank %d: got \"%s\"", rank,
                idist_last_error());
     rank_check(y == n, "rank %d: the call beside it: got %d expected %d", rank, y, n);
     rank_ok(rank, idist_group_begin());
-    rank_ok(rank, idist_group_end()); // the next pair knows nothing of it
+    rank_ok(rank, idist_group_end()); // the next pair does not see the failure
     rank_ok(rank, idist_barrier(&o));
 }
 
-// The first failure by order of the calls, not in time, comes out of idist_group_end, and the
-// others complete.
+// Fails two calls of a group. idist_group_end must report the failure that is first in the order of
+// the calls, not in time. All other calls complete.
 static void failure_in_group(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world), brief = opts_of(world);
     int32_t x = 0, y = 0, z = 5, pair[2] = {1, 2};

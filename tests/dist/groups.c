@@ -1,4 +1,4 @@
-// groups: new_group, split, translate, non-members, overlapping groups at work at the same time,
+// groups: new_group, split, translate, non-members, overlapping groups in use at the same time,
 // free
 #ifndef RANKS_MPI
 #define IDIST_IMPLEMENTATION
@@ -21,8 +21,8 @@ static void new_group(idist_group *world, int rank, int n, void *arg) {
     rank_check(idist_group_rank(world) == rank && idist_group_size(world) == n,
                "rank %d: world is %d of %d", rank, idist_group_rank(world),
                idist_group_size(world));
-    // idist_new_group takes ranks of the default world; these worlds come from idist_open and use
-    // idist_split
+    // idist_new_group takes ranks of the default world. These worlds come from idist_open, so the
+    // test uses idist_split.
     bool inside = rank == 0 || rank == 2 || rank == 4;
     rank_ok(rank, idist_split(world, inside ? 1 : -1, rank, &g));
     rank_check(g != NULL, "rank %d: everyone gets a group", rank);
@@ -61,7 +61,7 @@ static void new_group(idist_group *world, int rank, int n, void *arg) {
     rank_check(sum_in(world, rank, 1) == n, "rank %d: the world works on", rank);
 }
 
-// Keys reverse the order; equal keys keep the parent's order.
+// Splits with keys that reverse the order, then with equal keys, which keep the parent's order.
 static void split_keys(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL, *h = NULL;
     (void)arg;
@@ -79,7 +79,7 @@ static void split_keys(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_broadcast(&mine, 1, IDIST_I32, 0, &o)); // root is a rank of the group
     rank_check(mine == all[0], "rank %d: broadcast in the group: got %d expected %d", rank, mine,
                all[0]);
-    rank_ok(rank, idist_split(g, 7, 0, &h)); // of a group, all keys equal
+    rank_ok(rank, idist_split(g, 7, 0, &h)); // splits a group; all keys are equal
     rank_check(idist_group_rank(h) == idist_group_rank(g) && idist_group_size(h) == size,
                "rank %d: split of a split: got %d", rank, idist_group_rank(h));
     rank_check(sum_in(h, rank, 1) == size, "rank %d: wrong sum in the split of a split", rank);
@@ -88,7 +88,7 @@ static void split_keys(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&h));
 }
 
-// Rows and columns of a grid, both in flight together with the world.
+// Reduces in the rows and columns of a grid and in the world at once.
 static void overlapping(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 20000 };
     const int width = 2;
@@ -108,7 +108,8 @@ static void overlapping(idist_group *world, int rank, int n, void *arg) {
             TAP_REQUIRE(x[i]);
             for (size_t j = 0; j < count; j++) x[i][j] = 1 + (int32_t)j % 3;
         }
-        for (int i = 0; i < 3; i++) { // another order in each round, and on odd ranks
+        // The order differs between rounds, and between even and odd ranks.
+        for (int i = 0; i < 3; i++) {
             int which = (i * (rank % 2 ? 2 : 1) + round) % 3;
             idist_opts o = opts_async(groups[which], &r[which]);
             rank_ok(rank, idist_all_reduce(x[which], x[which], count, IDIST_I32, IDIST_SUM, &o));
@@ -130,7 +131,7 @@ static void overlapping(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&column));
 }
 
-// Sums over a group, so that every member is in it, in the order that the list has.
+// Checks with an all_gather that the group has the members of the list, in the order of the list.
 static void check_members(int rank, idist_group *g, const int *list, int n) {
     idist_opts o = opts_of(g);
     int32_t mine = rank, all[RANKS_MAX];
@@ -143,8 +144,8 @@ static void check_members(int rank, idist_group *g, const int *list, int n) {
                    list[i]);
 }
 
-// Even and odd ranks make groups, in an order of their own and several times, and nobody else takes
-// part: the ranks that are not listed do something else meanwhile.
+// Makes groups of the even and of the odd ranks, several times, in an order unlike the world's.
+// Only the members take part. The remaining ranks do something else meanwhile.
 static void by_members(idist_group *world, int rank, int n, void *arg) {
     int list[RANKS_MAX], count = 0;
     idist_group *g[3] = {NULL, NULL, NULL}, *inner = NULL;
@@ -154,17 +155,17 @@ static void by_members(idist_group *world, int rank, int n, void *arg) {
     int32_t x = -1, y = rank;
     idist_opts async = opts_async(world, &r);
     (void)arg;
-    // Takes the messages of the program only.
+    // This receive must get only messages of the program.
     rank_ok(rank, idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &async));
     for (int k = n - 1; k >= 0; k--)
         if (k % 2 == rank % 2) list[count++] = k;
     for (int i = 0; i < 3; i++) {
-        if (rank % 2 && i == 2) continue; // the others have made another number of groups then
+        if (rank % 2 && i == 2) continue; // so that odd ranks make fewer groups
         rank_ok(rank, idist_new_group_by_members(world, list, count, i == 1 ? 7 : 3, &g[i]));
         check_members(rank, g[i], list, count);
     }
-    if (rank % 2 == 0 && count > 1 &&
-        g[0]) { // of a group: its first two ranks, which are world ranks
+    // Makes a group from the first two ranks of a group.
+    if (rank % 2 == 0 && count > 1 && g[0]) {
         static const int two[2] = {1, 0};
         const int world_ranks[2] = {list[1], list[0]};
         if (idist_group_rank(g[0]) < 2) {
@@ -179,11 +180,11 @@ static void by_members(idist_group *world, int rank, int n, void *arg) {
                x, info.tag);
     for (int i = 0; i < 3; i++)
         if (g[i]) rank_ok(rank, idist_free_group(&g[i]));
-    // Then all of them together, after another number of groups.
+    // Makes a group of all ranks, which have made different numbers of groups before.
     for (int k = 0; k < n; k++) list[k] = k;
     rank_ok(rank, idist_new_group_by_members(world, list, n, 3, &g[0]));
     check_members(rank, g[0], list, n);
-    rank_ok(rank, idist_split(world, 0, 0, &inner)); // the ranks count alike
+    rank_ok(rank, idist_split(world, 0, 0, &inner)); // the ranks agree on the number of groups
     check_members(rank, inner, list, n);
     rank_ok(rank, idist_free_group(&inner));
     rank_ok(rank, idist_free_group(&g[0]));
@@ -203,7 +204,7 @@ static void *make_in_thread(void *arg) {
     return NULL;
 }
 
-// Two threads of each rank make groups of the same ranks at once.
+// Makes groups of the same ranks in two threads of each rank at once.
 static void by_members_in_threads(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int round = 0; round < 20; round++) {
@@ -238,7 +239,7 @@ static void by_members_misuse(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// A member that does not come, or makes another group, is a time-out of that call alone.
+// Keeps one member away, or passes a different list on one rank. Only this call must time out.
 static void by_members_missing(idist_group *world, int rank, int n, void *arg) {
     const int all[3] = {0, 1, 2}, two[2] = {0, 1};
     const bool *comes = (const bool *)arg;
@@ -251,14 +252,15 @@ static void by_members_missing(idist_group *world, int rank, int n, void *arg) {
                            : idist_new_group_by_members(world, all, 3, 0, &g);
     rank_check(status == IDIST_ERR_TIMEOUT, "rank %d: got %s: %s", rank, idist_status_name(status),
                idist_last_error());
-    idist_opts o = opts_of(world); // which goes on
+    idist_opts o = opts_of(world); // the world stays usable
     o.timeout_ms = RANKS_TIMEOUT_MS;
     rank_ok(rank, idist_barrier(&o));
     rank_check(!g, "rank %d: there is a group", rank);
 }
 
-// Three splits begun at once, with a blocking one and other calls in between; waited for in every
-// way, and but for the first one in another order on each rank.
+// Starts three splits at once, with a blocking split and other calls in between. Way 0 waits for
+// them in the same order on all ranks, way 1 in an order that differs from rank to rank. Ways 2 and
+// 3 wait in the order of completion.
 static void split_started(idist_group *world, int rank, int n, void *arg) {
     int way = *(const int *)arg;
     idist_group *g[3], *between = NULL;
@@ -298,8 +300,9 @@ static void split_started(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&between));
 }
 
-// wait_all goes on with a split, though the request before it waits for a rank that has to go on
-// with the split first. It returns the failure with the lowest index all the same.
+// Waits for a split and an earlier request with idist_wait_all. The earlier request waits for a
+// rank that needs the split first, so idist_wait_all must make progress on the split. Its result
+// must still be the failure with the lowest index.
 static void split_beside_receive(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     idist_request r[4];
@@ -348,8 +351,7 @@ static void split_start_misuse(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// The group fails while a split is under way: its request ends, and there is no group, or one that
-// has failed.
+// Aborts the group while a split is in progress. The request must end, and no group is made.
 static void split_aborted(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     idist_request r = {NULL};
@@ -366,7 +368,8 @@ static void split_aborted(idist_group *world, int rank, int n, void *arg) {
                idist_status_name(status));
 }
 
-// The same tag and ranks in two groups are two different channels.
+// Sends with the same tag between the same ranks in two groups. Each message must stay in its
+// group.
 static void messages_stay_inside(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     (void)arg;
@@ -401,7 +404,7 @@ static void made_and_freed(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_free_group(&g));
     }
     idist_group *none = NULL;
-    rank_ok(rank, idist_split(world, -1, 0, &none)); // nobody is in it
+    rank_ok(rank, idist_split(world, -1, 0, &none)); // it has no members
     rank_check(idist_group_rank(none) == -1, "rank %d: got %d expected -1", rank,
                idist_group_rank(none));
     rank_ok(rank, idist_free_group(&none));
@@ -429,7 +432,8 @@ static void free_with_open_request(idist_group *world, int rank, int n, void *ar
     rank_ok(rank, idist_free_group(&g));
 }
 
-// What was sent into a group and never received gives its room back when the group is freed.
+// Frees groups with messages that nobody has received. The space of these messages must become
+// free.
 static void freed_with_messages(idist_group *world, int rank, int n, void *arg) {
     enum { NBYTES = 3500 };
     unsigned char *x = (unsigned char *)calloc(NBYTES, 1);
@@ -444,7 +448,7 @@ static void freed_with_messages(idist_group *world, int rank, int n, void *arg) 
         idist_opts og = opts_of(g);
         og.timeout_ms = brief.timeout_ms;
         if (rank == 0) rank_ok(rank, idist_send(x, NBYTES, IDIST_U8, 1, 0, &og));
-        rank_ok(rank, idist_barrier(&og)); // it is there now
+        rank_ok(rank, idist_barrier(&og)); // the message has arrived
         rank_ok(rank, idist_free_group(&g));
         rank_ok(rank, idist_barrier(&o));
     }
@@ -454,9 +458,9 @@ static void freed_with_messages(idist_group *world, int rank, int n, void *arg) 
     free(x);
 }
 
-// Every collective that goes by host, in a group of all ranks but the last, in another order:
-// blocks of each host follow each other in one of them, and not in the other. Sums are of small
-// integers and powers of two, so they are exact.
+// Runs every collective that goes by host. The group has all ranks except the last, in an order
+// unlike the world's. In one of the groups the blocks of each host are contiguous, in another they
+// are not. Sums of small integers and of powers of two are exact.
 static void by_host(idist_group *g, int rank, int n) {
     idist_opts o = opts_of(g);
     int r = idist_group_rank(g);
@@ -500,27 +504,27 @@ static void by_host(idist_group *g, int rank, int n) {
 static void over_hosts(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL, *h = NULL;
     (void)arg;
-    for (int turn = 0; turn < 5; turn++) { // their places in shared memory are used again
+    for (int turn = 0; turn < 5; turn++) { // their places in shared memory are reused
         rank_ok(rank, idist_split(world, rank < n - 1 ? 0 : -1, -rank, &g));
         rank_ok(rank, idist_split(world, rank < n - 1 ? 0 : -1, rank * 5 % n, &h));
         if (rank < n - 1) by_host(g, rank, n - 1);
         if (rank < n - 1) by_host(h, rank, n - 1);
         rank_ok(rank, idist_free_group(&h));
         if (rank < n - 1) by_host(g, rank, n - 1);
-        if (turn < 4) rank_ok(rank, idist_free_group(&g)); // the last one ends with the world
+        if (turn < 4) rank_ok(rank, idist_free_group(&g)); // the last group ends with the world
     }
     rank_check(sum_in(world, rank, 1) == n, "rank %d: the world works on", rank);
 }
 
 #ifndef RANKS_MPI
-// Shared memory is there again for a new group when an old one is freed, and nothing of it stays in
-// the world.
+// Frees groups and makes new ones, which must get shared memory again. The world must keep nothing
+// of the old groups.
 static void used_again(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     idist_opts o = opts_of(world);
     bool mixed = ((idist__world *)(void *)world)->nnodes > 1;
     (void)arg;
-    for (int turn = 0; turn < 100; turn++) { // some of them fail before all members have met
+    for (int turn = 0; turn < 100; turn++) { // some groups fail before all members have met
         idist_status s = idist_split(world, 0, rank, &g);
         rank_check(s == IDIST_OK || s == IDIST_ERR_ABORTED, "rank %d: split: got %s", rank,
                    idist_status_name(s));
@@ -541,7 +545,7 @@ static void used_again(idist_group *world, int rank, int n, void *arg) {
     rank_check(groups <= 3, "rank %d: %d groups are left", rank, groups);
 }
 
-// idist_new_group works on the default world: in processes of their own.
+// Calls idist_new_group in processes of their own, because it works on the default world.
 static int new_group_worker(int local_rank, void *arg) {
     static const int list[3] = {3, 0, 1};
     static const int index_of[4] = {0, 1, -1, 2};
@@ -624,7 +628,7 @@ int main(void) {
         ranks_case_fault(3, &d, by_members_missing, &third, "made by its members alone: %s",
                          third ? "another list on one rank" : "one does not come");
     }
-#ifndef RANKS_MPI // which makes one group at a time
+#ifndef RANKS_MPI // MPI makes one group at a time
     ranks_case(3, NULL, by_members_in_threads, NULL, "made by its members in two threads");
     ranks_case(3, &tcp, by_members_in_threads, NULL, "made by its members in two threads, tcp");
 #endif

@@ -275,6 +275,35 @@ static void shapes(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer_free(&a);
 }
 
+// Calls that move data keep the bits of every NaN, although XLA may compute narrow floats as F32.
+static void bits_of_nan(idist_group *world, int rank, int n, void *arg) {
+    static const idist_dtype dtypes[] = {IDIST_BF16, IDIST_F16, IDIST_F32};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
+        size_t size = idist_dtype_size(dtypes[d]), nbytes = size * (size_t)n;
+        uint32_t nan = size == 4 ? 0xff810123 : dtypes[d] == IDIST_F16 ? 0xfd23 : 0xff9b;
+        unsigned char x[4 * 8], got[4 * 8];
+        idist_xla_buffer *a = NULL, *b = NULL, *all = NULL;
+        for (int i = 0; i < n; i++) memcpy(x + (size_t)i * size, &nan, size);
+        rank_ok(rank, idist_xla_buffer_put(x, 1, dtypes[d], world, &a));
+        rank_ok(rank, idist_xla_buffer_put(x, (size_t)n, dtypes[d], world, &b));
+        rank_ok(rank, idist_xla_buffer_put(NULL, (size_t)n, dtypes[d], world, &all));
+        rank_ok(rank, idist_all_gather(a, all, 1, dtypes[d], &o));
+        rank_ok(rank, idist_xla_buffer_get(all, got, nbytes, -1));
+        rank_check(memcmp(got, x, nbytes) == 0, "all_gather, dtype %d", (int)dtypes[d]);
+        rank_ok(rank, idist_all_to_all(b, all, 1, dtypes[d], &o));
+        rank_ok(rank, idist_xla_buffer_get(all, got, nbytes, -1));
+        rank_check(memcmp(got, x, nbytes) == 0, "all_to_all, dtype %d", (int)dtypes[d]);
+        rank_ok(rank, idist_broadcast(b, (size_t)n, dtypes[d], 0, &o));
+        rank_ok(rank, idist_xla_buffer_get(b, got, nbytes, -1));
+        rank_check(memcmp(got, x, nbytes) == 0, "broadcast, dtype %d", (int)dtypes[d]);
+        idist_xla_buffer_free(&a);
+        idist_xla_buffer_free(&b);
+        idist_xla_buffer_free(&all);
+    }
+}
+
 // Ranks that do not make the call, or make another one: an error with a name, before XLA.
 static void late(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
@@ -348,6 +377,7 @@ int main(int argc, char **argv) {
                  {parts, "parts of buffers"},
                  {shapes, "shapes"},
                  {groups, "groups"},
+                 {bits_of_nan, "bits of a NaN"},
                  {requests, "requests"},
                  {order_of_messages, "order of messages"},
                  {order_of_launches, "order of launches"}};
