@@ -274,8 +274,8 @@ static void grows(idist_group *world, int rank, int n, void *arg) {
     }
     rank_check(shm_of(world)->window->extent_count > 2, "rank %d: %u extents", rank,
                shm_of(world)->window->extent_count);
-    for (int i = 0; i < 3;
-         i++) // by the third call all members have mapped the memory of the others
+    // By the third call all members have mapped each other's memory.
+    for (int i = 0; i < 3; i++)
         rank_ok(rank, idist_all_reduce(x[4], x[4], counts[4], IDIST_I32, IDIST_MAX, &in_half));
     if (idist_group_size(half) > 1)
         rank_check(idist__ring_group_of(half)->share->extents_open ==

@@ -83,8 +83,7 @@ static void refused(idist_group *world, int rank, int n, void *arg) {
         rank_check(!cancelled, "rank %d: a collective", rank);
     }
     rank_ok(rank, idist_wait(&r));
-    rank_ok(rank,
-            idist_send(x, LARGE, IDIST_I32, right, 1, &a)); // completes only after its receive
+    rank_ok(rank, idist_send(x, LARGE, IDIST_I32, right, 1, &a)); // waits for its receive
     idist_status s = idist_cancel(&r, &cancelled);
     rank_check(!cancelled, "rank %d: a send", rank);
     if (s != IDIST_OK || n > 1) { // MPI may complete a send to this rank at once

@@ -493,8 +493,7 @@ static void uneven(idist_group *world, int rank, int n, void *arg) {
             rank_check(got - sum < 1e-5 && sum - got < 1e-5, "rank %d, step %d: got %g expected %g",
                        rank, step, got, sum);
             for (int p = 0; p < N_PARAMS; p++)
-                if (counts[p])
-                    set_value(&m.params[p], 0, epoch * 100 + step); // stands for the optimizer
+                if (counts[p]) set_value(&m.params[p], 0, epoch * 100 + step); // an "optimizer"
         }
         rank_ok(rank, idist_ddp_join(ddp, &last));
         int most = n == 2 ? 1 : n - 1;

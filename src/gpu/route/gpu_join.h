@@ -455,9 +455,12 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
 }
 
 static idist_status idist__gpu_join_claim(idist__config *config, const char **reason) {
-    const char *asked = config->device_backend;
+    const char *asked = config->device_backend, *device = config->device;
 
-    (void)reason;
+    *reason = "desc.device or desc.device_backend names what idist_xla.h has";
+    if (strcmp(asked, "xla") == 0) return IDIST_ERR_NO_BACKEND;
+    if (strncmp(device, "xla", 3) == 0 || strncmp(device, "tpu", 3) == 0)
+        return IDIST_ERR_NO_BACKEND;
     if (idist__gpu_join_path_named(asked) >= 0) return IDIST_OK;
     if (config->device_backend_in_desc)
         return idist__fail(IDIST_ERR_ARG,
