@@ -5074,7 +5074,7 @@ static bool idist__parse_host_port(const char *text, char *host, size_t capacity
 
 // base/mem.h: memory through the caller's allocator
 
-// Records that nbytes could not be allocated, and the limit that prevents it, if there is one.
+// Records that nbytes could not be allocated, and names the limit that was reached, if any.
 static void idist__mem_refused(size_t nbytes) {
     char limit[160];
 
@@ -5117,14 +5117,14 @@ static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
     return p;
 }
 
-// Zeroes an object of 128 bytes or more where nanoseconds count. Hides the size from gcc, which
-// would otherwise emit `rep stos`. Starting `rep stos` takes longer than the whole memset.
+// Zeroes an object of 128 bytes or more on a hot path. Hides the size from gcc, which would
+// otherwise emit `rep stos`. Starting `rep stos` takes longer than the whole memset.
 static inline void idist__mem_clear(void *p, size_t nbytes) {
     __asm__("" : "+r"(nbytes));
     memset(p, 0, nbytes);
 }
 
-// Frees memory of idist__mem_raw or idist__mem_alloc. Accepts NULL.
+// Frees memory from idist__mem_raw or idist__mem_alloc. Accepts NULL.
 static void idist__mem_free(const idist_allocator *a, void *p) {
     if (!p) return;
     if (a && a->free_fn) idist__mem_give_back(a, p);
@@ -13169,12 +13169,12 @@ struct idist__world {
 // the registered backends, and how a backend fills its table
 //
 // A backend registers before main, in a constructor in its header. A program may also register a
-// backend at any time with idist_register_backend. The list only grows, and only at its head, so
-// reading it takes no lock.
+// backend at any time with idist_register_backend. New entries are added only at the head, and none
+// is removed, so readers need no lock.
 //------------------------------------------------------------------------------
 
-// Constructor priorities with which the headers of idist register their backends. A backend that
-// registers later is asked earlier.
+// Constructor priorities of idist's own backends. A higher priority registers later, and the
+// backend is then asked earlier.
 enum {
     IDIST__REGISTER_LAST_RESORT = 1000, // serves a world of 1
     IDIST__REGISTER_GENERAL = 1001,     // serves any world
@@ -13242,9 +13242,9 @@ idist_status idist_register_backend(const idist_backend_api *backend) {
     return status;
 }
 
-// Returns `api`, after filling the table at the first call. The function `fill` sets fields by
-// name, because C99 and C++11 share no designated initializers. The remaining fields are zero. The
-// field abi is stored last: it tells later callers, in any thread, that the table is complete.
+// Fills the table `api` at the first call. Returns `api`. The function `fill` sets fields by name,
+// because C++11 has no designated initializers. The remaining fields are zero. The field abi is
+// stored last: it tells later callers, in any thread, that the table is complete.
 static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
                                                     void (*fill)(idist_backend_api *api)) {
     if (__atomic_load_n(&api->abi, __ATOMIC_ACQUIRE) == IDIST__BACKEND_ABI) return api;
@@ -13318,8 +13318,8 @@ static idist__world *idist__default_world; // set by idist_initialize; the only 
 // is NULL if there was no world yet, or if the kernel cannot tell a child from its parent.
 static uint32_t *idist__world_process_word;
 
-// Gives this process a number that none of its ancestors has, and returns the number. Returns 0 if
-// the kernel cannot tell a child from its parent.
+// Returns the number of this process. At the first call, assigns a number that no ancestor has.
+// Returns 0 if the kernel cannot tell a child from its parent.
 static uint32_t idist__world_process(void) {
     static uint32_t count; // a child starts with its parent's count
     uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_ACQUIRE), *made;
@@ -13367,8 +13367,8 @@ static idist__world *idist__world_default(void) {
     return w && !idist__world_forked(w) ? w : NULL;
 }
 
-// Locks a world. A thread that polls holds the lock most of the time. The count of threads that
-// wait for the lock tells the polling thread when to release it.
+// Locks a world. A thread that polls holds the lock most of the time. The count of waiting threads
+// tells the polling thread when to release the lock.
 static void idist__world_lock(idist__world *w) {
     if (idist__os_mutex_try_lock(&w->lock)) return;
     __atomic_fetch_add(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);
@@ -13788,7 +13788,7 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 // tasks: allocate, start, complete, free
 //
 // A task is in w->tasks.running from idist__task_start until idist__task_complete. The memory of a
-// task is used again (w->tasks.idle), and is freed with the world.
+// finished task is reused through w->tasks.idle, and is freed with the world.
 //------------------------------------------------------------------------------
 
 // Returns true if the task began with a request.
@@ -13802,8 +13802,8 @@ static bool idist__task_is_detached(const idist__task *t) {
     return t->waiter == IDIST__WAITER_NOBODY || t->waiter == IDIST__WAITER_STREAM;
 }
 
-// Accounts for the end of a task whose request was freed. Logs a failure of the task if the group
-// itself has not failed, because nothing else reports the failure.
+// Decrements the count of freed requests when a task ends whose request was freed. Logs a failure
+// of the task if the group itself has not failed, because nothing else reports the failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -13847,8 +13847,8 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
-// Frees a task. If the task is pinned, marks it instead, and the thread that pinned the task frees
-// it.
+// Puts a task on the idle list. If the task is pinned, marks the task, and the thread that pinned
+// the task calls this function later.
 static void idist__task_free(idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -13982,7 +13982,7 @@ static void idist__task_start(idist__task *t) {
 
     idist__fail_begin();
     w->backend->start(t);
-    idist__fail_end(IDIST_OK);   // the tasks hold the failures
+    idist__fail_end(IDIST_OK);   // failures are in the tasks
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->wait.driver == IDIST__DRIVER_NONE && t->state != IDIST__TASK_DONE &&
         idist__task_is_async(t) && w->progress.running && !w->progress.naps &&
@@ -13996,8 +13996,8 @@ static void idist__task_start(idist__task *t) {
 // A program may keep the handle of a group, or of a world, after the end of the world, and make
 // calls with it. Such a call must fail with IDIST_ERR_STATE, so the struct must still exist. The
 // struct stays in one of the lists below, marked as freed. It is reused for a new handle when
-// enough later structs have joined the list. It is plain memory, because the world's allocator may
-// be gone.
+// enough later structs have joined the list. The struct comes from malloc, because the world's
+// allocator may be gone.
 //------------------------------------------------------------------------------
 
 typedef struct idist__ended {
@@ -14049,8 +14049,8 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 #if defined(__PIC__) && !defined(__PIE__)
 // Frees the handles of a list. Only a shared library needs this code: after the program has
 // unloaded the library, nobody has a handle. The destructor below runs after all other destructors,
-// because these may still close worlds. It only tries the lock, because in a child of fork a thread
-// that does not exist there may hold the lock forever.
+// because these may still close worlds. Only tries the lock: in a forked child, the lock may be
+// held by a thread that exists only in the parent.
 static void idist__ended_free(idist__ended *list) {
     while (list->first) {
         idist_group *g = list->first;
@@ -15277,8 +15277,9 @@ static void idist__call_defer(idist__task *t) {
     now->last = t;
 }
 
-// Stops counting the kept tasks at the front of this thread's list, up to the first task of another
-// world. From here on this thread stays in the world until it has waited for these tasks.
+// Subtracts from the world's deferred count the tasks at the front of this thread's list that
+// belong to `w`. From here on, this thread must not leave the world before these tasks have been
+// waited for.
 static void idist__call_undefer(idist__world *w) {
     const idist__task *t;
     for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
@@ -15402,7 +15403,7 @@ static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
 }
 
 // Returns in *number the number of a plan that is filled with this call, or 0 for a message, which
-// needs no number. If the plan already keeps an equal call, it keeps its number.
+// needs no number. If the plan already keeps an equal call, the plan's number stays.
 static idist_status idist__call_number_plan(idist_group *g, const idist_plan *plan,
                                             const idist__call *c, uint32_t *number) {
     idist__fingerprint call = idist__fingerprint_of_call(g->w, c, 0);
@@ -15454,9 +15455,9 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     return IDIST_OK;
 }
 
-// Ends a call with this status, and returns the status. A failed call leaves an empty request, for
-// which the program may wait as for other requests. Between idist_group_begin and idist_group_end,
-// records the first failure, which idist_group_end returns.
+// Ends a call with this status, and returns the status. A failed call leaves an empty request.
+// Waiting for an empty request is allowed. Between idist_group_begin and idist_group_end, records
+// the first failure, which idist_group_end returns.
 static idist_status idist__call_ended(idist_status status, idist_request *request) {
     if (status == IDIST_OK) return IDIST_OK;
     if (request) request->impl = NULL;
@@ -17891,8 +17892,8 @@ idist_status idist_test_all(idist_request *requests, size_t n, bool *done) {
 //------------------------------------------------------------------------------
 // calls that are prepared once and made often
 //
-// A plan keeps an idist__call that has passed the check, with its hash of counts. Starting a plan
-// checks again what may have changed since: the group, and the ops and dtypes of the program.
+// A plan keeps a checked idist__call, including the call's hash of counts. Starting a plan checks
+// again what may have changed since: the group, and the ops and dtypes of the program.
 //------------------------------------------------------------------------------
 
 idist_status idist_plan_create(idist_plan **plan) {
@@ -17971,9 +17972,9 @@ static idist_status idist__several_check(idist_group *g, const idist__several_pa
     return status;
 }
 
-// Starts the receive, then the send, and waits for both. Starts only the receive if `quick`,
-// because the send is then complete already. Starts nothing if `status`, the result of the check,
-// is an error.
+// Starts the receive, then the send, and waits for both. If `quick` is true, the send is already
+// complete, and only the receive starts. Starts nothing if `status`, the result of the check, is an
+// error.
 static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
                                        const idist_opts *opts, bool quick, idist_status status) {
     idist__together *now = &idist__together_now;
@@ -18066,7 +18067,8 @@ idist_status idist_group_end(void) {
         idist__task *t = now->first;
         idist_status status;
 
-        // A world stays locked between two of its tasks: another thread might close it.
+        // Keeps the world locked between two tasks of the world, because another thread might close
+        // the world.
         if (!w || t->group->w != w) {
             if (w) idist__os_mutex_unlock(&w->lock);
             w = t->group->w;

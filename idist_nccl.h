@@ -343,10 +343,10 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 //     idist__task.device  -> idist__gpu_op      a call on device memory, and its progress
 //
 // The world's lock protects all three structures, until the world has ended and one thread closes
-// it. Some CUDA and NCCL calls may wait for the device, and the work there may wait for another
-// rank. Such calls are made without the lock. Meanwhile gpu->user_count keeps the structures alive.
-// A function that releases the lock says so. Its callers must check again what may have changed:
-// the group's status, the queue, gpu->stuck.
+// it. Some CUDA and NCCL calls may wait for work on the device, which may wait for another rank.
+// Such calls are made without the lock. Meanwhile gpu->user_count keeps the structures alive. A
+// function that releases the lock says so. Its callers must check again what may have changed: the
+// group's status, the queue, gpu->stuck.
 //
 // Anything that has not returned by its deadline is abandoned. Its memory stays allocated:
 //
@@ -378,7 +378,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // this CUDA version can load PTX kernels
 
 // States of a job that has a thread of its own. If a waiter may leave the job behind, the thread
-// and the waiter change the state by atomic exchange. The second of them frees the job.
+// and the waiter change the state by atomic exchange. Whichever of the two is second frees the job.
 enum {
     IDIST__JOB_STATE_RUNS = 0,
     IDIST__JOB_STATE_DONE = 1,
@@ -393,8 +393,8 @@ typedef enum idist__gpu_path {
     IDIST__BY_STAGING
 } idist__gpu_path;
 
-// Host memory that device memory is staged through. It is kept for the next call, because pinning
-// takes as long as many copies.
+// Host memory for staging. The memory is kept for the next call, because pinning takes as long as
+// many copies.
 typedef struct idist__pinned {
     struct idist__pinned *next;
     void *data;
@@ -2461,7 +2461,7 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 
 // gpu/ipc/ipc_call.h: calls of ranks that read each other's device memory
 //
-// idist uses CUDA IPC where NCCL cannot serve the ranks of a host, because ranks share a GPU or
+// On one host, idist uses CUDA IPC if NCCL cannot be used: because ranks share a GPU, or because
 // NCCL is missing. IPC needs CUDA 12.8 or later. With an older CUDA, and wherever IPC does not
 // work, the group is staged through host memory.
 //
@@ -2472,14 +2472,14 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 //
 // WHAT IT COSTS
 //
-// Each rank of each group that makes IPC calls has 64 MiB of device memory, which is kept for the
-// next group. Each call first copies its data into this memory.
+// In each group that makes IPC calls, every rank allocates 64 MiB of device memory. The memory is
+// kept for the next group. Each call first copies its data into this memory.
 //
-// The kernels are compiled once per world, in its first IPC call. The first call of each group also
-// reads the memory of every rank once. If the driver is too old for the kernels, the group is
-// staged, with a warning. The group is also staged, with a warning, if the machine corrupts what
-// one GPU reads from another. An IOMMU or PCIe ACS causes such errors: boot with iommu=pt, or
-// disable ACS.
+// The kernels are compiled once per world, in the world's first IPC call. The first call of each
+// group also reads the memory of every rank once. If the driver is too old for the kernels, the
+// group is staged, with a warning. The group is also staged, with a warning, if the machine
+// corrupts what one GPU reads from another. An IOMMU or PCIe ACS may cause such errors: boot with
+// iommu=pt, or disable ACS.
 //
 // The ranks of a host can read each other's device memory, even if they share a GPU. Each rank has
 // an arena that the other ranks map. A chunk of a call is first given and then taken:
@@ -2487,8 +2487,8 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 //     give      own contribution -> own arena      (device)
 //     take      others' arenas -> receive buffer   (device: a reduction kernel, or copies)
 //
-// In a large all_reduce, each rank takes only one slice, reduces the slice for all ranks, and then
-// collects the other slices:
+// In a large all_reduce, each rank takes and reduces only its own slice, and then collects the
+// slices that other ranks reduced:
 //
 //     give      all but the own slice -> own arena
 //     take      own slice, from the send buffer and from the others' arenas
@@ -2546,9 +2546,10 @@ static bool idist__ipc_call_is_large(const idist__task *t) {
     return op->call.count * op->size > IDIST__IPC_SMALL;
 }
 
-// Returns the element where the slice of `rank` begins in a chunk of k elements. Slices consist of
-// whole cache lines and are at the same place in all chunks of a call. So a rank can give the other
-// slices of a new chunk while its own slice of the slot's previous chunk is collected.
+// Returns the index of the first element of the slice of `rank` in a chunk of k elements. Slices
+// consist of whole cache lines and are at the same place in all chunks of a call. So a rank can
+// give the other slices of a new chunk while its own slice of the slot's previous chunk is
+// collected.
 static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
@@ -2608,8 +2609,9 @@ static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_
     return error == cudaSuccess ? idist__ipc_call_premultiply(t, arena, k * shape.send) : error;
 }
 
-// Takes this rank's slice of a large all_reduce, to its arena and its receive buffer. If a buffer
-// of the program is not aligned to 16 bytes, a separate copy is faster than an unaligned kernel.
+// Reduces this rank's slice of a large all_reduce into the rank's arena and receive buffer. If a
+// buffer of the program is not aligned to 16 bytes, a separate copy is faster than an unaligned
+// kernel.
 static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const *arena, size_t at,
                                               size_t k) {
     const idist_group *g = t->group;
@@ -2640,7 +2642,8 @@ static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const 
                                 idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
-// Takes what this rank receives of a chunk from the arenas of all ranks.
+// Reads this rank's part of a chunk from the arenas of all ranks, and reduces or copies the part to
+// the receive buffer.
 static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena, size_t at,
                                         size_t k) {
     const idist_group *g = t->group;
@@ -3562,7 +3565,7 @@ static int idist__nccl_issue_call(const idist__gpu *gpu, const idist_group *g, i
 
 // ---- gpu/nccl/nccl_abort.h -----------------------------------------------------------------------
 
-// gpu/nccl/nccl_abort.h: aborting communicators, and handling errors of NCCL
+// gpu/nccl/nccl_abort.h: aborting communicators, and handling NCCL errors
 
 // Returns true if a thread is inside a call of NCCL with the group's communicator.
 static bool idist__nccl_abort_is_inside(const idist__gpu_group *gg) {
@@ -3683,8 +3686,8 @@ static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *j
     return ended || aborts;
 }
 
-// Collects the threads that end communicators. Without a deadline (0), collects only threads that
-// have finished. Otherwise waits for all threads until the deadline. Returns false if a thread that
+// Collects the threads that end communicators. If deadline_ns is 0, collects only jobs that have
+// finished. Otherwise waits for all threads until the deadline. Returns false if a thread that
 // finalizes has not returned.
 static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
     idist__nccl_job **at = &idist__gpu_of(w)->ending_jobs, *job;
@@ -3704,8 +3707,8 @@ static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
 }
 
 // Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which rank.
-// The host's backend knows the rank, or finds out within a second. Until then no call of the group
-// completes, even if its event has completed.
+// The host's backend knows the rank, or finds out within a second. Until then, no call of the group
+// completes, even if the call's event has.
 static void idist__nccl_abort_report_error(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];

@@ -2,9 +2,9 @@
 
 DO THIS
 
-    Copy this file beside idist.h and include it wherever you include idist.h. IDIST_IMPLEMENTATION
-    compiles both. Your network stays as it is: arrays of parameters, and a function that computes
-    their gradients.
+    Copy this file beside idist.h and include it wherever you include idist.h. The file that defines
+    IDIST_IMPLEMENTATION compiles both headers. Your network stays as it is: arrays of parameters,
+    and a function that computes their gradients.
 
         idist_tensor params[2] = {{weights, 64 * 10, IDIST_F32}, {bias, 10, IDIST_F32}};
         idist_sampler_desc samples = {0};
@@ -40,28 +40,28 @@ WHAT IT IS
     sampler     Deals out the same indices as torch.utils.data.DistributedSampler. Every rank makes
                 the same permutation (torch.randperm with a generator seeded by seed + epoch) and
                 takes every n-th index, starting with its rank. All ranks get the same number of
-                samples. Without drop_last, this means that some samples are dealt out twice, which
-                matters for validation. From 214,748,364 samples on, PyTorch 2.6 uses another method
-                than earlier versions, and so does idist. Nothing is sent: ranks agree because they
-                were given the same length, seed and epoch. The function idist_partition is the
-                DataPartitioner of PyTorch's tutorial "Writing distributed applications".
-    loader      Worker threads that call your function batch by batch, some batches ahead of you.
-    ddp         Does what DistributedDataParallel and Horovod's DistributedOptimizer do.
-                src/train/ddp/ddp_model.h has a picture.
-    metrics     Local sums that are added up over the ranks when you ask for the value.
-    checkpoint  Rank 0 writes and reads; a file is either complete or absent.
-    log         Only rank 0 logs.
-    summary     Rank 0 writes losses and other scalars for TensorBoard and as CSV.
+                samples. Without drop_last, some samples are assigned twice if the ranks do not
+                divide the length evenly. Duplicates distort validation. From 214,748,364 samples
+                on, idist uses the method of PyTorch 2.6, which differs from earlier versions. Ranks
+                exchange no messages. Ranks with equal length, seed and epoch agree. The function
+                idist_partition is the DataPartitioner of PyTorch's tutorial "Writing distributed
+                applications".
+    loader Worker threads that call your function for each batch, a few batches before the program
+    needs them. ddp Does what DistributedDataParallel and Horovod's DistributedOptimizer do.
+                For a picture, see src/train/ddp/ddp_model.h in the repository.
+    metrics Local sums, which are added over all ranks when you read the value. checkpoint Rank 0
+    writes and reads; a file is either complete or absent. log Only rank 0 logs. summary Rank 0
+    writes losses and other scalars for TensorBoard and as CSV.
 
-    Names and rules are those of PyTorch, Ignite and Horovod where these have one. Everything also
-    works in a world of 1. This header is not a tensor library: it moves arrays and never looks at
-    your network.
+    Names and rules follow PyTorch, Ignite or Horovod where one of them has an equivalent.
+    Everything also works in a world of 1. This header is not a tensor library: it moves arrays and
+    never looks at your network.
 
 HOW IT FITS
 
-    This is an optional header on top of idist.h; no other header uses it. It uses the public
-    functions, and the base and the timelines of the implementation. For device memory, include
-    idist_nccl.h first.
+    This is an optional header on top of idist.h; no other header uses it. This header uses the
+    public functions of idist.h, and the base and the timelines of its implementation. For device
+    memory, include idist_nccl.h first.
 
 CONTENTS
 

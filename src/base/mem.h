@@ -4,7 +4,7 @@
 #include "os/memory.h"
 #include "base/fail.h"
 
-// Records that nbytes could not be allocated, and the limit that prevents it, if there is one.
+// Records that nbytes could not be allocated, and names the limit that was reached, if any.
 static void idist__mem_refused(size_t nbytes) {
     char limit[160];
 
@@ -47,14 +47,14 @@ static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
     return p;
 }
 
-// Zeroes an object of 128 bytes or more where nanoseconds count. Hides the size from gcc, which
-// would otherwise emit `rep stos`. Starting `rep stos` takes longer than the whole memset.
+// Zeroes an object of 128 bytes or more on a hot path. Hides the size from gcc, which would
+// otherwise emit `rep stos`. Starting `rep stos` takes longer than the whole memset.
 static inline void idist__mem_clear(void *p, size_t nbytes) {
     __asm__("" : "+r"(nbytes));
     memset(p, 0, nbytes);
 }
 
-// Frees memory of idist__mem_raw or idist__mem_alloc. Accepts NULL.
+// Frees memory from idist__mem_raw or idist__mem_alloc. Accepts NULL.
 static void idist__mem_free(const idist_allocator *a, void *p) {
     if (!p) return;
     if (a && a->free_fn) idist__mem_give_back(a, p);

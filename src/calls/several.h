@@ -20,8 +20,8 @@
 //------------------------------------------------------------------------------
 // calls that are prepared once and made often
 //
-// A plan keeps an idist__call that has passed the check, with its hash of counts. Starting a plan
-// checks again what may have changed since: the group, and the ops and dtypes of the program.
+// A plan keeps a checked idist__call, including the call's hash of counts. Starting a plan checks
+// again what may have changed since: the group, and the ops and dtypes of the program.
 //------------------------------------------------------------------------------
 
 idist_status idist_plan_create(idist_plan **plan) {
@@ -100,9 +100,9 @@ static idist_status idist__several_check(idist_group *g, const idist__several_pa
     return status;
 }
 
-// Starts the receive, then the send, and waits for both. Starts only the receive if `quick`,
-// because the send is then complete already. Starts nothing if `status`, the result of the check,
-// is an error.
+// Starts the receive, then the send, and waits for both. If `quick` is true, the send is already
+// complete, and only the receive starts. Starts nothing if `status`, the result of the check, is an
+// error.
 static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
                                        const idist_opts *opts, bool quick, idist_status status) {
     idist__together *now = &idist__together_now;
@@ -195,7 +195,8 @@ idist_status idist_group_end(void) {
         idist__task *t = now->first;
         idist_status status;
 
-        // A world stays locked between two of its tasks: another thread might close it.
+        // Keeps the world locked between two tasks of the world, because another thread might close
+        // the world.
         if (!w || t->group->w != w) {
             if (w) idist__os_mutex_unlock(&w->lock);
             w = t->group->w;

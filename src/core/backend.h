@@ -10,12 +10,12 @@
 // the registered backends, and how a backend fills its table
 //
 // A backend registers before main, in a constructor in its header. A program may also register a
-// backend at any time with idist_register_backend. The list only grows, and only at its head, so
-// reading it takes no lock.
+// backend at any time with idist_register_backend. New entries are added only at the head, and none
+// is removed, so readers need no lock.
 //------------------------------------------------------------------------------
 
-// Constructor priorities with which the headers of idist register their backends. A backend that
-// registers later is asked earlier.
+// Constructor priorities of idist's own backends. A higher priority registers later, and the
+// backend is then asked earlier.
 enum {
     IDIST__REGISTER_LAST_RESORT = 1000, // serves a world of 1
     IDIST__REGISTER_GENERAL = 1001,     // serves any world
@@ -83,9 +83,9 @@ idist_status idist_register_backend(const idist_backend_api *backend) {
     return status;
 }
 
-// Returns `api`, after filling the table at the first call. The function `fill` sets fields by
-// name, because C99 and C++11 share no designated initializers. The remaining fields are zero. The
-// field abi is stored last: it tells later callers, in any thread, that the table is complete.
+// Fills the table `api` at the first call. Returns `api`. The function `fill` sets fields by name,
+// because C++11 has no designated initializers. The remaining fields are zero. The field abi is
+// stored last: it tells later callers, in any thread, that the table is complete.
 static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
                                                     void (*fill)(idist_backend_api *api)) {
     if (__atomic_load_n(&api->abi, __ATOMIC_ACQUIRE) == IDIST__BACKEND_ABI) return api;

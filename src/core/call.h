@@ -167,8 +167,9 @@ static void idist__call_defer(idist__task *t) {
     now->last = t;
 }
 
-// Stops counting the kept tasks at the front of this thread's list, up to the first task of another
-// world. From here on this thread stays in the world until it has waited for these tasks.
+// Subtracts from the world's deferred count the tasks at the front of this thread's list that
+// belong to `w`. From here on, this thread must not leave the world before these tasks have been
+// waited for.
 static void idist__call_undefer(idist__world *w) {
     const idist__task *t;
     for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
@@ -292,7 +293,7 @@ static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
 }
 
 // Returns in *number the number of a plan that is filled with this call, or 0 for a message, which
-// needs no number. If the plan already keeps an equal call, it keeps its number.
+// needs no number. If the plan already keeps an equal call, the plan's number stays.
 static idist_status idist__call_number_plan(idist_group *g, const idist_plan *plan,
                                             const idist__call *c, uint32_t *number) {
     idist__fingerprint call = idist__fingerprint_of_call(g->w, c, 0);
@@ -344,9 +345,9 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     return IDIST_OK;
 }
 
-// Ends a call with this status, and returns the status. A failed call leaves an empty request, for
-// which the program may wait as for other requests. Between idist_group_begin and idist_group_end,
-// records the first failure, which idist_group_end returns.
+// Ends a call with this status, and returns the status. A failed call leaves an empty request.
+// Waiting for an empty request is allowed. Between idist_group_begin and idist_group_end, records
+// the first failure, which idist_group_end returns.
 static idist_status idist__call_ended(idist_status status, idist_request *request) {
     if (status == IDIST_OK) return IDIST_OK;
     if (request) request->impl = NULL;

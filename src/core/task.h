@@ -17,7 +17,7 @@
 // tasks: allocate, start, complete, free
 //
 // A task is in w->tasks.running from idist__task_start until idist__task_complete. The memory of a
-// task is used again (w->tasks.idle), and is freed with the world.
+// finished task is reused through w->tasks.idle, and is freed with the world.
 //------------------------------------------------------------------------------
 
 // Returns true if the task began with a request.
@@ -31,8 +31,8 @@ static bool idist__task_is_detached(const idist__task *t) {
     return t->waiter == IDIST__WAITER_NOBODY || t->waiter == IDIST__WAITER_STREAM;
 }
 
-// Accounts for the end of a task whose request was freed. Logs a failure of the task if the group
-// itself has not failed, because nothing else reports the failure.
+// Decrements the count of freed requests when a task ends whose request was freed. Logs a failure
+// of the task if the group itself has not failed, because nothing else reports the failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -76,8 +76,8 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
-// Frees a task. If the task is pinned, marks it instead, and the thread that pinned the task frees
-// it.
+// Puts a task on the idle list. If the task is pinned, marks the task, and the thread that pinned
+// the task calls this function later.
 static void idist__task_free(idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -211,7 +211,7 @@ static void idist__task_start(idist__task *t) {
 
     idist__fail_begin();
     w->backend->start(t);
-    idist__fail_end(IDIST_OK);   // the tasks hold the failures
+    idist__fail_end(IDIST_OK);   // failures are in the tasks
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->wait.driver == IDIST__DRIVER_NONE && t->state != IDIST__TASK_DONE &&
         idist__task_is_async(t) && w->progress.running && !w->progress.naps &&
@@ -225,8 +225,8 @@ static void idist__task_start(idist__task *t) {
 // A program may keep the handle of a group, or of a world, after the end of the world, and make
 // calls with it. Such a call must fail with IDIST_ERR_STATE, so the struct must still exist. The
 // struct stays in one of the lists below, marked as freed. It is reused for a new handle when
-// enough later structs have joined the list. It is plain memory, because the world's allocator may
-// be gone.
+// enough later structs have joined the list. The struct comes from malloc, because the world's
+// allocator may be gone.
 //------------------------------------------------------------------------------
 
 typedef struct idist__ended {
@@ -278,8 +278,8 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 #if defined(__PIC__) && !defined(__PIE__)
 // Frees the handles of a list. Only a shared library needs this code: after the program has
 // unloaded the library, nobody has a handle. The destructor below runs after all other destructors,
-// because these may still close worlds. It only tries the lock, because in a child of fork a thread
-// that does not exist there may hold the lock forever.
+// because these may still close worlds. Only tries the lock: in a forked child, the lock may be
+// held by a thread that exists only in the parent.
 static void idist__ended_free(idist__ended *list) {
     while (list->first) {
         idist_group *g = list->first;

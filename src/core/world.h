@@ -19,8 +19,8 @@ static idist__world *idist__default_world; // set by idist_initialize; the only 
 // is NULL if there was no world yet, or if the kernel cannot tell a child from its parent.
 static uint32_t *idist__world_process_word;
 
-// Gives this process a number that none of its ancestors has, and returns the number. Returns 0 if
-// the kernel cannot tell a child from its parent.
+// Returns the number of this process. At the first call, assigns a number that no ancestor has.
+// Returns 0 if the kernel cannot tell a child from its parent.
 static uint32_t idist__world_process(void) {
     static uint32_t count; // a child starts with its parent's count
     uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_ACQUIRE), *made;
@@ -68,8 +68,8 @@ static idist__world *idist__world_default(void) {
     return w && !idist__world_forked(w) ? w : NULL;
 }
 
-// Locks a world. A thread that polls holds the lock most of the time. The count of threads that
-// wait for the lock tells the polling thread when to release it.
+// Locks a world. A thread that polls holds the lock most of the time. The count of waiting threads
+// tells the polling thread when to release the lock.
 static void idist__world_lock(idist__world *w) {
     if (idist__os_mutex_try_lock(&w->lock)) return;
     __atomic_fetch_add(&w->wait.lock_waiter_count, 1u, __ATOMIC_RELAXED);

@@ -11,10 +11,10 @@
 //     idist__task.device  -> idist__gpu_op      a call on device memory, and its progress
 //
 // The world's lock protects all three structures, until the world has ended and one thread closes
-// it. Some CUDA and NCCL calls may wait for the device, and the work there may wait for another
-// rank. Such calls are made without the lock. Meanwhile gpu->user_count keeps the structures alive.
-// A function that releases the lock says so. Its callers must check again what may have changed:
-// the group's status, the queue, gpu->stuck.
+// it. Some CUDA and NCCL calls may wait for work on the device, which may wait for another rank.
+// Such calls are made without the lock. Meanwhile gpu->user_count keeps the structures alive. A
+// function that releases the lock says so. Its callers must check again what may have changed: the
+// group's status, the queue, gpu->stuck.
 //
 // Anything that has not returned by its deadline is abandoned. Its memory stays allocated:
 //
@@ -50,7 +50,7 @@
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // this CUDA version can load PTX kernels
 
 // States of a job that has a thread of its own. If a waiter may leave the job behind, the thread
-// and the waiter change the state by atomic exchange. The second of them frees the job.
+// and the waiter change the state by atomic exchange. Whichever of the two is second frees the job.
 enum {
     IDIST__JOB_STATE_RUNS = 0,
     IDIST__JOB_STATE_DONE = 1,
@@ -65,8 +65,8 @@ typedef enum idist__gpu_path {
     IDIST__BY_STAGING
 } idist__gpu_path;
 
-// Host memory that device memory is staged through. It is kept for the next call, because pinning
-// takes as long as many copies.
+// Host memory for staging. The memory is kept for the next call, because pinning takes as long as
+// many copies.
 typedef struct idist__pinned {
     struct idist__pinned *next;
     void *data;

@@ -151,11 +151,13 @@ static void idist__hlo_put_broadcast(idist__hlo *hlo) {
                    "    %%part = \"stablehlo.select\"(%%is_root, %%own, %%zero) : "
                    "(tensor<i1>, %s, %s) -> %s",
                    bits, bits, bits);
+
     idist__hlo_put(hlo, "    %%sum = \"stablehlo.all_reduce\"(%%part) ({");
     idist__hlo_put_region(hlo, "add", hlo->type->bits);
     idist__hlo_put(hlo, "    }) {");
     idist__hlo_put_groups(hlo);
     idist__hlo_put(hlo, "    } : (%s) -> %s", bits, bits);
+
     idist__hlo_put(hlo, "    %%done = stablehlo.bitcast_convert %%sum : (%s) -> %s", bits,
                    hlo->flat_out);
 }
@@ -171,6 +173,7 @@ static void idist__hlo_put_exchange(idist__hlo *hlo) {
     snprintf(out, sizeof out, "tensor<%zux%s>", n * count, hlo->type->bits);
     idist__hlo_put(hlo, "    %%own = stablehlo.bitcast_convert %%flat : (%s) -> %s", hlo->flat_in,
                    in);
+
     idist__hlo_put(hlo, "    %%all = \"stablehlo.%s\"(%%own) {",
                    gathers ? "all_gather" : "all_to_all");
     if (gathers) idist__hlo_put(hlo, "      all_gather_dim = 0 : i64,");
@@ -181,6 +184,7 @@ static void idist__hlo_put_exchange(idist__hlo *hlo) {
                        hlo->g->size);
     idist__hlo_put_groups(hlo);
     idist__hlo_put(hlo, "    } : (%s) -> %s", in, out);
+
     idist__hlo_put(hlo, "    %%done = stablehlo.bitcast_convert %%all : (%s) -> %s", out,
                    hlo->flat_out);
 }

@@ -1,6 +1,6 @@
 // gpu/ipc/ipc_call.h: calls of ranks that read each other's device memory
 //
-// idist uses CUDA IPC where NCCL cannot serve the ranks of a host, because ranks share a GPU or
+// On one host, idist uses CUDA IPC if NCCL cannot be used: because ranks share a GPU, or because
 // NCCL is missing. IPC needs CUDA 12.8 or later. With an older CUDA, and wherever IPC does not
 // work, the group is staged through host memory.
 //
@@ -11,14 +11,14 @@
 //
 // WHAT IT COSTS
 //
-// Each rank of each group that makes IPC calls has 64 MiB of device memory, which is kept for the
-// next group. Each call first copies its data into this memory.
+// In each group that makes IPC calls, every rank allocates 64 MiB of device memory. The memory is
+// kept for the next group. Each call first copies its data into this memory.
 //
-// The kernels are compiled once per world, in its first IPC call. The first call of each group also
-// reads the memory of every rank once. If the driver is too old for the kernels, the group is
-// staged, with a warning. The group is also staged, with a warning, if the machine corrupts what
-// one GPU reads from another. An IOMMU or PCIe ACS causes such errors: boot with iommu=pt, or
-// disable ACS.
+// The kernels are compiled once per world, in the world's first IPC call. The first call of each
+// group also reads the memory of every rank once. If the driver is too old for the kernels, the
+// group is staged, with a warning. The group is also staged, with a warning, if the machine
+// corrupts what one GPU reads from another. An IOMMU or PCIe ACS may cause such errors: boot with
+// iommu=pt, or disable ACS.
 //
 // The ranks of a host can read each other's device memory, even if they share a GPU. Each rank has
 // an arena that the other ranks map. A chunk of a call is first given and then taken:
@@ -26,8 +26,8 @@
 //     give      own contribution -> own arena      (device)
 //     take      others' arenas -> receive buffer   (device: a reduction kernel, or copies)
 //
-// In a large all_reduce, each rank takes only one slice, reduces the slice for all ranks, and then
-// collects the other slices:
+// In a large all_reduce, each rank takes and reduces only its own slice, and then collects the
+// slices that other ranks reduced:
 //
 //     give      all but the own slice -> own arena
 //     take      own slice, from the send buffer and from the others' arenas
@@ -96,9 +96,10 @@ static bool idist__ipc_call_is_large(const idist__task *t) {
     return op->call.count * op->size > IDIST__IPC_SMALL;
 }
 
-// Returns the element where the slice of `rank` begins in a chunk of k elements. Slices consist of
-// whole cache lines and are at the same place in all chunks of a call. So a rank can give the other
-// slices of a new chunk while its own slice of the slot's previous chunk is collected.
+// Returns the index of the first element of the slice of `rank` in a chunk of k elements. Slices
+// consist of whole cache lines and are at the same place in all chunks of a call. So a rank can
+// give the other slices of a new chunk while its own slice of the slot's previous chunk is
+// collected.
 static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
@@ -158,8 +159,9 @@ static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_
     return error == cudaSuccess ? idist__ipc_call_premultiply(t, arena, k * shape.send) : error;
 }
 
-// Takes this rank's slice of a large all_reduce, to its arena and its receive buffer. If a buffer
-// of the program is not aligned to 16 bytes, a separate copy is faster than an unaligned kernel.
+// Reduces this rank's slice of a large all_reduce into the rank's arena and receive buffer. If a
+// buffer of the program is not aligned to 16 bytes, a separate copy is faster than an unaligned
+// kernel.
 static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const *arena, size_t at,
                                               size_t k) {
     const idist_group *g = t->group;
@@ -190,7 +192,8 @@ static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const 
                                 idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
-// Takes what this rank receives of a chunk from the arenas of all ranks.
+// Reads this rank's part of a chunk from the arenas of all ranks, and reduces or copies the part to
+// the receive buffer.
 static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena, size_t at,
                                         size_t k) {
     const idist_group *g = t->group;

@@ -1,4 +1,4 @@
-// gpu/nccl/nccl_abort.h: aborting communicators, and handling errors of NCCL
+// gpu/nccl/nccl_abort.h: aborting communicators, and handling NCCL errors
 #pragma once
 
 #include "os/clock.h"
@@ -130,8 +130,8 @@ static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *j
     return ended || aborts;
 }
 
-// Collects the threads that end communicators. Without a deadline (0), collects only threads that
-// have finished. Otherwise waits for all threads until the deadline. Returns false if a thread that
+// Collects the threads that end communicators. If deadline_ns is 0, collects only jobs that have
+// finished. Otherwise waits for all threads until the deadline. Returns false if a thread that
 // finalizes has not returned.
 static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
     idist__nccl_job **at = &idist__gpu_of(w)->ending_jobs, *job;
@@ -151,8 +151,8 @@ static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
 }
 
 // Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which rank.
-// The host's backend knows the rank, or finds out within a second. Until then no call of the group
-// completes, even if its event has completed.
+// The host's backend knows the rank, or finds out within a second. Until then, no call of the group
+// completes, even if the call's event has.
 static void idist__nccl_abort_report_error(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];

@@ -1,4 +1,4 @@
-// ring/algo/doubling.h: all_reduce, reduce_scatter and scan of small messages
+// ring/algo/doubling.h: all_reduce, reduce_scatter, scan and exscan of small messages
 //
 // Recursive doubling. In round k, partners at distance 2^k exchange their sums and add them. After
 // log n rounds, every rank has the sum over all ranks:
@@ -35,15 +35,16 @@
 
 enum { IDIST__DOUBLING_RESULT = 1 << 30 }; // tag of a finished result
 
-// Returns p, which is computed once for a call.
+// Returns p, or n if n is a power of two. Computes the value once per call.
 static int idist__doubling_active_ranks(idist__doubling_op *state, int n) {
     if (!state->active_ranks) state->active_ranks = 1;
     while (state->active_ranks * 2 <= n) state->active_ranks *= 2;
     return state->active_ranks;
 }
 
-// Runs an all_reduce or a reduce_scatter. The sum is built in the result of an all_reduce, but in
-// scratch memory for a reduce_scatter. The rest of the scratch memory holds one received message.
+// Runs an all_reduce or a reduce_scatter. An all_reduce builds the sum in the receive buffer; a
+// reduce_scatter builds the sum in scratch memory. The rest of the scratch memory holds one
+// received message.
 static void idist__doubling_reduce(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__doubling_op *state = &op->u.doubling;
