@@ -110,7 +110,7 @@ FAILURES
 
 CONTENTS
 
-    [xla:device] has the declarations. The implementation follows. Its files are in src/xla/.
+    [xla:buffers] has the declarations. The implementation follows. Its files are in src/xla/.
     Generated from src/ by tools/drop_ins.py: change the files there.
 */
 #ifndef IDIST_H
@@ -127,7 +127,7 @@ extern "C" {
 #endif
 
 //------------------------------------------------------------------------------
-// [xla:device]  buffers, and what programs of your own need
+// [xla:buffers]  buffers, and what programs of your own need
 //
 // A group of NULL is the world. Functions that return a pointer or a size return NULL or 0 on
 // failure; idist_last_error says why.
