@@ -9,8 +9,8 @@
 //    1 rank on xla: loss 53.4259, after 200 steps 0.1828
 //    the weights are equal within 1e-4
 //
-// The build command is one line, split here into two. XLA_INCLUDE is the folder of pjrt_c_api.h, for
-// example that of the package xla-cpu-pjrt on PyPI, which also has the plug-in.
+// The build command is one line, split here into two. XLA_INCLUDE is the folder of pjrt_c_api.h. The
+// package xla-cpu-pjrt on PyPI has such a folder, and the plug-in.
 //
 // Each rank is a thread with a device of its own and a quarter of the samples. A step is one
 // program: forward pass, gradients, all_reduce, update. The weights stay on the device. Then rank 0
@@ -94,7 +94,7 @@ typedef struct training {
 static idist_store *store;
 static training by_all, by_one;
 
-// Fills in `count` samples from the one with this number on: two coordinates and a product of sines.
+// Fills in `count` samples from number `first` on: two coordinates, and a sum of sines.
 static void make_samples(float *x, float *y, int first, int count) {
     for (int i = 0; i < count; i++) {
         x[2 * i] = (float)((first + i) % 8) / 4 - 1;

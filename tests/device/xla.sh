@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# xla.sh - idist_xla.h: on a stand-in for PJRT with faults and several processes (tests/fake/pjrt.c),
+# xla.sh - idist_xla.h on a stand-in for PJRT with faults and several processes (tests/fake/pjrt.c),
 # and on XLA's real CPU plug-ins, the oldest and the newest ABI that PyPI has.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
@@ -76,7 +76,8 @@ says "no number of devices" "IDIST_XLA_CPU_DEVICES=many" IDIST_DEVICE=xla IDIST_
 
 cat >"$WORK/packages" <<'END'
 xla-cpu-pjrt==0.0.1 --hash=sha256:55837b6b7b47daa717f2d9a5a03563ea0ceaa338d06a81a1e2d3f060d960decc
-lammps-jax-pjrt-cpu==0.11.2 --hash=sha256:1319390d948b39f69f7dade496b7c385149d9ca6097a6b62114da113216d9ad1
+lammps-jax-pjrt-cpu==0.11.2 \
+    --hash=sha256:1319390d948b39f69f7dade496b7c385149d9ca6097a6b62114da113216d9ad1
 END
 fetched=build/xla/fetched
 if ! { command -v python3 && [ "$(uname -m)" = x86_64 ]; } >/dev/null; then

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """includes.py [FOLDER] - which file of src/ (or FOLDER) includes which; exits with 1 when a rule is
-broken. Each folder includes only itself and those before it in FLOORS (a folder of os/ counts as os); no
-file includes itself through others; the name of a file is unique outside os/; and one header of
-src/ lists each file.
+broken. Each folder includes only itself and those before it in FLOORS (a folder of os/ counts as
+os); no file includes itself through others; the name of a file is unique outside os/; and one
+header of src/ lists each file.
 """
 import os
 import pathlib
@@ -20,7 +20,8 @@ src = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
 files = {p.relative_to(src).as_posix(): p.read_text() for p in sorted(src.rglob('*.h'))}
 includes = {f: [i for i in re.findall(r'^ *# *include "([^"]+)"', text, re.M) if '/' in i]
             for f, text in files.items()}
-lists = [i for f in files if '/' not in f or f in ('os/system.h', 'os/bodies.h') for i in includes[f]]
+LISTS = ('os/system.h', 'os/bodies.h')
+lists = [i for f in files if '/' not in f or f in LISTS for i in includes[f]]
 stems, wrong = {}, []
 
 

@@ -14,8 +14,8 @@
 #define FIELD(ours, field, theirs, real) \
     SAME(offsetof(idist__pjrt_##ours, field), offsetof(theirs, real))
 
-// The size of a struct of arguments without the zeros at its end. Theirs may be larger: idist passes
-// zeros for the rest.
+// Compares the size of a struct of arguments. Ours ends with zeros for fields that idist does not
+// know.
 #define SIZE(ours, theirs) \
     tap_ok(sizeof(idist__pjrt_##ours) >= theirs##_STRUCT_SIZE, "%s has room for " #theirs, #ours)
 

@@ -2,7 +2,7 @@
 // shapes, parts of buffers, order of launches, and errors before any rank enters XLA. The grid of
 // all operations is that of tests/dist (see tests/device/xla.sh).
 //
-// xla_calls PATH [processes]: PATH is the device backend that the ranks must have, "xla" or "staged"
+// xla_calls PATH [processes]: PATH is the device backend that the ranks must have: xla or staged
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"

@@ -2,7 +2,7 @@
 #ifndef XLA_WORLD_H
 #define XLA_WORLD_H
 
-// Prepares the next world. With the stand-in (XLA_WORLDS is a folder), processes that open the world
+// Prepares the next world. With the stand-in (XLA_WORLDS is a folder), processes that open a world
 // from now on are one world of PJRT, which needs a file of its own.
 static inline void xla_world_begin(bool processes) {
     static int number;
