@@ -9,8 +9,8 @@
 //    1 rank on xla: loss 53.4259, after 200 steps 0.1828
 //    the weights are equal within 1e-4
 //
-// The build command is one line, split here into two. XLA_INCLUDE is the folder of pjrt_c_api.h. The
-// package xla-cpu-pjrt on PyPI has such a folder, and the plug-in.
+// The build command is one line, split here into two. XLA_INCLUDE is the folder of pjrt_c_api.h.
+// The package xla-cpu-pjrt on PyPI has this folder, and a plug-in.
 //
 // Each rank is a thread with a device of its own and a quarter of the samples. A step is one
 // program: forward pass, gradients, all_reduce, update. The weights stay on the device. Then rank 0
