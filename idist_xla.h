@@ -838,7 +838,8 @@ typedef struct idist__xla_buffer {
     int dim_count;
     size_t count;
     idist_dtype dtype;
-    int users; // 1 for the program, until the buffer is freed, and 1 for each job
+    int users;  // 1 for the program, until the buffer is freed, and 1 for each job
+    bool freed; // by the program; jobs may still use the buffer
 } idist__xla_buffer;
 
 // The state that the worlds of a process share.
@@ -848,6 +849,7 @@ typedef struct idist__xla_home {
     const idist__pjrt_api *api;
     void *client;
     bool adopted;         // the client is the program's
+    uint32_t process;     // the number of the process that opened the client
     int users;            // worlds and buffers; the last one destroys the client
     void *const *devices; // PJRT_Device, owned by the client
     int ndevices;
@@ -866,6 +868,7 @@ static idist__xla_home idist__xla_home_one = {IDIST__OS_MUTEX_INIT,
                                               NULL,
                                               false,
                                               0,
+                                              0,
                                               NULL,
                                               0,
                                               0,
@@ -877,6 +880,11 @@ static idist__xla_home idist__xla_home_one = {IDIST__OS_MUTEX_INIT,
                                               NULL,
                                               0,
                                               0};
+
+// A part of a buffer, in bytes.
+typedef struct idist__xla_range {
+    size_t at, nbytes;
+} idist__xla_range;
 
 typedef enum idist__xla_work {
     IDIST__XLA_COMPILE,
@@ -901,9 +909,10 @@ typedef struct idist__xla_job {
     uint64_t ticket;             // this rank's proposal, then the place that the members agreed on
     bool placed;                 // they have agreed
     char *send_copy, *recv_copy; // host memory; the same memory where both buffers are one
-    bool fetches_recv;           // parts of the buffer that receives keep their contents
-    bool patches;                // STORE of a receive: only this part of the buffer has arrived
-    size_t patch_at, patch_nbytes;
+    bool fetches_recv;           // the root of a broadcast sends what the receive buffer holds
+    idist__xla_range *ranges;    // STORE: the parts of the receive buffer that the call has written
+    int range_count;
+    bool donated; // EXECUTE: the program has the memory of the input
     void *output; // PJRT_Buffer
 } idist__xla_job;
 
@@ -941,6 +950,7 @@ typedef struct idist__xla_op {
     idist__user_op user;            // a copy, because the program may free the op meanwhile
     idist_recv_info info;           // of a receive, if the program does not ask for it
     idist__xla_job *job;            // NULL for a call on host memory
+    bool worked;                    // the worker has finished the job of the call
     bool may_have_program;          // all members may have a program for the call
     uint64_t votes[2];              // the hash of this rank's program, and its complement
     uint64_t ticket;                // what the members agree on in ORDERING
@@ -1404,6 +1414,9 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     bool ok = true;
 
     snprintf(why, capacity,
+             "this process was forked from one that uses XLA; use start_method \"exec\"");
+    if (home->process && home->process != idist__world_process()) return false;
+    snprintf(why, capacity,
              "desc.xla_api and desc.xla_client: set both or neither, and the same in each world of "
              "a process");
     idist__os_mutex_lock(&home->slow);
@@ -1414,6 +1427,7 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     if (ok) {
         idist__os_mutex_lock(&home->lock);
         home->users++;
+        home->process = idist__world_process();
         idist__os_mutex_unlock(&home->lock);
     }
 
@@ -1456,6 +1470,7 @@ static void idist__xla_home_leave(idist__xla_home *home) {
         if (!home->adopted)
             idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
         home->client = NULL;
+        home->process = 0;
     }
 
     idist__os_mutex_unlock(&home->slow);
@@ -1649,7 +1664,9 @@ static idist__xla_buffer *idist__xla_buffer_take(idist__xla_home *home, const vo
     if (!idist__xla_buffer_is(p)) return NULL;
     idist__os_mutex_lock(&home->lock);
     place = idist__xla_buffer_search(home, at);
-    if (place < home->buffer_count && home->buffers[place]->at <= at) buffer = home->buffers[place];
+    if (place < home->buffer_count && home->buffers[place]->at <= at &&
+        !home->buffers[place]->freed)
+        buffer = home->buffers[place];
     if (buffer) buffer->users++;
     idist__os_mutex_unlock(&home->lock);
 
@@ -1899,6 +1916,7 @@ static void idist__xla_worker_free(idist__xla *x, idist__xla_job *job) {
     idist__pjrt_destroy(x->home->api, IDIST__PJRT_BUFFER_DESTROY, job->output);
     if (job->recv_copy != job->send_copy) idist__mem_free(mem, job->recv_copy);
     idist__mem_free(mem, job->send_copy);
+    idist__mem_free(mem, job->ranges);
     idist__mem_free(NULL, job->source.text);
     idist__mem_free(NULL, job->source.options);
     idist__mem_free(mem, job);
@@ -1964,27 +1982,25 @@ static bool idist__xla_worker_fetch(idist__xla *x, idist__xla_job *job) {
     return idist__xla_worker_get(x, job->recv, job->recv_copy, job);
 }
 
-// Copies the result of a staged call to the device. A message may have filled a part of the buffer:
-// then the rest is fetched first.
+// Copies what a staged call has written to the device. Other calls may have changed other parts of
+// the buffer meanwhile, so the rest of the buffer is fetched now.
 static bool idist__xla_worker_store(idist__xla *x, idist__xla_job *job) {
     const idist_allocator *mem = &x->w->cfg.mem;
-    char *whole = job->recv_copy;
+    bool is_whole = job->range_count == 1 && job->ranges[0].nbytes == job->recv->nbytes;
+    char *whole = is_whole ? job->recv_copy : (char *)idist__mem_raw(mem, job->recv->nbytes);
+    bool ok = whole != NULL;
+    int i;
 
-    if (job->patches) {
-        snprintf(job->why, sizeof job->why, "out of memory");
-        whole = (char *)idist__mem_raw(mem, job->recv->nbytes);
-        if (!whole) return false;
+    snprintf(job->why, sizeof job->why, "out of memory");
+    if (ok && !is_whole) ok = idist__xla_worker_get(x, job->recv, whole, job);
 
-        if (!idist__xla_worker_get(x, job->recv, whole, job)) {
-            idist__mem_free(mem, whole);
-            return false;
-        }
+    for (i = 0; i < job->range_count && ok && !is_whole; i++)
+        memcpy(whole + job->ranges[i].at, job->recv_copy + job->ranges[i].at,
+               job->ranges[i].nbytes);
 
-        memcpy(whole + job->patch_at, job->recv_copy + job->patch_at, job->patch_nbytes);
-    }
-
-    job->output = idist__xla_value_put(x->home, job->recv, whole, job->why, sizeof job->why);
-    if (job->patches) idist__mem_free(mem, whole);
+    if (ok)
+        job->output = idist__xla_value_put(x->home, job->recv, whole, job->why, sizeof job->why);
+    if (!is_whole) idist__mem_free(mem, whole);
 
     return job->output != NULL;
 }
@@ -2010,7 +2026,8 @@ static bool idist__xla_worker_execute(idist__xla *x, idist__xla_job *job) {
     idist__pjrt_init(&options, sizeof options);
     options.launch_id = (int)((x->launch_base + job->ticket) & 0x7fffffff);
     options.not_donated = &first;
-    options.not_donated_count = job->in_place && idist__xla_value_is_alone(x->home, value) ? 0 : 1;
+    job->donated = job->in_place && idist__xla_value_is_alone(x->home, value);
+    options.not_donated_count = job->donated ? 0 : 1;
     idist__pjrt_init(&args, sizeof args);
     args.loaded = job->program->loaded;
     args.options = &options;
@@ -2244,49 +2261,23 @@ static void idist__xla_call_place(idist__task *t) {
 
 // ---- a staged call ----
 
-// Returns true if a call writes every byte of the buffer that receives, whatever other ranks do.
-static bool idist__xla_call_overwrites(const idist__task *t, const idist__extent *e) {
-    const idist__xla_op *op = idist__xla_op_of(t);
-    const idist__call *call = &op->call;
-    const idist__xla_buffer *recv = op->job->recv;
-
-    if (recv->at != (const char *)call->recv ||
-        e->recv * idist_dtype_size(call->dtype) < recv->nbytes)
-        return false;
-
-    switch (call->kind) {
-    case IDIST__ALL_REDUCE:
-    case IDIST__REDUCE:
-    case IDIST__SCAN:
-    case IDIST__ALL_GATHER:
-    case IDIST__GATHER:
-    case IDIST__SCATTER:
-    case IDIST__REDUCE_SCATTER:
-    case IDIST__ALL_TO_ALL: return true;
-    case IDIST__BROADCAST: return call->root != t->group->rank;
-    default: return false; // parts of the buffer may keep their contents
-    }
-}
-
 // Allocates host memory for the buffers of a staged call. Sets *fetches if the worker has to fill
 // some of it. Returns false without memory.
 static bool idist__xla_call_allocate(idist__task *t, bool *fetches) {
     const idist_allocator *mem = &t->group->w->cfg.mem;
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
-    bool keeps = false, is_one = job->send && job->send == job->recv;
-    idist__extent e;
+    bool is_one = job->send && job->send == job->recv;
 
-    // In place, an all_to_allv overwrites what it still has to send.
+    // An all_to_allv in place would overwrite data that is still to be sent.
     if (op->call.kind == IDIST__ALL_TO_ALLV) is_one = false;
 
-    if (idist__extent_of(t->group, &op->call, &e) != IDIST_OK) return false; // was checked before
-    if (job->recv) keeps = !idist__xla_call_overwrites(t, &e);
-    *fetches = job->send || keeps;
+    job->fetches_recv =
+        job->recv && op->call.kind == IDIST__BROADCAST && op->call.root == t->group->rank;
+    *fetches = job->send || job->fetches_recv;
     if (job->send) job->send_copy = (char *)idist__mem_raw(mem, job->send->nbytes);
     if (is_one) job->recv_copy = job->send_copy;
     else if (job->recv) job->recv_copy = (char *)idist__mem_raw(mem, job->recv->nbytes);
-    job->fetches_recv = keeps && !is_one;
 
     return (!job->send || job->send_copy) && (!job->recv || job->recv_copy);
 }
@@ -2324,22 +2315,62 @@ static void idist__xla_call_start_staged(idist__task *t) {
     idist__xla_call_start_part(t, &part);
 }
 
-// A staged call is done on the host. Returns true if the call is complete, false if the result goes
-// to the device first.
+// Adds a part of the receive buffer to those that a call has written.
+static void idist__xla_call_add_range(idist__xla_job *job, const char *p, size_t nbytes) {
+    if (!nbytes) return;
+    job->ranges[job->range_count].at = (size_t)(p - job->recv->at);
+    job->ranges[job->range_count].nbytes = nbytes;
+    job->range_count++;
+}
+
+// Lists the parts of the receive buffer that a staged call has written on this rank. Returns false
+// without memory.
+static bool idist__xla_call_find_ranges(idist__task *t) {
+    const idist_group *g = t->group;
+    const idist__call *call = &idist__xla_op_of(t)->call;
+    const idist_recv_info *info = call->info ? call->info : &idist__xla_op_of(t)->info;
+    idist__xla_job *job = idist__xla_op_of(t)->job;
+    size_t size = idist_dtype_size(call->dtype), count;
+    char *recv = (char *)call->recv;
+    idist__extent e;
+    int i;
+
+    job->ranges = (idist__xla_range *)idist__mem_alloc(&g->w->cfg.mem,
+                                                       sizeof *job->ranges * (size_t)(g->size + 1));
+    if (!job->ranges || idist__extent_of(g, call, &e) != IDIST_OK) return false;
+    if (call->kind == IDIST__BROADCAST && call->root == g->rank) return true;
+    if (call->kind == IDIST__EXSCAN && g->rank == 0) return true;
+
+    if (call->recvcounts && idist__kind_takes_blocks(call->kind)) {
+        for (i = 0; i < g->size; i++) {
+            char *at = idist__extent_part(call, recv, i, g->rank, false, &count);
+            idist__xla_call_add_range(job, at, count * size);
+        }
+        return true;
+    }
+
+    count = call->kind == IDIST__RECV ? info->count : e.recv;
+    idist__xla_call_add_range(job, recv, count * size);
+
+    return true;
+}
+
+// Begins to store the result of a staged call. Returns true if there is nothing to store, or false
+// if the worker copies the result to the device first.
 static bool idist__xla_call_store(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
-    const idist_recv_info *info = op->call.info ? op->call.info : &op->info;
 
     if (!job->recv || op->call.peeks) return true;
 
-    if (op->call.kind == IDIST__RECV) {
-        job->patch_at = (size_t)((char *)op->call.recv - job->recv->at);
-        job->patch_nbytes = info->count * idist_dtype_size(op->call.dtype);
-        job->patches = job->patch_nbytes < job->recv->nbytes;
-        if (!job->patch_nbytes) return true;
+    if (!idist__xla_call_find_ranges(t)) {
+        op->state = IDIST__XLA_STORING;
+        snprintf(job->why, sizeof job->why, "out of memory");
+        idist__group_fail_memory(t->group);
+        return false;
     }
 
+    if (!job->range_count) return true;
     op->state = IDIST__XLA_STORING;
     idist__xla_worker_add(idist__xla_of(t->group->w), job, IDIST__XLA_STORE);
 
@@ -2504,21 +2535,24 @@ static idist_status idist__xla_engine_group_make(idist_group *g) {
     return IDIST_OK;
 }
 
-// Finds the buffer at an address, and counts one more user of it. Returns NULL if there is none on
-// this rank's device.
-static idist__xla_buffer *idist__xla_engine_take(idist__xla *x, const void *p) {
+// Finds the buffer that has nbytes at an address, and counts one more user of it. Returns NULL if
+// there is none on this rank's device.
+static idist__xla_buffer *idist__xla_engine_take(idist__xla *x, const void *p, size_t nbytes) {
     idist__xla_buffer *buffer = idist__xla_buffer_take(x->home, p);
 
-    if (!buffer || buffer->device == x->device) return buffer;
+    if (!buffer) return NULL;
+    if (buffer->device == x->device &&
+        buffer->nbytes - (size_t)((const char *)p - buffer->at) >= nbytes)
+        return buffer;
     idist__xla_buffer_drop(x->home, buffer);
 
     return NULL;
 }
 
-// Returns true if this rank has a buffer at an address.
-static bool idist__xla_engine_has(const idist_group *g, const void *p) {
+// Returns true if this rank has a buffer with nbytes at an address.
+static bool idist__xla_engine_has(const idist_group *g, const void *p, size_t nbytes) {
     idist__xla *x = idist__xla_of(g->w);
-    idist__xla_buffer *buffer = idist__xla_engine_take(x, p);
+    idist__xla_buffer *buffer = idist__xla_engine_take(x, p, nbytes);
 
     idist__xla_buffer_drop(x->home, buffer);
     return buffer != NULL;
@@ -2531,6 +2565,7 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
     const char *name = idist__kind_names[call->label];
     bool send = idist__xla_buffer_is(call->send), recv = idist__xla_buffer_is(call->recv);
     idist__extent e;
+    size_t size;
 
     (void)detached;
     if (opts->stream)
@@ -2542,11 +2577,12 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
     if ((e.send && !send) || (e.recv && !recv))
         return idist__fail(IDIST_ERR_ARG, "%s: one buffer is an idist_xla_buffer, the other is not",
                            name);
-    if ((e.send && !idist__xla_engine_has(g, call->send)) ||
-        (e.recv && !idist__xla_engine_has(g, call->recv)))
+    size = idist_dtype_size(call->dtype);
+    if ((e.send && !idist__xla_engine_has(g, call->send, e.send * size)) ||
+        (e.recv && !idist__xla_engine_has(g, call->recv, e.recv * size)))
         return idist__fail(IDIST_ERR_ARG,
-                           "%s: this rank has no idist_xla_buffer at an address that it passes "
-                           "(freed already?)",
+                           "%s: this rank has no idist_xla_buffer of that size at an address that "
+                           "it passes (freed already?)",
                            name);
     if (g->device || g->status != IDIST_OK) return IDIST_OK;
 
@@ -2571,14 +2607,15 @@ static bool idist__xla_engine_take_buffers(idist__task *t, const char **why) {
     idist__xla *x = idist__xla_of(t->group->w);
     idist__xla_op *op = idist__xla_op_of(t);
     const idist__call *call = &op->call;
+    size_t size = idist_dtype_size(call->dtype);
     idist__extent e;
 
     *why = "is out of memory";
     op->job = (idist__xla_job *)idist__mem_alloc(&x->w->cfg.mem, sizeof *op->job);
     if (!op->job || idist__extent_of(t->group, call, &e) != IDIST_OK) return false;
     op->job->task = t;
-    if (e.send) op->job->send = idist__xla_engine_take(x, call->send);
-    if (e.recv) op->job->recv = idist__xla_engine_take(x, call->recv);
+    if (e.send) op->job->send = idist__xla_engine_take(x, call->send, e.send * size);
+    if (e.recv) op->job->recv = idist__xla_engine_take(x, call->recv, e.recv * size);
     op->job->in_place = !op->job->send || op->job->send == op->job->recv;
     *why = "has freed an idist_xla_buffer while a call with it began";
 
@@ -2683,6 +2720,21 @@ static bool idist__xla_engine_quick_message(idist_group *g, const idist__call *c
     return idist__xla_of(g->w)->host_backend->quick_message(g, call);
 }
 
+// Continues the calls whose jobs the worker has finished.
+static void idist__xla_engine_continue(idist__world *w) {
+    idist__task *t, *next;
+
+    for (t = w->tasks.running; t; t = next) {
+        idist__xla_op *op = t->on_device ? idist__xla_op_of(t) : NULL;
+
+        next = t->next;
+        if (!op || !op->worked) continue;
+        op->worked = false;
+        idist__xla_call_worked(t);
+        next = w->tasks.running; // a task is gone, perhaps the next one
+    }
+}
+
 // Moves what can move on the host, then performs the steps of calls that can continue.
 static void idist__xla_engine_progress(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
@@ -2691,6 +2743,7 @@ static void idist__xla_engine_progress(idist__world *w) {
     x->host_backend->progress(w);
     if (!x->queue_changed) return;
     x->queue_changed = false;
+    if (w->machine.single_threaded) idist__xla_engine_continue(w);
 
     for (g = &w->group; g; g = g->next)
         if (g->device) idist__xla_call_run(g);
@@ -2714,7 +2767,8 @@ static bool idist__xla_engine_cancel(idist__task *t) {
 
     switch (idist__xla_op_of(t)->state) {
     case IDIST__XLA_MET:
-    case IDIST__XLA_LAUNCHING: done = false; break; // other ranks are involved
+    case IDIST__XLA_LAUNCHING:
+    case IDIST__XLA_STORING: done = false; break; // other ranks have done their part
     default: break;
     }
 
@@ -2729,8 +2783,14 @@ static void idist__xla_engine_announce(idist__task *t) {
 }
 
 static int idist__xla_engine_missing(idist__task *t, char *text, size_t capacity) {
+    const idist__xla_group *group = idist__xla_group_of(t->group);
+    const idist__xla_op *op = idist__xla_op_of(t);
+
     if (t->state != IDIST__TASK_ON_DEVICE)
         return idist__xla_of(t->group->w)->host_backend->missing(t, text, capacity);
+    if (op->state == IDIST__XLA_QUEUED && op->lane != IDIST__XLA_NO_LANE &&
+        group->queue[op->lane] != t) // waits for the call at the head of the lane
+        return idist__xla_engine_missing(group->queue[op->lane], text, capacity);
     idist__text_append(text, capacity, "this rank itself, whose device has not finished");
 
     return 1;
@@ -2742,6 +2802,33 @@ static idist_status idist__xla_engine_follow(idist__task *t, void *stream) {
     (void)t;
     (void)stream;
     return idist__fail(IDIST_ERR_UNSUPPORTED, "wait_stream: XLA has no streams: use idist_wait");
+}
+
+// Continues after a job. A cancelled program may have taken the memory of its input: then the result
+// takes the place of the input, which no longer exists. The backend of the host may be an MPI that
+// one thread only may call: then a thread of the program continues.
+static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
+    void *output = job->output;
+
+    if (job->task && !x->w->machine.single_threaded) {
+        idist__xla_call_worked(job->task);
+        return;
+    }
+
+    if (job->task) {
+        idist__xla_op_of(job->task)->worked = true;
+        x->queue_changed = true;
+        return;
+    }
+
+    if (x->w->life.abandoned) return; // the program's allocator may be gone
+
+    if (job->donated && output) {
+        job->output = NULL;
+        idist__xla_value_replace(x->home, job->recv, output);
+    }
+
+    idist__xla_worker_free(x, job);
 }
 
 // The worker of a world: takes jobs until the world ends.
@@ -2766,8 +2853,7 @@ static void *idist__xla_engine_work(void *arg) {
         idist__world_lock(w);
         job->running = false;
 
-        if (job->task) idist__xla_call_worked(job->task);
-        else idist__xla_worker_free(x, job);
+        idist__xla_engine_finish(x, job);
         idist__world_wake_driver(w);
     }
 
@@ -3370,6 +3456,10 @@ idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
 // Finds the buffer that a handle stands for, and counts one more user.
 static idist_status idist__xla_api_take(const char *name, const idist_xla_buffer *handle,
                                         idist__xla_buffer **buffer) {
+    *buffer = NULL;
+    if (idist__xla_home_one.process != idist__world_process())
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: this process was forked from the one that has the buffer", name);
     *buffer = idist__xla_buffer_take(&idist__xla_home_one, handle);
     if (*buffer && (*buffer)->at == (const char *)handle) return IDIST_OK;
     idist__xla_buffer_drop(&idist__xla_home_one, *buffer);
@@ -3425,13 +3515,18 @@ idist_status idist_xla_buffer_get(const idist_xla_buffer *buffer, void *data, si
 idist_status idist_xla_buffer_free(idist_xla_buffer **buffer) {
     idist__xla_buffer *found;
     idist_status status;
+    bool first;
 
     if (!buffer || !*buffer) return IDIST_OK;
     status = idist__xla_api_take("xla_buffer_free", *buffer, &found);
     *buffer = NULL;
     if (status != IDIST_OK) return status;
+    idist__os_mutex_lock(&idist__xla_home_one.lock);
+    first = !found->freed; // another thread may free the buffer at this moment
+    found->freed = true;
+    idist__os_mutex_unlock(&idist__xla_home_one.lock);
     idist__xla_buffer_drop(&idist__xla_home_one, found);
-    idist__xla_buffer_drop(&idist__xla_home_one, found); // the program's own
+    if (first) idist__xla_buffer_drop(&idist__xla_home_one, found); // the program's own
 
     return IDIST_OK;
 }

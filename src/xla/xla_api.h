@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "base/mem.h"
 #include "core/model.h"
+#include "core/world.h"
 #include "core/call.h"
 #include "xla/pjrt.h"
 #include "xla/xla_model.h"
@@ -222,6 +223,10 @@ idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
 // Finds the buffer that a handle stands for, and counts one more user.
 static idist_status idist__xla_api_take(const char *name, const idist_xla_buffer *handle,
                                         idist__xla_buffer **buffer) {
+    *buffer = NULL;
+    if (idist__xla_home_one.process != idist__world_process())
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: this process was forked from the one that has the buffer", name);
     *buffer = idist__xla_buffer_take(&idist__xla_home_one, handle);
     if (*buffer && (*buffer)->at == (const char *)handle) return IDIST_OK;
     idist__xla_buffer_drop(&idist__xla_home_one, *buffer);
@@ -277,13 +282,18 @@ idist_status idist_xla_buffer_get(const idist_xla_buffer *buffer, void *data, si
 idist_status idist_xla_buffer_free(idist_xla_buffer **buffer) {
     idist__xla_buffer *found;
     idist_status status;
+    bool first;
 
     if (!buffer || !*buffer) return IDIST_OK;
     status = idist__xla_api_take("xla_buffer_free", *buffer, &found);
     *buffer = NULL;
     if (status != IDIST_OK) return status;
+    idist__os_mutex_lock(&idist__xla_home_one.lock);
+    first = !found->freed; // another thread may free the buffer at this moment
+    found->freed = true;
+    idist__os_mutex_unlock(&idist__xla_home_one.lock);
     idist__xla_buffer_drop(&idist__xla_home_one, found);
-    idist__xla_buffer_drop(&idist__xla_home_one, found); // the program's own
+    if (first) idist__xla_buffer_drop(&idist__xla_home_one, found); // the program's own
 
     return IDIST_OK;
 }

@@ -42,7 +42,9 @@ static idist__xla_buffer *idist__xla_buffer_take(idist__xla_home *home, const vo
     if (!idist__xla_buffer_is(p)) return NULL;
     idist__os_mutex_lock(&home->lock);
     place = idist__xla_buffer_search(home, at);
-    if (place < home->buffer_count && home->buffers[place]->at <= at) buffer = home->buffers[place];
+    if (place < home->buffer_count && home->buffers[place]->at <= at &&
+        !home->buffers[place]->freed)
+        buffer = home->buffers[place];
     if (buffer) buffer->users++;
     idist__os_mutex_unlock(&home->lock);
 

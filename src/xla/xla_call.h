@@ -204,49 +204,23 @@ static void idist__xla_call_place(idist__task *t) {
 
 // ---- a staged call ----
 
-// Returns true if a call writes every byte of the buffer that receives, whatever other ranks do.
-static bool idist__xla_call_overwrites(const idist__task *t, const idist__extent *e) {
-    const idist__xla_op *op = idist__xla_op_of(t);
-    const idist__call *call = &op->call;
-    const idist__xla_buffer *recv = op->job->recv;
-
-    if (recv->at != (const char *)call->recv ||
-        e->recv * idist_dtype_size(call->dtype) < recv->nbytes)
-        return false;
-
-    switch (call->kind) {
-    case IDIST__ALL_REDUCE:
-    case IDIST__REDUCE:
-    case IDIST__SCAN:
-    case IDIST__ALL_GATHER:
-    case IDIST__GATHER:
-    case IDIST__SCATTER:
-    case IDIST__REDUCE_SCATTER:
-    case IDIST__ALL_TO_ALL: return true;
-    case IDIST__BROADCAST: return call->root != t->group->rank;
-    default: return false; // parts of the buffer may keep their contents
-    }
-}
-
 // Allocates host memory for the buffers of a staged call. Sets *fetches if the worker has to fill
 // some of it. Returns false without memory.
 static bool idist__xla_call_allocate(idist__task *t, bool *fetches) {
     const idist_allocator *mem = &t->group->w->cfg.mem;
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
-    bool keeps = false, is_one = job->send && job->send == job->recv;
-    idist__extent e;
+    bool is_one = job->send && job->send == job->recv;
 
-    // In place, an all_to_allv overwrites what it still has to send.
+    // An all_to_allv in place would overwrite data that is still to be sent.
     if (op->call.kind == IDIST__ALL_TO_ALLV) is_one = false;
 
-    if (idist__extent_of(t->group, &op->call, &e) != IDIST_OK) return false; // was checked before
-    if (job->recv) keeps = !idist__xla_call_overwrites(t, &e);
-    *fetches = job->send || keeps;
+    job->fetches_recv =
+        job->recv && op->call.kind == IDIST__BROADCAST && op->call.root == t->group->rank;
+    *fetches = job->send || job->fetches_recv;
     if (job->send) job->send_copy = (char *)idist__mem_raw(mem, job->send->nbytes);
     if (is_one) job->recv_copy = job->send_copy;
     else if (job->recv) job->recv_copy = (char *)idist__mem_raw(mem, job->recv->nbytes);
-    job->fetches_recv = keeps && !is_one;
 
     return (!job->send || job->send_copy) && (!job->recv || job->recv_copy);
 }
@@ -284,22 +258,62 @@ static void idist__xla_call_start_staged(idist__task *t) {
     idist__xla_call_start_part(t, &part);
 }
 
-// A staged call is done on the host. Returns true if the call is complete, false if the result goes
-// to the device first.
+// Adds a part of the receive buffer to those that a call has written.
+static void idist__xla_call_add_range(idist__xla_job *job, const char *p, size_t nbytes) {
+    if (!nbytes) return;
+    job->ranges[job->range_count].at = (size_t)(p - job->recv->at);
+    job->ranges[job->range_count].nbytes = nbytes;
+    job->range_count++;
+}
+
+// Lists the parts of the receive buffer that a staged call has written on this rank. Returns false
+// without memory.
+static bool idist__xla_call_find_ranges(idist__task *t) {
+    const idist_group *g = t->group;
+    const idist__call *call = &idist__xla_op_of(t)->call;
+    const idist_recv_info *info = call->info ? call->info : &idist__xla_op_of(t)->info;
+    idist__xla_job *job = idist__xla_op_of(t)->job;
+    size_t size = idist_dtype_size(call->dtype), count;
+    char *recv = (char *)call->recv;
+    idist__extent e;
+    int i;
+
+    job->ranges = (idist__xla_range *)idist__mem_alloc(&g->w->cfg.mem,
+                                                       sizeof *job->ranges * (size_t)(g->size + 1));
+    if (!job->ranges || idist__extent_of(g, call, &e) != IDIST_OK) return false;
+    if (call->kind == IDIST__BROADCAST && call->root == g->rank) return true;
+    if (call->kind == IDIST__EXSCAN && g->rank == 0) return true;
+
+    if (call->recvcounts && idist__kind_takes_blocks(call->kind)) {
+        for (i = 0; i < g->size; i++) {
+            char *at = idist__extent_part(call, recv, i, g->rank, false, &count);
+            idist__xla_call_add_range(job, at, count * size);
+        }
+        return true;
+    }
+
+    count = call->kind == IDIST__RECV ? info->count : e.recv;
+    idist__xla_call_add_range(job, recv, count * size);
+
+    return true;
+}
+
+// Begins to store the result of a staged call. Returns true if there is nothing to store, or false
+// if the worker copies the result to the device first.
 static bool idist__xla_call_store(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
-    const idist_recv_info *info = op->call.info ? op->call.info : &op->info;
 
     if (!job->recv || op->call.peeks) return true;
 
-    if (op->call.kind == IDIST__RECV) {
-        job->patch_at = (size_t)((char *)op->call.recv - job->recv->at);
-        job->patch_nbytes = info->count * idist_dtype_size(op->call.dtype);
-        job->patches = job->patch_nbytes < job->recv->nbytes;
-        if (!job->patch_nbytes) return true;
+    if (!idist__xla_call_find_ranges(t)) {
+        op->state = IDIST__XLA_STORING;
+        snprintf(job->why, sizeof job->why, "out of memory");
+        idist__group_fail_memory(t->group);
+        return false;
     }
 
+    if (!job->range_count) return true;
     op->state = IDIST__XLA_STORING;
     idist__xla_worker_add(idist__xla_of(t->group->w), job, IDIST__XLA_STORE);
 

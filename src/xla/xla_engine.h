@@ -25,6 +25,7 @@
 #include "xla/compile_options.h"
 #include "xla/stablehlo.h"
 #include "xla/xla_home.h"
+#include "xla/xla_value.h"
 #include "xla/xla_buffer.h"
 #include "xla/xla_worker.h"
 #include "xla/xla_call.h"
@@ -51,21 +52,24 @@ static idist_status idist__xla_engine_group_make(idist_group *g) {
     return IDIST_OK;
 }
 
-// Finds the buffer at an address, and counts one more user of it. Returns NULL if there is none on
-// this rank's device.
-static idist__xla_buffer *idist__xla_engine_take(idist__xla *x, const void *p) {
+// Finds the buffer that has nbytes at an address, and counts one more user of it. Returns NULL if
+// there is none on this rank's device.
+static idist__xla_buffer *idist__xla_engine_take(idist__xla *x, const void *p, size_t nbytes) {
     idist__xla_buffer *buffer = idist__xla_buffer_take(x->home, p);
 
-    if (!buffer || buffer->device == x->device) return buffer;
+    if (!buffer) return NULL;
+    if (buffer->device == x->device &&
+        buffer->nbytes - (size_t)((const char *)p - buffer->at) >= nbytes)
+        return buffer;
     idist__xla_buffer_drop(x->home, buffer);
 
     return NULL;
 }
 
-// Returns true if this rank has a buffer at an address.
-static bool idist__xla_engine_has(const idist_group *g, const void *p) {
+// Returns true if this rank has a buffer with nbytes at an address.
+static bool idist__xla_engine_has(const idist_group *g, const void *p, size_t nbytes) {
     idist__xla *x = idist__xla_of(g->w);
-    idist__xla_buffer *buffer = idist__xla_engine_take(x, p);
+    idist__xla_buffer *buffer = idist__xla_engine_take(x, p, nbytes);
 
     idist__xla_buffer_drop(x->home, buffer);
     return buffer != NULL;
@@ -78,6 +82,7 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
     const char *name = idist__kind_names[call->label];
     bool send = idist__xla_buffer_is(call->send), recv = idist__xla_buffer_is(call->recv);
     idist__extent e;
+    size_t size;
 
     (void)detached;
     if (opts->stream)
@@ -89,11 +94,12 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
     if ((e.send && !send) || (e.recv && !recv))
         return idist__fail(IDIST_ERR_ARG, "%s: one buffer is an idist_xla_buffer, the other is not",
                            name);
-    if ((e.send && !idist__xla_engine_has(g, call->send)) ||
-        (e.recv && !idist__xla_engine_has(g, call->recv)))
+    size = idist_dtype_size(call->dtype);
+    if ((e.send && !idist__xla_engine_has(g, call->send, e.send * size)) ||
+        (e.recv && !idist__xla_engine_has(g, call->recv, e.recv * size)))
         return idist__fail(IDIST_ERR_ARG,
-                           "%s: this rank has no idist_xla_buffer at an address that it passes "
-                           "(freed already?)",
+                           "%s: this rank has no idist_xla_buffer of that size at an address that "
+                           "it passes (freed already?)",
                            name);
     if (g->device || g->status != IDIST_OK) return IDIST_OK;
 
@@ -118,14 +124,15 @@ static bool idist__xla_engine_take_buffers(idist__task *t, const char **why) {
     idist__xla *x = idist__xla_of(t->group->w);
     idist__xla_op *op = idist__xla_op_of(t);
     const idist__call *call = &op->call;
+    size_t size = idist_dtype_size(call->dtype);
     idist__extent e;
 
     *why = "is out of memory";
     op->job = (idist__xla_job *)idist__mem_alloc(&x->w->cfg.mem, sizeof *op->job);
     if (!op->job || idist__extent_of(t->group, call, &e) != IDIST_OK) return false;
     op->job->task = t;
-    if (e.send) op->job->send = idist__xla_engine_take(x, call->send);
-    if (e.recv) op->job->recv = idist__xla_engine_take(x, call->recv);
+    if (e.send) op->job->send = idist__xla_engine_take(x, call->send, e.send * size);
+    if (e.recv) op->job->recv = idist__xla_engine_take(x, call->recv, e.recv * size);
     op->job->in_place = !op->job->send || op->job->send == op->job->recv;
     *why = "has freed an idist_xla_buffer while a call with it began";
 
@@ -230,6 +237,21 @@ static bool idist__xla_engine_quick_message(idist_group *g, const idist__call *c
     return idist__xla_of(g->w)->host_backend->quick_message(g, call);
 }
 
+// Continues the calls whose jobs the worker has finished.
+static void idist__xla_engine_continue(idist__world *w) {
+    idist__task *t, *next;
+
+    for (t = w->tasks.running; t; t = next) {
+        idist__xla_op *op = t->on_device ? idist__xla_op_of(t) : NULL;
+
+        next = t->next;
+        if (!op || !op->worked) continue;
+        op->worked = false;
+        idist__xla_call_worked(t);
+        next = w->tasks.running; // a task is gone, perhaps the next one
+    }
+}
+
 // Moves what can move on the host, then performs the steps of calls that can continue.
 static void idist__xla_engine_progress(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
@@ -238,6 +260,7 @@ static void idist__xla_engine_progress(idist__world *w) {
     x->host_backend->progress(w);
     if (!x->queue_changed) return;
     x->queue_changed = false;
+    if (w->machine.single_threaded) idist__xla_engine_continue(w);
 
     for (g = &w->group; g; g = g->next)
         if (g->device) idist__xla_call_run(g);
@@ -261,7 +284,8 @@ static bool idist__xla_engine_cancel(idist__task *t) {
 
     switch (idist__xla_op_of(t)->state) {
     case IDIST__XLA_MET:
-    case IDIST__XLA_LAUNCHING: done = false; break; // other ranks are involved
+    case IDIST__XLA_LAUNCHING:
+    case IDIST__XLA_STORING: done = false; break; // other ranks have done their part
     default: break;
     }
 
@@ -276,8 +300,14 @@ static void idist__xla_engine_announce(idist__task *t) {
 }
 
 static int idist__xla_engine_missing(idist__task *t, char *text, size_t capacity) {
+    const idist__xla_group *group = idist__xla_group_of(t->group);
+    const idist__xla_op *op = idist__xla_op_of(t);
+
     if (t->state != IDIST__TASK_ON_DEVICE)
         return idist__xla_of(t->group->w)->host_backend->missing(t, text, capacity);
+    if (op->state == IDIST__XLA_QUEUED && op->lane != IDIST__XLA_NO_LANE &&
+        group->queue[op->lane] != t) // waits for the call at the head of the lane
+        return idist__xla_engine_missing(group->queue[op->lane], text, capacity);
     idist__text_append(text, capacity, "this rank itself, whose device has not finished");
 
     return 1;
@@ -289,6 +319,33 @@ static idist_status idist__xla_engine_follow(idist__task *t, void *stream) {
     (void)t;
     (void)stream;
     return idist__fail(IDIST_ERR_UNSUPPORTED, "wait_stream: XLA has no streams: use idist_wait");
+}
+
+// Continues after a job. A cancelled program may have taken the memory of its input: then the result
+// takes the place of the input, which no longer exists. The backend of the host may be an MPI that
+// one thread only may call: then a thread of the program continues.
+static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
+    void *output = job->output;
+
+    if (job->task && !x->w->machine.single_threaded) {
+        idist__xla_call_worked(job->task);
+        return;
+    }
+
+    if (job->task) {
+        idist__xla_op_of(job->task)->worked = true;
+        x->queue_changed = true;
+        return;
+    }
+
+    if (x->w->life.abandoned) return; // the program's allocator may be gone
+
+    if (job->donated && output) {
+        job->output = NULL;
+        idist__xla_value_replace(x->home, job->recv, output);
+    }
+
+    idist__xla_worker_free(x, job);
 }
 
 // The worker of a world: takes jobs until the world ends.
@@ -313,8 +370,7 @@ static void *idist__xla_engine_work(void *arg) {
         idist__world_lock(w);
         job->running = false;
 
-        if (job->task) idist__xla_call_worked(job->task);
-        else idist__xla_worker_free(x, job);
+        idist__xla_engine_finish(x, job);
         idist__world_wake_driver(w);
     }
 

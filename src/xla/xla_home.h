@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "base/mem.h"
 #include "launch/env.h"
+#include "core/world.h"
 #include "xla/pjrt.h"
 #include "xla/pjrt_load.h"
 #include "xla/xla_model.h"
@@ -87,6 +88,9 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     bool ok = true;
 
     snprintf(why, capacity,
+             "this process was forked from one that uses XLA; use start_method \"exec\"");
+    if (home->process && home->process != idist__world_process()) return false;
+    snprintf(why, capacity,
              "desc.xla_api and desc.xla_client: set both or neither, and the same in each world of "
              "a process");
     idist__os_mutex_lock(&home->slow);
@@ -97,6 +101,7 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     if (ok) {
         idist__os_mutex_lock(&home->lock);
         home->users++;
+        home->process = idist__world_process();
         idist__os_mutex_unlock(&home->lock);
     }
 
@@ -139,6 +144,7 @@ static void idist__xla_home_leave(idist__xla_home *home) {
         if (!home->adopted)
             idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
         home->client = NULL;
+        home->process = 0;
     }
 
     idist__os_mutex_unlock(&home->slow);

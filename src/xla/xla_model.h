@@ -74,7 +74,8 @@ typedef struct idist__xla_buffer {
     int dim_count;
     size_t count;
     idist_dtype dtype;
-    int users; // 1 for the program, until the buffer is freed, and 1 for each job
+    int users;  // 1 for the program, until the buffer is freed, and 1 for each job
+    bool freed; // by the program; jobs may still use the buffer
 } idist__xla_buffer;
 
 // The state that the worlds of a process share.
@@ -84,6 +85,7 @@ typedef struct idist__xla_home {
     const idist__pjrt_api *api;
     void *client;
     bool adopted;         // the client is the program's
+    uint32_t process;     // the number of the process that opened the client
     int users;            // worlds and buffers; the last one destroys the client
     void *const *devices; // PJRT_Device, owned by the client
     int ndevices;
@@ -102,6 +104,7 @@ static idist__xla_home idist__xla_home_one = {IDIST__OS_MUTEX_INIT,
                                               NULL,
                                               false,
                                               0,
+                                              0,
                                               NULL,
                                               0,
                                               0,
@@ -113,6 +116,11 @@ static idist__xla_home idist__xla_home_one = {IDIST__OS_MUTEX_INIT,
                                               NULL,
                                               0,
                                               0};
+
+// A part of a buffer, in bytes.
+typedef struct idist__xla_range {
+    size_t at, nbytes;
+} idist__xla_range;
 
 typedef enum idist__xla_work {
     IDIST__XLA_COMPILE,
@@ -137,9 +145,10 @@ typedef struct idist__xla_job {
     uint64_t ticket;             // this rank's proposal, then the place that the members agreed on
     bool placed;                 // they have agreed
     char *send_copy, *recv_copy; // host memory; the same memory where both buffers are one
-    bool fetches_recv;           // parts of the buffer that receives keep their contents
-    bool patches;                // STORE of a receive: only this part of the buffer has arrived
-    size_t patch_at, patch_nbytes;
+    bool fetches_recv;           // the root of a broadcast sends what the receive buffer holds
+    idist__xla_range *ranges;    // STORE: the parts of the receive buffer that the call has written
+    int range_count;
+    bool donated; // EXECUTE: the program has the memory of the input
     void *output; // PJRT_Buffer
 } idist__xla_job;
 
@@ -177,6 +186,7 @@ typedef struct idist__xla_op {
     idist__user_op user;            // a copy, because the program may free the op meanwhile
     idist_recv_info info;           // of a receive, if the program does not ask for it
     idist__xla_job *job;            // NULL for a call on host memory
+    bool worked;                    // the worker has finished the job of the call
     bool may_have_program;          // all members may have a program for the call
     uint64_t votes[2];              // the hash of this rank's program, and its complement
     uint64_t ticket;                // what the members agree on in ORDERING

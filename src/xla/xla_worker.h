@@ -28,6 +28,7 @@ static void idist__xla_worker_free(idist__xla *x, idist__xla_job *job) {
     idist__pjrt_destroy(x->home->api, IDIST__PJRT_BUFFER_DESTROY, job->output);
     if (job->recv_copy != job->send_copy) idist__mem_free(mem, job->recv_copy);
     idist__mem_free(mem, job->send_copy);
+    idist__mem_free(mem, job->ranges);
     idist__mem_free(NULL, job->source.text);
     idist__mem_free(NULL, job->source.options);
     idist__mem_free(mem, job);
@@ -93,27 +94,25 @@ static bool idist__xla_worker_fetch(idist__xla *x, idist__xla_job *job) {
     return idist__xla_worker_get(x, job->recv, job->recv_copy, job);
 }
 
-// Copies the result of a staged call to the device. A message may have filled a part of the buffer:
-// then the rest is fetched first.
+// Copies what a staged call has written to the device. Other calls may have changed other parts of
+// the buffer meanwhile, so the rest of the buffer is fetched now.
 static bool idist__xla_worker_store(idist__xla *x, idist__xla_job *job) {
     const idist_allocator *mem = &x->w->cfg.mem;
-    char *whole = job->recv_copy;
+    bool is_whole = job->range_count == 1 && job->ranges[0].nbytes == job->recv->nbytes;
+    char *whole = is_whole ? job->recv_copy : (char *)idist__mem_raw(mem, job->recv->nbytes);
+    bool ok = whole != NULL;
+    int i;
 
-    if (job->patches) {
-        snprintf(job->why, sizeof job->why, "out of memory");
-        whole = (char *)idist__mem_raw(mem, job->recv->nbytes);
-        if (!whole) return false;
+    snprintf(job->why, sizeof job->why, "out of memory");
+    if (ok && !is_whole) ok = idist__xla_worker_get(x, job->recv, whole, job);
 
-        if (!idist__xla_worker_get(x, job->recv, whole, job)) {
-            idist__mem_free(mem, whole);
-            return false;
-        }
+    for (i = 0; i < job->range_count && ok && !is_whole; i++)
+        memcpy(whole + job->ranges[i].at, job->recv_copy + job->ranges[i].at,
+               job->ranges[i].nbytes);
 
-        memcpy(whole + job->patch_at, job->recv_copy + job->patch_at, job->patch_nbytes);
-    }
-
-    job->output = idist__xla_value_put(x->home, job->recv, whole, job->why, sizeof job->why);
-    if (job->patches) idist__mem_free(mem, whole);
+    if (ok)
+        job->output = idist__xla_value_put(x->home, job->recv, whole, job->why, sizeof job->why);
+    if (!is_whole) idist__mem_free(mem, whole);
 
     return job->output != NULL;
 }
@@ -139,7 +138,8 @@ static bool idist__xla_worker_execute(idist__xla *x, idist__xla_job *job) {
     idist__pjrt_init(&options, sizeof options);
     options.launch_id = (int)((x->launch_base + job->ticket) & 0x7fffffff);
     options.not_donated = &first;
-    options.not_donated_count = job->in_place && idist__xla_value_is_alone(x->home, value) ? 0 : 1;
+    job->donated = job->in_place && idist__xla_value_is_alone(x->home, value);
+    options.not_donated_count = job->donated ? 0 : 1;
     idist__pjrt_init(&args, sizeof args);
     args.loaded = job->program->loaded;
     args.options = &options;

@@ -151,6 +151,33 @@ static void parts(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer_free(&b);
 }
 
+// Requests on two halves of one buffer, begun in that order: neither undoes what the other wrote.
+// Also calls that are longer than their buffer, and a buffer that is freed twice during a call.
+static void halves(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    for (int i = 0; i < 20; i++) {
+        idist_request r[2];
+        idist_opts first = opts_async(world, &r[0]), second = opts_async(world, &r[1]);
+        idist_xla_buffer *a = floats(world, 64, 1, 0), *again = a;
+        char *low = (char *)a, *high = low + 32 * 4;
+        float x[64];
+        rank_check(idist_all_reduce(high, high, 33, IDIST_F32, IDIST_SUM, &o) == IDIST_ERR_ARG,
+                   "a call beyond the buffer");
+        rank_ok(rank, idist_scan(low, low, 32, IDIST_F32, IDIST_SUM, &first));
+        rank_ok(rank, idist_scan(high, high, 32, IDIST_F32, IDIST_SUM, &second));
+        rank_ok(rank, idist_wait_all(r, 2));
+        rank_ok(rank, idist_xla_buffer_get(a, x, sizeof x, -1));
+        rank_check(x[0] == (float)(rank + 1) && x[32] == (float)(rank + 1), "round %d: %g %g", i,
+                   (double)x[0], (double)x[32]);
+        rank_ok(rank, idist_all_reduce(a, a, 64, IDIST_F32, IDIST_MAX, &first));
+        rank_ok(rank, idist_xla_buffer_free(&a));
+        rank_check(idist_xla_buffer_free(&again) == IDIST_ERR_ARG, "freed twice");
+        rank_ok(rank, idist_wait(&r[0]));
+    }
+    (void)n;
+}
+
 // Messages from device and host memory to one peer arrive in the order in which they were sent.
 static void order_of_messages(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
@@ -375,6 +402,7 @@ int main(int argc, char **argv) {
         const char *name;
     } cases[] = {{handles, "handles"},
                  {parts, "parts of buffers"},
+                 {halves, "halves of a buffer"},
                  {shapes, "shapes"},
                  {groups, "groups"},
                  {bits_of_nan, "bits of a NaN"},
