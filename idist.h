@@ -4012,8 +4012,8 @@ IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
 // os/linux/wake.h: sleeping until another process changes a word
 
 // A timeout of the futex system call is not always a struct timespec. It is two longs on most
-// architectures, even if time_t has 64 bits and long has 32. On newer architectures it is two
-// 64-bit numbers (futex_time64).
+// architectures, even if time_t has 64 bits and long has 32. On newer 32-bit architectures, which
+// have only futex_time64, the timeout is two 64-bit numbers.
 #ifdef SYS_futex
 enum { IDIST__OS_FUTEX = SYS_futex };
 typedef long idist__os_futex_part;
@@ -5625,8 +5625,8 @@ const char *idist_op_name(idist_op op) {
 //------------------------------------------------------------------------------
 // the instruction set that loops over elements use
 //
-// Every loop over elements exists once per instruction set, in base/small_float.h and
-// base/reduce.h. `base` is the target of the compiler. The other instruction sets are used on
+// The hot loops over elements, in base/small_float.h and base/reduce.h, are compiled for several
+// instruction sets. `base` is the target of the compiler. The other instruction sets are used on
 // processors that have them. All of them give the same bits, so the machines of a world may differ.
 //------------------------------------------------------------------------------
 
@@ -12428,8 +12428,8 @@ IDIST__UNUSED static inline void *idist__python_library(const char *file) {
 // core/kind.h: the operations and their traits
 //
 // A row says everything that is the same for all calls of an operation. The numbers of the rows
-// travel in fingerprints, so a new row goes at the end. Rows without traits are public calls that
-// are built from other operations. These rows only label the fingerprint.
+// travel in fingerprints, so a new row goes at the end. A row without traits only labels a
+// fingerprint: most such rows are public calls that are built from other operations.
 
 enum {
     IDIST__COLLECTIVE = 1,   // all members take part
@@ -17898,7 +17898,7 @@ idist_status idist_test_all(idist_request *requests, size_t n, bool *done) {
 
 idist_status idist_plan_create(idist_plan **plan) {
     if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_create: plan is NULL");
-    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // a plan outlives any world
+    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // a plan may outlive its world
     return *plan ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 

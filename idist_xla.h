@@ -34,15 +34,15 @@ DO THIS
 
     libtpu is loaded only on a machine that has a TPU chip. PJRT 0.57 or later is needed.
 
-    Status: tested with XLA's CPU plug-in, on which ranks are threads of one process. It has never
-    run on a TPU.
+    Status: this code has never run on a TPU. It is tested with two CPU plug-ins, on which ranks are
+    threads of one process, and with a stand-in for several processes.
 
 BUFFERS
 
-    XLA has no device pointers: a PJRT_Buffer is an object that never changes. So device memory is
-    an idist_xla_buffer, a handle that a program passes wherever a call takes a buffer. A call that
-    writes to the handle replaces the PJRT_Buffer behind the handle. In place, the result takes the
-    memory of the input (donation).
+    XLA has no device pointers, and a PJRT_Buffer never changes. So device memory is an
+    idist_xla_buffer, a handle that a program passes wherever a call takes a buffer. A call that
+    writes to the handle replaces the PJRT_Buffer behind the handle. A program in place may give the
+    memory of the input to the result (donation).
 
     A handle has addresses of its own, as many as the buffer has bytes. (char *)x + 8 is the part of
     the buffer from byte 8 on, and a call takes such a part as well. Nobody can read or write these
@@ -70,12 +70,12 @@ HOW DEVICE MEMORY TRAVELS
         staged   everything else, and everything if the devices do not form one world of XLA: the
                  buffers are copied to the host, and the host's backend does the call
 
-    Compiling takes milliseconds on a CPU and up to seconds on a TPU, once per kind of call, count,
-    dtype and op. A program that varies its counts should round them up to a few values.
+    Compiling takes milliseconds on a CPU, and may take seconds on a TPU, once per kind of call,
+    count, dtype and op. A program that varies its counts should round them up to a few values.
 
     XLA rounds 16-bit and 8-bit floats at every step, and does not define MIN and MAX of a NaN. On a
-    TPU, F64 is a pair of F32, with the range of F32. Integers have the bits that they have on the
-    host.
+    TPU, F64 is a pair of F32, with the range of F32. Integer results have the bits of the host's
+    results.
 
     In one collective, either all ranks pass device memory or none does; otherwise the call fails
     with IDIST_ERR_MISMATCH. A message may go from a device to the host memory of another rank.
@@ -789,7 +789,7 @@ static const idist__pjrt_api *idist__pjrt_load(char *why, size_t capacity) {
 //     ORDERING   the members agree on the place of the call among all calls
 //     LAUNCHING  the worker runs the program when its place has come
 //
-// A call without a program, or whose members do not all have the same program, is staged:
+// A call is staged if it has no program, or if the programs of the members differ:
 //
 //     FETCHING   the worker copies the buffers to host memory
 //     FETCHED    ready for the host's backend
@@ -985,14 +985,14 @@ typedef enum idist__xla_path {
 // The device of a world.
 typedef struct idist__xla {
     idist_backend_api api;                 // the world's backend
-    const idist_backend_api *host_backend; // the one below, which moves host memory
+    const idist_backend_api *host_backend; // the backend that moves host memory
     idist__world *w;
     idist__xla_home *home;
     void *device; // PJRT_Device
     idist__xla_rank_info *infos;
     idist__xla_path path;
     uint64_t launch_base;
-    uint64_t clock;                   // larger than every ticket seen so far, divided by world_size
+    uint64_t clock;                   // at least ticket / world_size for every ticket seen so far
     idist__xla_job *jobs, **jobs_end; // compiling and copying, oldest first
     idist__xla_job *ordered;          // programs to run, by ticket
     idist__os_cond work;              // for the worker: a job has come, or the world ends
@@ -1173,7 +1173,7 @@ static void idist__hlo_put_region(idist__hlo *hlo, const char *op, const char *t
     idist__hlo_put(hlo, "      stablehlo.return %%z : tensor<%s>", type);
 }
 
-// Returns XLA's name of an op, or NULL if a program cannot do it.
+// Returns XLA's name of an op, or NULL if programs do not support the op.
 static const char *idist__hlo_op(idist_op op) {
     switch (op) {
     case IDIST_SUM:
@@ -1898,9 +1898,9 @@ static idist__xla_program *idist__xla_program_make(idist__xla_home *home, idist_
 // xla/xla_worker.h: the thread that waits for the device
 //
 // The worker of a world takes one job after another: first the jobs in x->jobs, which compile and
-// copy and need no other rank, then the programs in x->ordered. All members of a group must launch
-// their programs in one order, or two devices wait for each other. So a program runs when its
-// ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
+// copy and need no other rank, then the programs in x->ordered. All ranks must launch their
+// programs in one order. Otherwise two devices could wait for each other. So a program runs when
+// its ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
 // multicast: the members propose tickets, and the largest proposal becomes the ticket.)
 //
 // A proposal is made when all members have started the call. From then on, becoming final depends
@@ -1931,7 +1931,7 @@ static void idist__xla_worker_add(idist__xla *x, idist__xla_job *job, idist__xla
     idist__os_cond_signal(&x->work);
 }
 
-// Enters a program by its ticket.
+// Inserts a job into x->ordered, sorted by ticket.
 static void idist__xla_worker_order(idist__xla *x, idist__xla_job *job) {
     idist__xla_job **at = &x->ordered;
 
@@ -1942,7 +1942,7 @@ static void idist__xla_worker_order(idist__xla *x, idist__xla_job *job) {
     idist__os_cond_signal(&x->work);
 }
 
-// Takes a job out of the lists.
+// Removes a job from the list that contains the job, if any.
 static void idist__xla_worker_remove(idist__xla *x, idist__xla_job *job) {
     idist__xla_job **at;
 
@@ -2142,7 +2142,7 @@ static void idist__xla_call_start_part(idist__task *t, const idist__call *part) 
     host->start(t);
 }
 
-// Lets the members agree on the largest of their numbers.
+// Starts an all_reduce that replaces each number with the largest among the members.
 static void idist__xla_call_start_max(idist__task *t, uint64_t *numbers, size_t count) {
     idist__call part;
 
@@ -2153,7 +2153,8 @@ static void idist__xla_call_start_max(idist__task *t, uint64_t *numbers, size_t 
 
 // ---- a call as a program ----
 
-// Returns true if a buffer is exactly what a call reads or writes there.
+// Returns true if the `count` elements at `p` are exactly a whole buffer of this dtype, or if count
+// is 0.
 static bool idist__xla_call_fits(const idist__xla_buffer *buffer, const void *p, size_t count,
                                  idist_dtype dtype) {
     if (!count) return true;
@@ -2245,7 +2246,7 @@ static void idist__xla_call_order(idist__task *t) {
     idist__xla_call_start_max(t, &op->ticket, 1);
 }
 
-// The members agree on the place of a call.
+// Records the place that the members agreed on, and lists the program under the final ticket.
 static void idist__xla_call_place(idist__task *t) {
     idist__xla *x = idist__xla_of(t->group->w);
     idist__xla_op *op = idist__xla_op_of(t);
@@ -2423,9 +2424,8 @@ static void idist__xla_call_run(idist_group *g) {
     idist__fail_end(IDIST_OK); // what failed is in the tasks
 }
 
-// Ends a part of a call on the host. Returns true if that was the last step of the call. May be
-// called in the middle of any function of the host's backend, so the next step is left to
-// idist__xla_call_run.
+// Handles the end of a part on the host. Returns true if the call is over. May be called in the
+// middle of any function of the host's backend, so the next step is left to idist__xla_call_run.
 static bool idist__xla_call_landed(idist__task *t, idist_status status) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla *x = idist__xla_of(t->group->w);

@@ -34,15 +34,15 @@ DO THIS
 
     libtpu is loaded only on a machine that has a TPU chip. PJRT 0.57 or later is needed.
 
-    Status: tested with XLA's CPU plug-in, on which ranks are threads of one process. It has never
-    run on a TPU.
+    Status: this code has never run on a TPU. It is tested with two CPU plug-ins, on which ranks are
+    threads of one process, and with a stand-in for several processes.
 
 BUFFERS
 
-    XLA has no device pointers: a PJRT_Buffer is an object that never changes. So device memory is
-    an idist_xla_buffer, a handle that a program passes wherever a call takes a buffer. A call that
-    writes to the handle replaces the PJRT_Buffer behind the handle. In place, the result takes the
-    memory of the input (donation).
+    XLA has no device pointers, and a PJRT_Buffer never changes. So device memory is an
+    idist_xla_buffer, a handle that a program passes wherever a call takes a buffer. A call that
+    writes to the handle replaces the PJRT_Buffer behind the handle. A program in place may give the
+    memory of the input to the result (donation).
 
     A handle has addresses of its own, as many as the buffer has bytes. (char *)x + 8 is the part of
     the buffer from byte 8 on, and a call takes such a part as well. Nobody can read or write these
@@ -70,12 +70,12 @@ HOW DEVICE MEMORY TRAVELS
         staged   everything else, and everything if the devices do not form one world of XLA: the
                  buffers are copied to the host, and the host's backend does the call
 
-    Compiling takes milliseconds on a CPU and up to seconds on a TPU, once per kind of call, count,
-    dtype and op. A program that varies its counts should round them up to a few values.
+    Compiling takes milliseconds on a CPU, and may take seconds on a TPU, once per kind of call,
+    count, dtype and op. A program that varies its counts should round them up to a few values.
 
     XLA rounds 16-bit and 8-bit floats at every step, and does not define MIN and MAX of a NaN. On a
-    TPU, F64 is a pair of F32, with the range of F32. Integers have the bits that they have on the
-    host.
+    TPU, F64 is a pair of F32, with the range of F32. Integer results have the bits of the host's
+    results.
 
     In one collective, either all ranks pass device memory or none does; otherwise the call fails
     with IDIST_ERR_MISMATCH. A message may go from a device to the host memory of another rank.

@@ -6,8 +6,8 @@
 //------------------------------------------------------------------------------
 // the instruction set that loops over elements use
 //
-// Every loop over elements exists once per instruction set, in base/small_float.h and
-// base/reduce.h. `base` is the target of the compiler. The other instruction sets are used on
+// The hot loops over elements, in base/small_float.h and base/reduce.h, are compiled for several
+// instruction sets. `base` is the target of the compiler. The other instruction sets are used on
 // processors that have them. All of them give the same bits, so the machines of a world may differ.
 //------------------------------------------------------------------------------
 

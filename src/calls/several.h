@@ -26,7 +26,7 @@
 
 idist_status idist_plan_create(idist_plan **plan) {
     if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_create: plan is NULL");
-    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // a plan outlives any world
+    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // a plan may outlive its world
     return *plan ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 

@@ -1,8 +1,8 @@
 // core/kind.h: the operations and their traits
 //
 // A row says everything that is the same for all calls of an operation. The numbers of the rows
-// travel in fingerprints, so a new row goes at the end. Rows without traits are public calls that
-// are built from other operations. These rows only label the fingerprint.
+// travel in fingerprints, so a new row goes at the end. A row without traits only labels a
+// fingerprint: most such rows are public calls that are built from other operations.
 #pragma once
 
 enum {

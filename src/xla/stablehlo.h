@@ -70,7 +70,7 @@ static void idist__hlo_put_region(idist__hlo *hlo, const char *op, const char *t
     idist__hlo_put(hlo, "      stablehlo.return %%z : tensor<%s>", type);
 }
 
-// Returns XLA's name of an op, or NULL if a program cannot do it.
+// Returns XLA's name of an op, or NULL if programs do not support the op.
 static const char *idist__hlo_op(idist_op op) {
     switch (op) {
     case IDIST_SUM:

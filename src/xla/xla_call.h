@@ -85,7 +85,7 @@ static void idist__xla_call_start_part(idist__task *t, const idist__call *part) 
     host->start(t);
 }
 
-// Lets the members agree on the largest of their numbers.
+// Starts an all_reduce that replaces each number with the largest among the members.
 static void idist__xla_call_start_max(idist__task *t, uint64_t *numbers, size_t count) {
     idist__call part;
 
@@ -96,7 +96,8 @@ static void idist__xla_call_start_max(idist__task *t, uint64_t *numbers, size_t 
 
 // ---- a call as a program ----
 
-// Returns true if a buffer is exactly what a call reads or writes there.
+// Returns true if the `count` elements at `p` are exactly a whole buffer of this dtype, or if count
+// is 0.
 static bool idist__xla_call_fits(const idist__xla_buffer *buffer, const void *p, size_t count,
                                  idist_dtype dtype) {
     if (!count) return true;
@@ -188,7 +189,7 @@ static void idist__xla_call_order(idist__task *t) {
     idist__xla_call_start_max(t, &op->ticket, 1);
 }
 
-// The members agree on the place of a call.
+// Records the place that the members agreed on, and lists the program under the final ticket.
 static void idist__xla_call_place(idist__task *t) {
     idist__xla *x = idist__xla_of(t->group->w);
     idist__xla_op *op = idist__xla_op_of(t);
@@ -366,9 +367,8 @@ static void idist__xla_call_run(idist_group *g) {
     idist__fail_end(IDIST_OK); // what failed is in the tasks
 }
 
-// Ends a part of a call on the host. Returns true if that was the last step of the call. May be
-// called in the middle of any function of the host's backend, so the next step is left to
-// idist__xla_call_run.
+// Handles the end of a part on the host. Returns true if the call is over. May be called in the
+// middle of any function of the host's backend, so the next step is left to idist__xla_call_run.
 static bool idist__xla_call_landed(idist__task *t, idist_status status) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla *x = idist__xla_of(t->group->w);

@@ -20,7 +20,7 @@
 //     ORDERING   the members agree on the place of the call among all calls
 //     LAUNCHING  the worker runs the program when its place has come
 //
-// A call without a program, or whose members do not all have the same program, is staged:
+// A call is staged if it has no program, or if the programs of the members differ:
 //
 //     FETCHING   the worker copies the buffers to host memory
 //     FETCHED    ready for the host's backend
@@ -221,14 +221,14 @@ typedef enum idist__xla_path {
 // The device of a world.
 typedef struct idist__xla {
     idist_backend_api api;                 // the world's backend
-    const idist_backend_api *host_backend; // the one below, which moves host memory
+    const idist_backend_api *host_backend; // the backend that moves host memory
     idist__world *w;
     idist__xla_home *home;
     void *device; // PJRT_Device
     idist__xla_rank_info *infos;
     idist__xla_path path;
     uint64_t launch_base;
-    uint64_t clock;                   // larger than every ticket seen so far, divided by world_size
+    uint64_t clock;                   // at least ticket / world_size for every ticket seen so far
     idist__xla_job *jobs, **jobs_end; // compiling and copying, oldest first
     idist__xla_job *ordered;          // programs to run, by ticket
     idist__os_cond work;              // for the worker: a job has come, or the world ends

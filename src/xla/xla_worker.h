@@ -1,9 +1,9 @@
 // xla/xla_worker.h: the thread that waits for the device
 //
 // The worker of a world takes one job after another: first the jobs in x->jobs, which compile and
-// copy and need no other rank, then the programs in x->ordered. All members of a group must launch
-// their programs in one order, or two devices wait for each other. So a program runs when its
-// ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
+// copy and need no other rank, then the programs in x->ordered. All ranks must launch their
+// programs in one order. Otherwise two devices could wait for each other. So a program runs when
+// its ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
 // multicast: the members propose tickets, and the largest proposal becomes the ticket.)
 //
 // A proposal is made when all members have started the call. From then on, becoming final depends
@@ -43,7 +43,7 @@ static void idist__xla_worker_add(idist__xla *x, idist__xla_job *job, idist__xla
     idist__os_cond_signal(&x->work);
 }
 
-// Enters a program by its ticket.
+// Inserts a job into x->ordered, sorted by ticket.
 static void idist__xla_worker_order(idist__xla *x, idist__xla_job *job) {
     idist__xla_job **at = &x->ordered;
 
@@ -54,7 +54,7 @@ static void idist__xla_worker_order(idist__xla *x, idist__xla_job *job) {
     idist__os_cond_signal(&x->work);
 }
 
-// Takes a job out of the lists.
+// Removes a job from the list that contains the job, if any.
 static void idist__xla_worker_remove(idist__xla *x, idist__xla_job *job) {
     idist__xla_job **at;
 

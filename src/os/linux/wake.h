@@ -5,8 +5,8 @@
 #include "os/clock.h"
 
 // A timeout of the futex system call is not always a struct timespec. It is two longs on most
-// architectures, even if time_t has 64 bits and long has 32. On newer architectures it is two
-// 64-bit numbers (futex_time64).
+// architectures, even if time_t has 64 bits and long has 32. On newer 32-bit architectures, which
+// have only futex_time64, the timeout is two 64-bit numbers.
 #ifdef SYS_futex
 enum { IDIST__OS_FUTEX = SYS_futex };
 typedef long idist__os_futex_part;
