@@ -1407,6 +1407,12 @@ static bool idist__xla_home_open(idist__xla_home *home, const idist__config *cfg
     return ok;
 }
 
+// Returns true unless the client belongs to a process from which this one was forked.
+static bool idist__xla_home_is_own(const idist__xla_home *home) {
+    uint32_t process = __atomic_load_n(&home->process, __ATOMIC_RELAXED);
+    return !process || process == idist__world_process();
+}
+
 // Counts one more user of the client, and opens the client for the first one. Returns false with
 // the reason in `why`.
 static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cfg, char *why,
@@ -1415,7 +1421,7 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
 
     snprintf(why, capacity,
              "this process was forked from one that uses XLA; use start_method \"exec\"");
-    if (home->process && home->process != idist__world_process()) return false;
+    if (!idist__xla_home_is_own(home)) return false;
     snprintf(why, capacity,
              "desc.xla_api and desc.xla_client: set both or neither, and the same in each world of "
              "a process");
@@ -1427,7 +1433,7 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     if (ok) {
         idist__os_mutex_lock(&home->lock);
         home->users++;
-        home->process = idist__world_process();
+        __atomic_store_n(&home->process, idist__world_process(), __ATOMIC_RELAXED);
         idist__os_mutex_unlock(&home->lock);
     }
 
@@ -1470,7 +1476,7 @@ static void idist__xla_home_leave(idist__xla_home *home) {
         if (!home->adopted)
             idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
         home->client = NULL;
-        home->process = 0;
+        __atomic_store_n(&home->process, 0u, __ATOMIC_RELAXED);
     }
 
     idist__os_mutex_unlock(&home->slow);
@@ -2804,9 +2810,9 @@ static idist_status idist__xla_engine_follow(idist__task *t, void *stream) {
     return idist__fail(IDIST_ERR_UNSUPPORTED, "wait_stream: XLA has no streams: use idist_wait");
 }
 
-// Continues after a job. A cancelled program may have taken the memory of its input: then the result
-// takes the place of the input, which no longer exists. The backend of the host may be an MPI that
-// one thread only may call: then a thread of the program continues.
+// Continues after a job. If a cancelled program has taken the memory of its input, the result takes
+// the place of the input. If the host's backend allows one thread only, a thread of the program
+// continues.
 static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
     void *output = job->output;
 
@@ -3457,7 +3463,7 @@ idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
 static idist_status idist__xla_api_take(const char *name, const idist_xla_buffer *handle,
                                         idist__xla_buffer **buffer) {
     *buffer = NULL;
-    if (idist__xla_home_one.process != idist__world_process())
+    if (!idist__xla_home_is_own(&idist__xla_home_one))
         return idist__fail(IDIST_ERR_STATE,
                            "%s: this process was forked from the one that has the buffer", name);
     *buffer = idist__xla_buffer_take(&idist__xla_home_one, handle);

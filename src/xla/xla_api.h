@@ -6,7 +6,6 @@
 #include "base/fail.h"
 #include "base/mem.h"
 #include "core/model.h"
-#include "core/world.h"
 #include "core/call.h"
 #include "xla/pjrt.h"
 #include "xla/xla_model.h"
@@ -224,7 +223,7 @@ idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
 static idist_status idist__xla_api_take(const char *name, const idist_xla_buffer *handle,
                                         idist__xla_buffer **buffer) {
     *buffer = NULL;
-    if (idist__xla_home_one.process != idist__world_process())
+    if (!idist__xla_home_is_own(&idist__xla_home_one))
         return idist__fail(IDIST_ERR_STATE,
                            "%s: this process was forked from the one that has the buffer", name);
     *buffer = idist__xla_buffer_take(&idist__xla_home_one, handle);

@@ -321,9 +321,9 @@ static idist_status idist__xla_engine_follow(idist__task *t, void *stream) {
     return idist__fail(IDIST_ERR_UNSUPPORTED, "wait_stream: XLA has no streams: use idist_wait");
 }
 
-// Continues after a job. A cancelled program may have taken the memory of its input: then the result
-// takes the place of the input, which no longer exists. The backend of the host may be an MPI that
-// one thread only may call: then a thread of the program continues.
+// Continues after a job. If a cancelled program has taken the memory of its input, the result takes
+// the place of the input. If the host's backend allows one thread only, a thread of the program
+// continues.
 static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
     void *output = job->output;
 

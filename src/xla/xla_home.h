@@ -81,6 +81,12 @@ static bool idist__xla_home_open(idist__xla_home *home, const idist__config *cfg
     return ok;
 }
 
+// Returns true unless the client belongs to a process from which this one was forked.
+static bool idist__xla_home_is_own(const idist__xla_home *home) {
+    uint32_t process = __atomic_load_n(&home->process, __ATOMIC_RELAXED);
+    return !process || process == idist__world_process();
+}
+
 // Counts one more user of the client, and opens the client for the first one. Returns false with
 // the reason in `why`.
 static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cfg, char *why,
@@ -89,7 +95,7 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
 
     snprintf(why, capacity,
              "this process was forked from one that uses XLA; use start_method \"exec\"");
-    if (home->process && home->process != idist__world_process()) return false;
+    if (!idist__xla_home_is_own(home)) return false;
     snprintf(why, capacity,
              "desc.xla_api and desc.xla_client: set both or neither, and the same in each world of "
              "a process");
@@ -101,7 +107,7 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     if (ok) {
         idist__os_mutex_lock(&home->lock);
         home->users++;
-        home->process = idist__world_process();
+        __atomic_store_n(&home->process, idist__world_process(), __ATOMIC_RELAXED);
         idist__os_mutex_unlock(&home->lock);
     }
 
@@ -144,7 +150,7 @@ static void idist__xla_home_leave(idist__xla_home *home) {
         if (!home->adopted)
             idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
         home->client = NULL;
-        home->process = 0;
+        __atomic_store_n(&home->process, 0u, __ATOMIC_RELAXED);
     }
 
     idist__os_mutex_unlock(&home->slow);
