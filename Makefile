@@ -56,8 +56,7 @@ WAITING_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c r
 WAITING_SCRIPTS := tests/device/faults.sh tests/device/ipc.sh tests/launch/hosts.sh \
     tests/launch/limited.sh tests/launch/torchrun.sh
 EXAMPLES := $(patsubst examples/%.c,build/%,\
-    $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c examples/*_xla_*.c),\
-    $(wildcard examples/*.c)))
+    $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(patsubst examples/apps/%/main.c,build/%,$(wildcard examples/apps/*/main.c))
 EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
