@@ -18,7 +18,7 @@ for source in examples/[0-9]*.c examples/[0-9]*.cpp; do
         continue
     }
     [[ $name == *_mpi || $name == *_gpu_* || $name == *_xla_* ]] &&
-        continue # run with each MPI by tests/mpi, by tests/device/examples.sh and by tests/device/xla.sh
+        continue # run by tests/mpi, tests/device/examples.sh and tests/device/xla.sh
     line=$(build_line "$source")
     case $line in
     "cc "*"-DIDIST_IMPLEMENTATION $source -o $name" | \
