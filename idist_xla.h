@@ -144,9 +144,10 @@ IDIST_API idist_status idist_xla_buffer_put(const void *data, size_t count, idis
                                             idist_group *group, idist_xla_buffer **buffer);
 
 // Makes a buffer of a PJRT_Buffer on this rank's device, for example a result of a program of your
-// own. The buffer may have up to 16 dimensions; calls take its elements in row-major order. On
-// success the PJRT_Buffer belongs to idist. Errors as for idist_xla_buffer_put, and
-// IDIST_ERR_UNSUPPORTED for a type that idist does not have.
+// own. The buffer may have up to 16 dimensions; calls take its elements in row-major order. A
+// buffer of bools is IDIST_U8 to idist; a result that is not 0 becomes 1, so IDIST_SUM is a logical
+// "or". On success the PJRT_Buffer belongs to idist. Returns the errors of idist_xla_buffer_put,
+// and IDIST_ERR_UNSUPPORTED for a type that idist does not have.
 IDIST_API idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
                                               idist_xla_buffer **buffer);
 
@@ -164,7 +165,8 @@ IDIST_API void *idist_xla_buffer_pjrt(const idist_xla_buffer *buffer);
 // buffer may outlive the world.
 IDIST_API idist_status idist_xla_buffer_free(idist_xla_buffer **buffer);
 
-// Returns the PJRT_Api of the plug-in, or NULL if none is loaded.
+// Returns the PJRT_Api of the plug-in, or NULL if none is loaded. With desc.xla_api, returns that
+// table until the last world and the last buffer are gone. Any thread may call.
 IDIST_API const void *idist_xla_api(void);
 
 // Returns the PJRT_Client of this process, which idist owns unless desc.xla_client gave it.
@@ -479,6 +481,7 @@ typedef struct idist__pjrt_tiled_layout { // a PJRT_Buffer_MemoryLayout that is 
 
 enum {
     IDIST__PJRT_INT64 = 1,             // PJRT_NamedValue_kInt64
+    IDIST__PJRT_BOOL = 1,              // PJRT_Buffer_Type_PRED
     IDIST__PJRT_TILED = 0,             // PJRT_Buffer_MemoryLayout_Type_Tiled
     IDIST__PJRT_UNTIL_TRANSFERRED = 1, // PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes
     IDIST__PJRT_DIMS = 16              // dimensions of a buffer that idist takes
@@ -505,11 +508,11 @@ static const idist__pjrt_type *idist__pjrt_type_of(idist_dtype dtype) {
 }
 
 // Returns the dtype with a number of PJRT, or IDIST_DTYPE_COUNT if idist does not have the type. A
-// bool of XLA (1) is a byte.
+// bool of XLA is a byte.
 static idist_dtype idist__pjrt_dtype(int number) {
     int i;
 
-    if (number == 1) return IDIST_U8;
+    if (number == IDIST__PJRT_BOOL) return IDIST_U8;
     for (i = 0; idist__pjrt_type_of((idist_dtype)i); i++)
         if (idist__pjrt_type_of((idist_dtype)i)->number == number) return (idist_dtype)i;
 
@@ -837,16 +840,18 @@ typedef struct idist__xla_buffer {
     int64_t dims[IDIST__PJRT_DIMS];
     int dim_count;
     size_t count;
-    idist_dtype dtype;
-    int users;  // 1 for the program, until the buffer is freed, and 1 for each job
-    bool freed; // by the program; jobs may still use the buffer
+    int type;          // PJRT_Buffer_Type
+    idist_dtype dtype; // U8 for a bool
+    int users;         // 1 for the program, until the buffer is freed, and 1 for each job
+    bool freed;        // by the program; jobs may still use the buffer
 } idist__xla_buffer;
 
 // The state that the worlds of a process share.
 typedef struct idist__xla_home {
     idist__os_mutex lock; // over everything below; no call of the plug-in is made under it ...
     idist__os_mutex slow; // ... but under this one: opening the client, compiling
-    const idist__pjrt_api *api;
+    const idist__pjrt_api *api;    // of the client
+    const idist__pjrt_api *loaded; // the plug-in that idist has loaded, or NULL
     void *client;
     bool adopted;         // the client is the program's
     uint32_t process;     // the number of the process that opened the client
@@ -864,6 +869,7 @@ typedef struct idist__xla_home {
 
 static idist__xla_home idist__xla_home_one = {IDIST__OS_MUTEX_INIT,
                                               IDIST__OS_MUTEX_INIT,
+                                              NULL,
                                               NULL,
                                               NULL,
                                               false,
@@ -901,6 +907,7 @@ typedef struct idist__xla_job {
     idist__xla_work work;
     bool running; // the worker uses the job, without the world's lock
     bool ok;
+    bool lacks_memory; // the job failed because host memory could not be allocated
     char why[IDIST__XLA_REASON];
     idist__xla_buffer *send, *recv; // NULL if this rank has none
     idist__xla_source source;       // of the program
@@ -1387,22 +1394,34 @@ static bool idist__xla_home_describe(idist__xla_home *home, char *why, size_t ca
     return home->ndevices >= 1 && home->process_index >= 0;
 }
 
+// Sets the plug-in's table, which idist_xla_api reads without a lock.
+static void idist__xla_home_set_api(idist__xla_home *home, const idist__pjrt_api *api) {
+    __atomic_store_n(&home->api, api, __ATOMIC_RELEASE);
+}
+
+// Closes the client, and forgets the program's. Called with home->slow held. A plug-in that idist
+// loaded is kept for the next client.
+static void idist__xla_home_close(idist__xla_home *home) {
+    if (!home->adopted) idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
+    else idist__xla_home_set_api(home, home->loaded);
+    home->client = NULL;
+}
+
 // Opens the client, or takes the program's. Called with home->slow held.
 static bool idist__xla_home_open(idist__xla_home *home, const idist__config *cfg, char *why,
                                  size_t capacity) {
     bool ok;
 
-    if (cfg->xla_api) home->api = (const idist__pjrt_api *)cfg->xla_api;
-    if (!home->api) home->api = idist__pjrt_load(why, capacity);
+    if (!cfg->xla_api && !home->loaded) home->loaded = idist__pjrt_load(why, capacity);
+    idist__xla_home_set_api(home,
+                            cfg->xla_api ? (const idist__pjrt_api *)cfg->xla_api : home->loaded);
     if (!home->api) return false;
     home->adopted = cfg->xla_client != NULL;
     home->client = cfg->xla_client;
     if (!home->client && !idist__xla_home_create(home, why, capacity)) return false;
 
     ok = idist__xla_home_describe(home, why, capacity);
-    if (!ok && !home->adopted)
-        idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
-    if (!ok) home->client = NULL;
+    if (!ok) idist__xla_home_close(home);
 
     return ok;
 }
@@ -1422,12 +1441,9 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     snprintf(why, capacity,
              "this process was forked from one that uses XLA; use start_method \"exec\"");
     if (!idist__xla_home_is_own(home)) return false;
-    snprintf(why, capacity,
-             "desc.xla_api and desc.xla_client: set both or neither, and the same in each world of "
-             "a process");
+    snprintf(why, capacity, "desc.xla_client must be the same in each world of a process");
     idist__os_mutex_lock(&home->slow);
-    if (!cfg->xla_api != !cfg->xla_client) ok = false;
-    else if (!home->client) ok = idist__xla_home_open(home, cfg, why, capacity);
+    if (!home->client) ok = idist__xla_home_open(home, cfg, why, capacity);
     else if (cfg->xla_client && cfg->xla_client != home->client) ok = false;
 
     if (ok) {
@@ -1473,9 +1489,7 @@ static void idist__xla_home_leave(idist__xla_home *home) {
     if (last) {
         idist__xla_home_free_programs(home, home->programs);
         home->programs = NULL;
-        if (!home->adopted)
-            idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
-        home->client = NULL;
+        idist__xla_home_close(home);
         __atomic_store_n(&home->process, 0u, __ATOMIC_RELAXED);
     }
 
@@ -1564,7 +1578,7 @@ static void *idist__xla_value_put(const idist__xla_home *home, const idist__xla_
     idist__pjrt_init(&args, sizeof args);
     args.client = home->client;
     args.data = data;
-    args.type = idist__pjrt_type_of(shape->dtype)->number;
+    args.type = shape->type;
     args.dims = shape->dims;
     args.dim_count = (size_t)shape->dim_count;
     args.semantics = IDIST__PJRT_UNTIL_TRANSFERRED;
@@ -1988,24 +2002,37 @@ static bool idist__xla_worker_fetch(idist__xla *x, idist__xla_job *job) {
     return idist__xla_worker_get(x, job->recv, job->recv_copy, job);
 }
 
+// Copies the parts that a staged call has written into `whole`, which has the buffer's contents. A
+// bool must be 0 or 1 on the device, so any other byte becomes 1.
+static void idist__xla_worker_merge(const idist__xla_job *job, char *whole) {
+    bool is_bool = job->recv->type == IDIST__PJRT_BOOL;
+    size_t k;
+    int i;
+
+    for (i = 0; i < job->range_count; i++) {
+        const idist__xla_range *range = &job->ranges[i];
+
+        if (whole != job->recv_copy)
+            memcpy(whole + range->at, job->recv_copy + range->at, range->nbytes);
+        for (k = 0; k < range->nbytes && is_bool; k++)
+            whole[range->at + k] = whole[range->at + k] != 0;
+    }
+}
+
 // Copies what a staged call has written to the device. Other calls may have changed other parts of
 // the buffer meanwhile, so the rest of the buffer is fetched now.
 static bool idist__xla_worker_store(idist__xla *x, idist__xla_job *job) {
     const idist_allocator *mem = &x->w->cfg.mem;
     bool is_whole = job->range_count == 1 && job->ranges[0].nbytes == job->recv->nbytes;
     char *whole = is_whole ? job->recv_copy : (char *)idist__mem_raw(mem, job->recv->nbytes);
-    bool ok = whole != NULL;
-    int i;
 
-    snprintf(job->why, sizeof job->why, "out of memory");
-    if (ok && !is_whole) ok = idist__xla_worker_get(x, job->recv, whole, job);
+    job->lacks_memory = !whole;
 
-    for (i = 0; i < job->range_count && ok && !is_whole; i++)
-        memcpy(whole + job->ranges[i].at, job->recv_copy + job->ranges[i].at,
-               job->ranges[i].nbytes);
-
-    if (ok)
+    if (whole && (is_whole || idist__xla_worker_get(x, job->recv, whole, job))) {
+        idist__xla_worker_merge(job, whole);
         job->output = idist__xla_value_put(x->home, job->recv, whole, job->why, sizeof job->why);
+    }
+
     if (!is_whole) idist__mem_free(mem, whole);
 
     return job->output != NULL;
@@ -2057,6 +2084,7 @@ static bool idist__xla_worker_perform(idist__xla *x, idist__xla_job *job) {
     switch (job->work) {
     case IDIST__XLA_COMPILE:
         job->program = idist__xla_program_make(x->home, &job->source, job->why, sizeof job->why);
+        job->lacks_memory = !job->program;
         return job->program != NULL;
     case IDIST__XLA_FETCH: return idist__xla_worker_fetch(x, job);
     case IDIST__XLA_STORE: return idist__xla_worker_store(x, job);
@@ -2160,12 +2188,12 @@ static void idist__xla_call_start_max(idist__task *t, uint64_t *numbers, size_t 
 // ---- a call as a program ----
 
 // Returns true if the `count` elements at `p` are exactly a whole buffer of this dtype, or if count
-// is 0.
+// is 0. Returns false for a buffer of bools, because idist's programs do not have that type.
 static bool idist__xla_call_fits(const idist__xla_buffer *buffer, const void *p, size_t count,
                                  idist_dtype dtype) {
     if (!count) return true;
     return buffer && buffer->at == (const char *)p && buffer->count == count &&
-           buffer->dtype == dtype;
+           buffer->type == idist__pjrt_type_of(dtype)->number;
 }
 
 // Returns true if this rank can perform a call by a program. Other ranks may differ: see
@@ -2372,7 +2400,6 @@ static bool idist__xla_call_store(idist__task *t) {
 
     if (!idist__xla_call_find_ranges(t)) {
         op->state = IDIST__XLA_STORING;
-        snprintf(job->why, sizeof job->why, "out of memory");
         idist__group_fail_memory(t->group);
         return false;
     }
@@ -2476,7 +2503,8 @@ static void idist__xla_call_worked(idist__task *t) {
     idist__xla_job *job = op->job;
 
     if (!job->ok) {
-        idist__xla_call_fail(t, job->why);
+        if (job->lacks_memory) idist__group_fail_memory(t->group);
+        else idist__xla_call_fail(t, job->why);
         return;
     }
 
@@ -2791,12 +2819,15 @@ static void idist__xla_engine_announce(idist__task *t) {
 static int idist__xla_engine_missing(idist__task *t, char *text, size_t capacity) {
     const idist__xla_group *group = idist__xla_group_of(t->group);
     const idist__xla_op *op = idist__xla_op_of(t);
+    const idist__xla_job *first = idist__xla_of(t->group->w)->ordered;
 
     if (t->state != IDIST__TASK_ON_DEVICE)
         return idist__xla_of(t->group->w)->host_backend->missing(t, text, capacity);
     if (op->state == IDIST__XLA_QUEUED && op->lane != IDIST__XLA_NO_LANE &&
         group->queue[op->lane] != t) // waits for the call at the head of the lane
         return idist__xla_engine_missing(group->queue[op->lane], text, capacity);
+    if (op->state == IDIST__XLA_LAUNCHING && !op->job->running && first && first != op->job)
+        return idist__xla_engine_missing(first->task, text, capacity); // waits for its place
     idist__text_append(text, capacity, "this rank itself, whose device has not finished");
 
     return 1;
@@ -2829,7 +2860,7 @@ static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
 
     if (x->w->life.abandoned) return; // the program's allocator may be gone
 
-    if (job->donated && output) {
+    if (job->donated && job->ok) {
         job->output = NULL;
         idist__xla_value_replace(x->home, job->recv, output);
     }
@@ -3220,6 +3251,9 @@ static idist_status idist__xla_join_claim(idist__config *cfg, const char **why) 
     const char *path = cfg->device_backend, *device = cfg->device;
     int number;
 
+    if (!cfg->xla_api != !cfg->xla_client)
+        return idist__fail(IDIST_ERR_ARG,
+                           "initialize: set both of desc.xla_api and desc.xla_client, or neither");
     *why = "desc.device or desc.device_backend names what idist_nccl.h has";
     if (strcmp(path, "nccl") == 0 || strcmp(path, "ipc") == 0) return IDIST_ERR_NO_BACKEND;
     if (strncmp(device, "cuda", 4) == 0) return IDIST_ERR_NO_BACKEND;
@@ -3270,7 +3304,9 @@ static idist_status idist__xla_api_enter(const char *name, idist_group *group, i
     return status;
 }
 
-const void *idist_xla_api(void) { return idist__xla_home_one.api; }
+const void *idist_xla_api(void) {
+    return __atomic_load_n(&idist__xla_home_one.api, __ATOMIC_ACQUIRE);
+}
 
 void *idist_xla_client(idist_group *group) {
     idist_group *g;
@@ -3378,6 +3414,7 @@ idist_status idist_xla_buffer_put(const void *data, size_t count, idist_dtype dt
     memset(&shape, 0, sizeof shape);
     home = idist__xla_of(g->w)->home;
     shape.device = idist__xla_of(g->w)->device;
+    shape.type = idist__pjrt_type_of(dtype)->number;
     shape.dtype = dtype;
     shape.count = count;
     shape.nbytes = count * idist_dtype_size(dtype);
@@ -3399,8 +3436,8 @@ static idist_status idist__xla_api_describe(const idist__xla_home *home, void *p
     idist__pjrt_dims args;
     size_t i;
 
-    shape->dtype = idist__pjrt_dtype(
-        idist__pjrt_ask_number(home->api, IDIST__PJRT_BUFFER_TYPE, pjrt, why, sizeof why));
+    shape->type = idist__pjrt_ask_number(home->api, IDIST__PJRT_BUFFER_TYPE, pjrt, why, sizeof why);
+    shape->dtype = idist__pjrt_dtype(shape->type);
     shape->device = idist__pjrt_ask(home->api, IDIST__PJRT_BUFFER_DEVICE, pjrt, why, sizeof why);
     idist__pjrt_init(&args, sizeof args);
     args.buffer = pjrt;

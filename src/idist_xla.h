@@ -143,9 +143,10 @@ IDIST_API idist_status idist_xla_buffer_put(const void *data, size_t count, idis
                                             idist_group *group, idist_xla_buffer **buffer);
 
 // Makes a buffer of a PJRT_Buffer on this rank's device, for example a result of a program of your
-// own. The buffer may have up to 16 dimensions; calls take its elements in row-major order. On
-// success the PJRT_Buffer belongs to idist. Errors as for idist_xla_buffer_put, and
-// IDIST_ERR_UNSUPPORTED for a type that idist does not have.
+// own. The buffer may have up to 16 dimensions; calls take its elements in row-major order. A
+// buffer of bools is IDIST_U8 to idist; a result that is not 0 becomes 1, so IDIST_SUM is a logical
+// "or". On success the PJRT_Buffer belongs to idist. Returns the errors of idist_xla_buffer_put,
+// and IDIST_ERR_UNSUPPORTED for a type that idist does not have.
 IDIST_API idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
                                               idist_xla_buffer **buffer);
 
@@ -163,7 +164,8 @@ IDIST_API void *idist_xla_buffer_pjrt(const idist_xla_buffer *buffer);
 // buffer may outlive the world.
 IDIST_API idist_status idist_xla_buffer_free(idist_xla_buffer **buffer);
 
-// Returns the PJRT_Api of the plug-in, or NULL if none is loaded.
+// Returns the PJRT_Api of the plug-in, or NULL if none is loaded. With desc.xla_api, returns that
+// table until the last world and the last buffer are gone. Any thread may call.
 IDIST_API const void *idist_xla_api(void);
 
 // Returns the PJRT_Client of this process, which idist owns unless desc.xla_client gave it.

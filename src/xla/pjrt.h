@@ -142,6 +142,7 @@ typedef struct idist__pjrt_tiled_layout { // a PJRT_Buffer_MemoryLayout that is 
 
 enum {
     IDIST__PJRT_INT64 = 1,             // PJRT_NamedValue_kInt64
+    IDIST__PJRT_BOOL = 1,              // PJRT_Buffer_Type_PRED
     IDIST__PJRT_TILED = 0,             // PJRT_Buffer_MemoryLayout_Type_Tiled
     IDIST__PJRT_UNTIL_TRANSFERRED = 1, // PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes
     IDIST__PJRT_DIMS = 16              // dimensions of a buffer that idist takes
@@ -168,11 +169,11 @@ static const idist__pjrt_type *idist__pjrt_type_of(idist_dtype dtype) {
 }
 
 // Returns the dtype with a number of PJRT, or IDIST_DTYPE_COUNT if idist does not have the type. A
-// bool of XLA (1) is a byte.
+// bool of XLA is a byte.
 static idist_dtype idist__pjrt_dtype(int number) {
     int i;
 
-    if (number == 1) return IDIST_U8;
+    if (number == IDIST__PJRT_BOOL) return IDIST_U8;
     for (i = 0; idist__pjrt_type_of((idist_dtype)i); i++)
         if (idist__pjrt_type_of((idist_dtype)i)->number == number) return (idist_dtype)i;
 

@@ -30,7 +30,9 @@ static idist_status idist__xla_api_enter(const char *name, idist_group *group, i
     return status;
 }
 
-const void *idist_xla_api(void) { return idist__xla_home_one.api; }
+const void *idist_xla_api(void) {
+    return __atomic_load_n(&idist__xla_home_one.api, __ATOMIC_ACQUIRE);
+}
 
 void *idist_xla_client(idist_group *group) {
     idist_group *g;
@@ -138,6 +140,7 @@ idist_status idist_xla_buffer_put(const void *data, size_t count, idist_dtype dt
     memset(&shape, 0, sizeof shape);
     home = idist__xla_of(g->w)->home;
     shape.device = idist__xla_of(g->w)->device;
+    shape.type = idist__pjrt_type_of(dtype)->number;
     shape.dtype = dtype;
     shape.count = count;
     shape.nbytes = count * idist_dtype_size(dtype);
@@ -159,8 +162,8 @@ static idist_status idist__xla_api_describe(const idist__xla_home *home, void *p
     idist__pjrt_dims args;
     size_t i;
 
-    shape->dtype = idist__pjrt_dtype(
-        idist__pjrt_ask_number(home->api, IDIST__PJRT_BUFFER_TYPE, pjrt, why, sizeof why));
+    shape->type = idist__pjrt_ask_number(home->api, IDIST__PJRT_BUFFER_TYPE, pjrt, why, sizeof why);
+    shape->dtype = idist__pjrt_dtype(shape->type);
     shape->device = idist__pjrt_ask(home->api, IDIST__PJRT_BUFFER_DEVICE, pjrt, why, sizeof why);
     idist__pjrt_init(&args, sizeof args);
     args.buffer = pjrt;

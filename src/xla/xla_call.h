@@ -14,6 +14,7 @@
 #include "core/group.h"
 #include "core/extent.h"
 #include "core/call.h"
+#include "xla/pjrt.h"
 #include "xla/xla_model.h"
 #include "xla/stablehlo.h"
 #include "xla/xla_value.h"
@@ -97,12 +98,12 @@ static void idist__xla_call_start_max(idist__task *t, uint64_t *numbers, size_t 
 // ---- a call as a program ----
 
 // Returns true if the `count` elements at `p` are exactly a whole buffer of this dtype, or if count
-// is 0.
+// is 0. Returns false for a buffer of bools, because idist's programs do not have that type.
 static bool idist__xla_call_fits(const idist__xla_buffer *buffer, const void *p, size_t count,
                                  idist_dtype dtype) {
     if (!count) return true;
     return buffer && buffer->at == (const char *)p && buffer->count == count &&
-           buffer->dtype == dtype;
+           buffer->type == idist__pjrt_type_of(dtype)->number;
 }
 
 // Returns true if this rank can perform a call by a program. Other ranks may differ: see
@@ -309,7 +310,6 @@ static bool idist__xla_call_store(idist__task *t) {
 
     if (!idist__xla_call_find_ranges(t)) {
         op->state = IDIST__XLA_STORING;
-        snprintf(job->why, sizeof job->why, "out of memory");
         idist__group_fail_memory(t->group);
         return false;
     }
@@ -413,7 +413,8 @@ static void idist__xla_call_worked(idist__task *t) {
     idist__xla_job *job = op->job;
 
     if (!job->ok) {
-        idist__xla_call_fail(t, job->why);
+        if (job->lacks_memory) idist__group_fail_memory(t->group);
+        else idist__xla_call_fail(t, job->why);
         return;
     }
 

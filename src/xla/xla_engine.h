@@ -302,12 +302,15 @@ static void idist__xla_engine_announce(idist__task *t) {
 static int idist__xla_engine_missing(idist__task *t, char *text, size_t capacity) {
     const idist__xla_group *group = idist__xla_group_of(t->group);
     const idist__xla_op *op = idist__xla_op_of(t);
+    const idist__xla_job *first = idist__xla_of(t->group->w)->ordered;
 
     if (t->state != IDIST__TASK_ON_DEVICE)
         return idist__xla_of(t->group->w)->host_backend->missing(t, text, capacity);
     if (op->state == IDIST__XLA_QUEUED && op->lane != IDIST__XLA_NO_LANE &&
         group->queue[op->lane] != t) // waits for the call at the head of the lane
         return idist__xla_engine_missing(group->queue[op->lane], text, capacity);
+    if (op->state == IDIST__XLA_LAUNCHING && !op->job->running && first && first != op->job)
+        return idist__xla_engine_missing(first->task, text, capacity); // waits for its place
     idist__text_append(text, capacity, "this rank itself, whose device has not finished");
 
     return 1;
@@ -340,7 +343,7 @@ static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
 
     if (x->w->life.abandoned) return; // the program's allocator may be gone
 
-    if (job->donated && output) {
+    if (job->donated && job->ok) {
         job->output = NULL;
         idist__xla_value_replace(x->home, job->recv, output);
     }

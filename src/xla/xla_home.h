@@ -61,22 +61,34 @@ static bool idist__xla_home_describe(idist__xla_home *home, char *why, size_t ca
     return home->ndevices >= 1 && home->process_index >= 0;
 }
 
+// Sets the plug-in's table, which idist_xla_api reads without a lock.
+static void idist__xla_home_set_api(idist__xla_home *home, const idist__pjrt_api *api) {
+    __atomic_store_n(&home->api, api, __ATOMIC_RELEASE);
+}
+
+// Closes the client, and forgets the program's. Called with home->slow held. A plug-in that idist
+// loaded is kept for the next client.
+static void idist__xla_home_close(idist__xla_home *home) {
+    if (!home->adopted) idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
+    else idist__xla_home_set_api(home, home->loaded);
+    home->client = NULL;
+}
+
 // Opens the client, or takes the program's. Called with home->slow held.
 static bool idist__xla_home_open(idist__xla_home *home, const idist__config *cfg, char *why,
                                  size_t capacity) {
     bool ok;
 
-    if (cfg->xla_api) home->api = (const idist__pjrt_api *)cfg->xla_api;
-    if (!home->api) home->api = idist__pjrt_load(why, capacity);
+    if (!cfg->xla_api && !home->loaded) home->loaded = idist__pjrt_load(why, capacity);
+    idist__xla_home_set_api(home,
+                            cfg->xla_api ? (const idist__pjrt_api *)cfg->xla_api : home->loaded);
     if (!home->api) return false;
     home->adopted = cfg->xla_client != NULL;
     home->client = cfg->xla_client;
     if (!home->client && !idist__xla_home_create(home, why, capacity)) return false;
 
     ok = idist__xla_home_describe(home, why, capacity);
-    if (!ok && !home->adopted)
-        idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
-    if (!ok) home->client = NULL;
+    if (!ok) idist__xla_home_close(home);
 
     return ok;
 }
@@ -96,12 +108,9 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     snprintf(why, capacity,
              "this process was forked from one that uses XLA; use start_method \"exec\"");
     if (!idist__xla_home_is_own(home)) return false;
-    snprintf(why, capacity,
-             "desc.xla_api and desc.xla_client: set both or neither, and the same in each world of "
-             "a process");
+    snprintf(why, capacity, "desc.xla_client must be the same in each world of a process");
     idist__os_mutex_lock(&home->slow);
-    if (!cfg->xla_api != !cfg->xla_client) ok = false;
-    else if (!home->client) ok = idist__xla_home_open(home, cfg, why, capacity);
+    if (!home->client) ok = idist__xla_home_open(home, cfg, why, capacity);
     else if (cfg->xla_client && cfg->xla_client != home->client) ok = false;
 
     if (ok) {
@@ -147,9 +156,7 @@ static void idist__xla_home_leave(idist__xla_home *home) {
     if (last) {
         idist__xla_home_free_programs(home, home->programs);
         home->programs = NULL;
-        if (!home->adopted)
-            idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
-        home->client = NULL;
+        idist__xla_home_close(home);
         __atomic_store_n(&home->process, 0u, __ATOMIC_RELAXED);
     }
 

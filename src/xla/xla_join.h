@@ -302,6 +302,9 @@ static idist_status idist__xla_join_claim(idist__config *cfg, const char **why) 
     const char *path = cfg->device_backend, *device = cfg->device;
     int number;
 
+    if (!cfg->xla_api != !cfg->xla_client)
+        return idist__fail(IDIST_ERR_ARG,
+                           "initialize: set both of desc.xla_api and desc.xla_client, or neither");
     *why = "desc.device or desc.device_backend names what idist_nccl.h has";
     if (strcmp(path, "nccl") == 0 || strcmp(path, "ipc") == 0) return IDIST_ERR_NO_BACKEND;
     if (strncmp(device, "cuda", 4) == 0) return IDIST_ERR_NO_BACKEND;

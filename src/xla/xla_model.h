@@ -73,16 +73,18 @@ typedef struct idist__xla_buffer {
     int64_t dims[IDIST__PJRT_DIMS];
     int dim_count;
     size_t count;
-    idist_dtype dtype;
-    int users;  // 1 for the program, until the buffer is freed, and 1 for each job
-    bool freed; // by the program; jobs may still use the buffer
+    int type;          // PJRT_Buffer_Type
+    idist_dtype dtype; // U8 for a bool
+    int users;         // 1 for the program, until the buffer is freed, and 1 for each job
+    bool freed;        // by the program; jobs may still use the buffer
 } idist__xla_buffer;
 
 // The state that the worlds of a process share.
 typedef struct idist__xla_home {
     idist__os_mutex lock; // over everything below; no call of the plug-in is made under it ...
     idist__os_mutex slow; // ... but under this one: opening the client, compiling
-    const idist__pjrt_api *api;
+    const idist__pjrt_api *api;    // of the client
+    const idist__pjrt_api *loaded; // the plug-in that idist has loaded, or NULL
     void *client;
     bool adopted;         // the client is the program's
     uint32_t process;     // the number of the process that opened the client
@@ -100,6 +102,7 @@ typedef struct idist__xla_home {
 
 static idist__xla_home idist__xla_home_one = {IDIST__OS_MUTEX_INIT,
                                               IDIST__OS_MUTEX_INIT,
+                                              NULL,
                                               NULL,
                                               NULL,
                                               false,
@@ -137,6 +140,7 @@ typedef struct idist__xla_job {
     idist__xla_work work;
     bool running; // the worker uses the job, without the world's lock
     bool ok;
+    bool lacks_memory; // the job failed because host memory could not be allocated
     char why[IDIST__XLA_REASON];
     idist__xla_buffer *send, *recv; // NULL if this rank has none
     idist__xla_source source;       // of the program

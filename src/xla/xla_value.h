@@ -85,7 +85,7 @@ static void *idist__xla_value_put(const idist__xla_home *home, const idist__xla_
     idist__pjrt_init(&args, sizeof args);
     args.client = home->client;
     args.data = data;
-    args.type = idist__pjrt_type_of(shape->dtype)->number;
+    args.type = shape->type;
     args.dims = shape->dims;
     args.dim_count = (size_t)shape->dim_count;
     args.semantics = IDIST__PJRT_UNTIL_TRANSFERRED;

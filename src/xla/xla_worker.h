@@ -94,24 +94,37 @@ static bool idist__xla_worker_fetch(idist__xla *x, idist__xla_job *job) {
     return idist__xla_worker_get(x, job->recv, job->recv_copy, job);
 }
 
+// Copies the parts that a staged call has written into `whole`, which has the buffer's contents. A
+// bool must be 0 or 1 on the device, so any other byte becomes 1.
+static void idist__xla_worker_merge(const idist__xla_job *job, char *whole) {
+    bool is_bool = job->recv->type == IDIST__PJRT_BOOL;
+    size_t k;
+    int i;
+
+    for (i = 0; i < job->range_count; i++) {
+        const idist__xla_range *range = &job->ranges[i];
+
+        if (whole != job->recv_copy)
+            memcpy(whole + range->at, job->recv_copy + range->at, range->nbytes);
+        for (k = 0; k < range->nbytes && is_bool; k++)
+            whole[range->at + k] = whole[range->at + k] != 0;
+    }
+}
+
 // Copies what a staged call has written to the device. Other calls may have changed other parts of
 // the buffer meanwhile, so the rest of the buffer is fetched now.
 static bool idist__xla_worker_store(idist__xla *x, idist__xla_job *job) {
     const idist_allocator *mem = &x->w->cfg.mem;
     bool is_whole = job->range_count == 1 && job->ranges[0].nbytes == job->recv->nbytes;
     char *whole = is_whole ? job->recv_copy : (char *)idist__mem_raw(mem, job->recv->nbytes);
-    bool ok = whole != NULL;
-    int i;
 
-    snprintf(job->why, sizeof job->why, "out of memory");
-    if (ok && !is_whole) ok = idist__xla_worker_get(x, job->recv, whole, job);
+    job->lacks_memory = !whole;
 
-    for (i = 0; i < job->range_count && ok && !is_whole; i++)
-        memcpy(whole + job->ranges[i].at, job->recv_copy + job->ranges[i].at,
-               job->ranges[i].nbytes);
-
-    if (ok)
+    if (whole && (is_whole || idist__xla_worker_get(x, job->recv, whole, job))) {
+        idist__xla_worker_merge(job, whole);
         job->output = idist__xla_value_put(x->home, job->recv, whole, job->why, sizeof job->why);
+    }
+
     if (!is_whole) idist__mem_free(mem, whole);
 
     return job->output != NULL;
@@ -163,6 +176,7 @@ static bool idist__xla_worker_perform(idist__xla *x, idist__xla_job *job) {
     switch (job->work) {
     case IDIST__XLA_COMPILE:
         job->program = idist__xla_program_make(x->home, &job->source, job->why, sizeof job->why);
+        job->lacks_memory = !job->program;
         return job->program != NULL;
     case IDIST__XLA_FETCH: return idist__xla_worker_fetch(x, job);
     case IDIST__XLA_STORE: return idist__xla_worker_store(x, job);

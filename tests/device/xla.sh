@@ -3,6 +3,8 @@
 # and on XLA's real CPU plug-ins, the oldest and the newest ABI that PyPI has.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/mpi.sh
+. tests/lib/mpi.sh
 
 export IDIST_LOG=error IDIST_TEST_QUICK=1 IDIST_XLA_CPU_DEVICES=8 XLA_WORLDS=$WORK
 flags=(-std=gnu11 -g -Wall -Wextra "${NOT_OPTIMIZED[@]}" -Isrc -Itests/lib -Itests/fake)
@@ -19,6 +21,11 @@ build calls tests/xla/xla_calls.c
 build pjrt.so "${stand_in[@]}"
 build faults tests/xla/xla_faults.c
 build tpu tests/xla/tpu.c
+for library in $MPI_LIBRARIES none; do
+    [ -n "$(mpi_missing "$library")" ] || break
+done
+[ "$library" = none ] || later mpi 100 bash -c '. tests/lib/mpi.sh; mpi_cc "$@"' - "$library" \
+    "${flags[@]}" tests/xla/xla_mpi.c -lpthread -lm -o "$WORK/mpi"
 for sanitizer in address,undefined thread; do
     build "$sanitizer-calls" -fsanitize=$sanitizer -Wno-tsan tests/xla/xla_calls.c
     build "$sanitizer.so" -fsanitize=$sanitizer -Wno-tsan "${stand_in[@]}"
@@ -40,6 +47,16 @@ ok_later faults "the test of faults builds"
 ok_run 0 "faults" 120 env IDIST_TEST_SLOW=2 "$WORK/faults"
 ok_later tpu "the test of TPU variables builds"
 ok_run 0 "TPU variables" 20 env -u IDIST_XLA_LIB "$WORK/tpu"
+if [ "$library" = none ]; then
+    skip "idist_mpi.h with one thread" "no MPI library (make deps, make peers)"
+else
+    ok_later mpi "the test with $library builds"
+    mpi_run_command "$library" 2
+    for path in xla staged; do
+        ok_run 0 "one thread calls $library, $path" 60 env IDIST_DEVICE_BACKEND=$path \
+            FAKE_PJRT_WORLD="$WORK/mpi.$path" "${MPI_RUN[@]}" "$WORK/mpi"
+    done
+fi
 for sanitizer in address,undefined thread; do
     ok_later "$sanitizer-calls" "calls with -fsanitize=$sanitizer builds"
     ok_later "$sanitizer.so" "the stand-in with -fsanitize=$sanitizer builds"

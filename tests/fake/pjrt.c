@@ -10,6 +10,8 @@
 //     FAKE_PJRT_REFUSE=text     refuse to compile programs that contain the text ...
 //     FAKE_PJRT_ON=n            ... and commit the faults below, on process n only (default: all)
 //     FAKE_PJRT_FAULT=fail      running a program fails
+//     FAKE_PJRT_FAULT=late      a program fails after it has begun
+//     FAKE_PJRT_FAULT=slow      running a program takes two seconds
 //     FAKE_PJRT_FAULT=hang      running a program never ends
 //     FAKE_PJRT_FAULT=die       the process kills itself while it runs a program
 //     FAKE_PJRT_AFTER=n         the fault happens after n programs (default 0)
@@ -122,7 +124,10 @@ static void *error_message(void *args) {
     return NULL;
 }
 
-// An event has happened when it is created, so it is any pointer.
+// An event has happened when it is created, so it is any pointer. This one says that a program has
+// failed.
+static char failed_event;
+
 static void *event_destroy(void *args) {
     CHECK(args, object);
     return NULL;
@@ -132,6 +137,12 @@ static void *event_is_ready(void *args) {
     CHECK(args, flag);
     ((idist__pjrt_flag *)args)->out = true;
     return NULL;
+}
+
+static void *event_await(void *args) {
+    CHECK(args, object);
+    if (((idist__pjrt_object *)args)->object != &failed_event) return NULL;
+    return error_of("INTERNAL: the chip melts");
 }
 
 static void *nothing(void *args) {
@@ -379,12 +390,15 @@ static void compute(const fake_program *p, const fake_slot *slot, int me, char *
     }
 }
 
-// Commits the fault that was ordered. Returns an error, or NULL.
-static void *commit_fault(void) {
+// Commits the fault that was ordered. Returns an error, or NULL. Sets *fails_late if the program
+// fails after it has begun.
+static void *commit_fault(bool *fails_late) {
     const char *fault = setting("FAKE_PJRT_FAULT"), *after = setting("FAKE_PJRT_AFTER");
     int number = __atomic_fetch_add(&fake.run_count, 1, __ATOMIC_RELAXED);
     if (!fault || !is_chosen() || number < (after ? atoi(after) : 0)) return NULL;
     if (!strcmp(fault, "fail")) return error_of("INTERNAL: the chip is on fire");
+    *fails_late = !strcmp(fault, "late");
+    if (!strcmp(fault, "slow")) usleep(2000000);
     if (!strcmp(fault, "die")) kill(getpid(), SIGKILL);
     while (!strcmp(fault, "hang")) pause();
     return NULL;
@@ -419,6 +433,7 @@ static void *execute(void *args) {
     fake_buffer *out = (fake_buffer *)calloc(1, sizeof *out);
     size_t size = p->type[1] == '6' ? 8 : 4;
     void *error = check(args, sizeof *a);
+    bool fails_late = false;
     int me = 0;
     if (!out) abort();
     if (!error) error = check(options, sizeof *options);
@@ -428,7 +443,7 @@ static void *execute(void *args) {
     while (me < p->n && p->ids[me] != ((const fake_device *)a->device)->id) me++;
     if (!error && (me == p->n || in->device != a->device))
         error = error_of("INVALID_ARGUMENT: a device that is not the program's");
-    if (!error) error = commit_fault();
+    if (!error) error = commit_fault(&fails_late);
     if (error) {
         free(out);
         return error;
@@ -444,7 +459,7 @@ static void *execute(void *args) {
         in->data = NULL;
     }
     a->outputs[0][0] = out;
-    a->done[0] = &fake;
+    a->done[0] = fails_late ? (void *)&failed_event : (void *)&fake;
     return NULL;
 }
 
@@ -531,7 +546,7 @@ const idist__pjrt_api *GetPjrtApi(void) {
     api.functions[IDIST__PJRT_INITIALIZE] = nothing;
     api.functions[IDIST__PJRT_EVENT_DESTROY] = event_destroy;
     api.functions[IDIST__PJRT_EVENT_IS_READY] = event_is_ready;
-    api.functions[IDIST__PJRT_EVENT_AWAIT] = event_destroy;
+    api.functions[IDIST__PJRT_EVENT_AWAIT] = event_await;
     api.functions[IDIST__PJRT_CLIENT_CREATE] = client_create;
     api.functions[IDIST__PJRT_CLIENT_DESTROY] = event_destroy;
     api.functions[IDIST__PJRT_PLATFORM_NAME] = platform_name;

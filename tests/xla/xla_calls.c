@@ -265,29 +265,34 @@ static void requests(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
+// Creates a PJRT_Buffer of `rows` x `columns` without idist, as a program of the user's own does.
+static void *pjrt_put(idist_group *world, const void *data, int type, int64_t rows,
+                      int64_t columns) {
+    const idist__pjrt_api *api = (const idist__pjrt_api *)idist_xla_api();
+    const int64_t dims[2] = {rows, columns};
+    idist__pjrt_put put;
+    char why[300];
+    idist__pjrt_init(&put, sizeof put);
+    put.client = idist_xla_client(world);
+    put.device = idist_xla_device(world);
+    put.data = data;
+    put.type = type;
+    put.dims = dims;
+    put.dim_count = 2;
+    put.semantics = IDIST__PJRT_UNTIL_TRANSFERRED;
+    rank_check(idist__pjrt_call(api, IDIST__PJRT_PUT, &put, why, sizeof why) &&
+                   idist__pjrt_await(api, put.done, why, sizeof why),
+               "put: %s", why);
+    return put.buffer;
+}
+
 // A buffer of two dimensions, which a program of the test's own has made.
 static void shapes(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     float x[6] = {1, 2, 3, 4, 5, 6}, got[6];
-    const int64_t dims[2] = {2, 3};
-    const idist__pjrt_api *api = (const idist__pjrt_api *)idist_xla_api();
-    idist_xla_buffer *a = NULL, *flat;
-    idist__pjrt_put put;
-    char why[300];
+    idist_xla_buffer *a = NULL, *flat, *none;
     (void)arg;
-    memset(&put, 0, sizeof put);
-    put.nbytes = sizeof put;
-    put.client = idist_xla_client(world);
-    put.device = idist_xla_device(world);
-    put.data = x;
-    put.type = 11; // F32
-    put.dims = dims;
-    put.dim_count = 2;
-    put.semantics = 1;
-    rank_check(idist__pjrt_call(api, IDIST__PJRT_PUT, &put, why, sizeof why) &&
-                   idist__pjrt_await(api, put.done, why, sizeof why),
-               "put: %s", why);
-    rank_ok(rank, idist_xla_buffer_adopt(put.buffer, world, &a));
+    rank_ok(rank, idist_xla_buffer_adopt(pjrt_put(world, x, 11, 2, 3), world, &a)); // F32
     rank_ok(rank, idist_all_reduce(a, a, 6, IDIST_F32, IDIST_SUM, &o));
     rank_ok(rank, idist_xla_buffer_get(a, got, sizeof got, -1));
     for (int i = 0; i < 6; i++) rank_check(got[i] == x[i] * (float)n, "2x3: %g", (double)got[i]);
@@ -298,8 +303,136 @@ static void shapes(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_all_reduce(rank ? a : flat, rank ? a : flat, 6, IDIST_F32, IDIST_SUM, &o));
     rank_ok(rank, idist_xla_buffer_get(rank ? a : flat, got, sizeof got, -1));
     rank_check(got[5] == (float)(6 * n * n), "2x3 with 6: %g", (double)got[5]);
-    rank_check(idist_xla_buffer_adopt(NULL, world, &flat) == IDIST_ERR_ARG, "adopt NULL");
+    rank_check(idist_xla_buffer_adopt(NULL, world, &none) == IDIST_ERR_ARG, "adopt NULL");
     idist_xla_buffer_free(&a);
+    idist_xla_buffer_free(&flat);
+}
+
+// Asks the plug-in for the type of a buffer.
+static int type_of(const idist_xla_buffer *b) {
+    char why[300];
+    return idist__pjrt_ask_number((const idist__pjrt_api *)idist_xla_api(), IDIST__PJRT_BUFFER_TYPE,
+                                  idist_xla_buffer_pjrt(b), why, sizeof why);
+}
+
+// Bools of XLA stay bools, whole and in part: a sum of bytes other than 0 is 1.
+static void bools(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    unsigned char x[6] = {1, 0, 1, 0, 0, 0}, got[6];
+    idist_xla_buffer *a = NULL, *bytes = NULL;
+    (void)arg;
+    x[3] = rank == n - 1;
+    rank_ok(rank, idist_xla_buffer_adopt(pjrt_put(world, x, 1, 2, 3), world, &a)); // PRED
+    rank_ok(rank, idist_xla_buffer_put(x, 6, IDIST_U8, world, &bytes));
+    rank_ok(rank, idist_all_reduce(a, a, 6, IDIST_U8, IDIST_SUM, &o));
+    rank_ok(rank, idist_xla_buffer_get(a, got, sizeof got, -1));
+    for (int i = 0; i < 6; i++)
+        rank_check(got[i] == (i == 0 || i == 2 || i == 3), "any, element %d: %d", i, got[i]);
+    rank_check(type_of(a) == IDIST__PJRT_BOOL, "type %d after a whole result", type_of(a));
+    rank_ok(rank, idist_all_reduce((char *)a + 2, (char *)a + 2, 3, IDIST_U8, IDIST_SUM, &o));
+    rank_ok(rank, idist_xla_buffer_get(a, got, sizeof got, -1));
+    for (int i = 0; i < 6; i++)
+        rank_check(got[i] == (i == 0 || i == 2 || i == 3), "a part, element %d: %d", i, got[i]);
+    rank_check(type_of(a) == IDIST__PJRT_BOOL, "type %d after a part", type_of(a));
+    rank_ok(rank, idist_all_reduce(a, bytes, 6, IDIST_U8, IDIST_SUM, &o));
+    rank_ok(rank, idist_xla_buffer_get(bytes, got, sizeof got, -1));
+    rank_check(got[0] == n && got[1] == 0 && got[3] == n, "bools into bytes: %d", got[0]);
+    idist_xla_buffer_free(&a);
+    idist_xla_buffer_free(&bytes);
+}
+
+// A process forked from one that uses XLA gets errors, and does not touch the plug-in.
+static void forked(idist_group *world, int rank, int n, void *arg) {
+    idist_xla_buffer *a = floats(world, 4, 1, 0), *b = NULL;
+    idist_desc desc = {0};
+    idist_group *own = NULL;
+    float x[4] = {0};
+    int wait_status = 0;
+    pid_t child;
+    (void)n;
+    (void)arg;
+    if (rank != 0) return;
+    child = fork();
+    if (child == 0) {
+        int bad = 0;
+        desc.world_size = 1;
+        desc.device = "xla";
+        bad |= (idist_xla_buffer_get(a, x, sizeof x, 1000) != IDIST_ERR_STATE) << 0;
+        bad |= (strstr(idist_last_error(), "forked") == NULL) << 1;
+        bad |= (idist_xla_buffer_pjrt(a) != NULL) << 2;
+        bad |= (idist_xla_buffer_put(x, 4, IDIST_F32, world, &b) == IDIST_OK) << 3;
+        bad |= (idist_open(&desc, &own) != IDIST_ERR_NO_DEVICE) << 4;
+        bad |= (strstr(idist_last_error(), "forked") == NULL) << 5;
+        b = a;
+        bad |= (idist_xla_buffer_free(&b) != IDIST_ERR_STATE) << 6;
+        _exit(bad);
+    }
+    rank_check(child > 0 && waitpid(child, &wait_status, 0) == child, "fork");
+    rank_check(wait_status == 0, "the child: 0x%x", (unsigned)wait_status);
+    check_floats(a, 4, 1, 0, "the parent's buffer");
+    idist_xla_buffer_free(&a);
+}
+
+// A client that belongs to the program.
+typedef struct owned {
+    idist__pjrt_api api; // a copy of the plug-in's table
+    void *client;
+} owned;
+
+static bool owned_open(owned *o) {
+    char why[300] = "";
+    const idist__pjrt_api *loaded = idist__pjrt_load(why, sizeof why);
+    idist__pjrt_client_create create;
+    idist__pjrt_init(&create, sizeof create);
+    if (!loaded || !idist__pjrt_call(loaded, IDIST__PJRT_CLIENT_CREATE, &create, why, sizeof why)) {
+        printf("# %s\n", why);
+        return false;
+    }
+    o->api = *loaded;
+    o->client = create.client;
+    return true;
+}
+
+static void own_client(idist_group *world, int rank, int n, void *arg) {
+    owned *own = (owned *)arg;
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a = floats(world, 4, 1, 1);
+    idist_desc other = {0};
+    idist_group *second = NULL;
+    rank_check(idist_xla_client(world) == own->client && idist_xla_api() == &own->api,
+               "the program's client and table");
+    rank_ok(rank, idist_all_reduce(a, a, 4, IDIST_F32, IDIST_SUM, &o));
+    check_floats(a, 4, (float)n, (float)n, "sum");
+    idist_xla_buffer_free(&a);
+    other.world_size = 1;
+    for (int k = 0; k < 3; k++) { // only one of the two, or another client
+        other.xla_api = k == 1 ? NULL : &own->api;
+        other.xla_client = k == 0 ? NULL : k == 1 ? own->client : (void *)own;
+        rank_check(idist_open(&other, &second) == (k < 2 ? IDIST_ERR_ARG : IDIST_ERR_NO_DEVICE),
+                   "case %d: opened", k);
+        rank_check(strstr(idist_last_error(), k < 2 ? "or neither" : "desc.xla_client must be the"),
+                   "case %d: %s", k, idist_last_error());
+    }
+}
+
+// Runs a world with the program's client, then one with a client that idist opens. idist keeps
+// nothing of the first, whose table is no longer there.
+static void test_own_client(void) {
+    owned own;
+    idist_desc desc = {0};
+    xla_world_begin(false);
+    tap_ok(idist_xla_api() == NULL || idist__xla_home_one.users == 0, "no world is open");
+    if (!owned_open(&own)) {
+        tap_ok(false, "a client of the program's own");
+        return;
+    }
+    desc.xla_api = &own.api;
+    desc.xla_client = own.client;
+    ranks_case(1, &desc, own_client, &own, "desc.xla_api and desc.xla_client");
+    tap_ok(idist_xla_api() != &own.api, "the table is forgotten");
+    idist__pjrt_destroy(&own.api, IDIST__PJRT_CLIENT_DESTROY, own.client);
+    memset(&own, 0, sizeof own);
+    ranks_case(2, NULL, bools, NULL, "then a client of idist");
 }
 
 // Calls that move data keep the bits of every NaN, although XLA may compute narrow floats as F32.
@@ -404,6 +537,7 @@ int main(int argc, char **argv) {
                  {parts, "parts of buffers"},
                  {halves, "halves of a buffer"},
                  {shapes, "shapes"},
+                 {bools, "bools"},
                  {groups, "groups"},
                  {bits_of_nan, "bits of a NaN"},
                  {requests, "requests"},
@@ -416,6 +550,8 @@ int main(int argc, char **argv) {
         for (int n = processes ? 2 : 1; n <= (processes ? 4 : 8); n *= 2)
             run(n, processes, cases[i].fn, cases[i].name);
     xla_world_begin(false);
+    test_own_client();
+    ranks_case(2, NULL, forked, NULL, "a forked process");
     ranks_case(3, NULL, stale, NULL, "the address of a freed buffer");
     ranks_case_fault(3, NULL, late, NULL, "a late rank");
     for (int which = 0; which < 5; which++)

@@ -82,14 +82,48 @@ static void order(const fault *f) {
     set("FAKE_PJRT_GROWN", f->grown);
 }
 
-static void processes(const fault *f, int n) {
+// Makes a call in place, whose program takes the memory of its input. The program fails after it
+// has begun: the contents are lost. Or the call is cancelled at its deadline and the program goes
+// on: the buffer gets its result.
+static int in_place(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const fault *f = (const fault *)arg;
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a = floats(world, 1);
+    bool is_late = f->status == IDIST_ERR_TIMEOUT;
+    int64_t deadline_ns = idist__os_clock_deadline(10000);
+    float got[64] = {0};
+    idist_status s;
+    rank_ok(rank, idist_all_reduce(a, a, 64, IDIST_F32, IDIST_SUM, &o));
+    rank_ok(rank, idist_all_reduce(a, a, 64, IDIST_F32, IDIST_MAX, &o));
+    o.timeout_ms = is_late ? 500 : 20000;
+    s = idist_all_reduce(a, a, 64, IDIST_F32, IDIST_SUM, &o);
+    rank_check(s == f->status && strstr(idist_last_error(), f->text), "rank %d: got %s: %s", rank,
+               idist_status_name(s), idist_last_error());
+    // Another rank may fail first, while this rank's program is still running.
+    do {
+        memset(got, 0, sizeof got);
+        s = idist_xla_buffer_get(a, got, sizeof got, 1000);
+    } while ((is_late ? got[63] != (float)(n * n) : s == IDIST_OK) &&
+             idist__os_clock_now_ns() < deadline_ns);
+
+    if (is_late) rank_check(got[63] == (float)(n * n), "rank %d: %g", rank, (double)got[63]);
+    else
+        rank_check(s == IDIST_ERR_DEVICE && strstr(idist_last_error(), "donated"),
+                   "rank %d: the lost contents: %s: %s", rank, idist_status_name(s),
+                   idist_last_error());
+    rank_ok(rank, idist_xla_buffer_free(&a));
+    proc_result(slot, f->status);
+    return 0;
+}
+
+static void processes(const fault *f, int n, proc_fn fn) {
     procs p;
     int hung, dead = 0;
     tap_running("%s, %d processes", f->name, n);
     ranks_reset();
     order(f);
     xla_world_begin(true);
-    procs_start(&p, n, NULL, body, (void *)(uintptr_t)f);
+    procs_start(&p, n, NULL, fn, (void *)(uintptr_t)f);
     hung = procs_wait(&p, RANKS_TIMEOUT_MS + 5000);
     rank_check(hung == 0, "%d ranks hang", hung);
     for (int k = 0; k < n; k++) {
@@ -127,9 +161,16 @@ int main(void) {
          IDIST_ERR_TIMEOUT, "device has not finished"},
         {"a rank dies inside its program", "die", NULL, NULL, NULL, 1, IDIST_ERR_PEER_LOST,
          IDIST_ERR_PEER_LOST, "was lost"}};
+    static const fault in_place_faults[] = {{"a program fails after it has begun", "late", NULL,
+                                             NULL, NULL, -1, IDIST_ERR_DEVICE, IDIST_ERR_DEVICE,
+                                             "the chip melts"},
+                                            {"a program is slow", "slow", NULL, NULL, NULL, -1,
+                                             IDIST_ERR_TIMEOUT, IDIST_ERR_TIMEOUT,
+                                             "device has not finished"}};
     fault too_old = {"an old plug-in", NULL, NULL, "56", NULL, -1, IDIST_OK, IDIST_OK, ""};
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
-        for (int n = 2; n <= 4; n += 2) processes(&faults[i], n);
+        for (int n = 2; n <= 4; n += 2) processes(&faults[i], n, body);
+    for (int i = 0; i < 2; i++) processes(&in_place_faults[i], 2, in_place);
     order(&too_old);
     xla_world_begin(true);
     procs_case(2, NULL, old, NULL, "an old plug-in");
