@@ -3,7 +3,7 @@
 // A program that has threads or uses a device cannot continue in a forked child. With start_method
 // "exec", a worker executes the program again, with unchanged arguments and one more variable,
 // IDIST_SPAWN=call,worker,descriptor,pid. The program runs to the call of idist_spawn with this
-// number and becomes the worker there. Earlier calls of idist_spawn return at once.
+// number and becomes the worker there. Earlier calls of idist_spawn return immediately.
 #pragma once
 
 #include "os/process.h"
@@ -15,8 +15,9 @@
 
 static int idist__rerun_call_count; // calls of idist_spawn_start in this process, atomic
 
-// What a worker needs to execute the program again. The parent prepares it before the fork. After
-// the fork only simple system calls are allowed, because another thread may have held any lock.
+// The data that a worker needs to execute the program again. The parent prepares the data before
+// the fork. After the fork only simple system calls are allowed, because another thread may have
+// held any lock.
 typedef struct idist__rerun {
     char path[4096];
     char variable[80]; // IDIST_SPAWN=..., see idist__rerun_find
@@ -31,17 +32,19 @@ static void idist__rerun_free(idist__rerun *r, const idist_allocator *mem) {
     idist__mem_free(mem, r->envp);
 }
 
-// Reads the arguments of this process. Leaves args NULL if there is no memory.
-static void idist__rerun_read_args(idist__rerun *r, const idist_allocator *mem, int fd) {
+// Reads the arguments of this process. Returns false if memory cannot be allocated.
+static bool idist__rerun_read_args(idist__rerun *r, const idist_allocator *mem, int fd) {
     size_t cap = 0, got;
 
     do {
         size_t used = r->args_nbytes;
 
-        if (!idist__buffer_reserve(mem, &r->args, &cap, used, used + 4096)) break;
+        if (!idist__buffer_reserve(mem, &r->args, &cap, used, used + 4096)) return false;
         got = idist__os_process_read_args(fd, r->args + used, cap - used - 1);
         r->args_nbytes += got;
     } while (got);
+
+    return true;
 }
 
 // Prepares the path, arguments and environment of the workers.
@@ -49,21 +52,23 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     char **variables = idist__os_process_variables();
     size_t argc = 0, envc = 0, i, n;
     int fd = idist__os_process_path(r->path, sizeof r->path) ? idist__os_process_open_args() : -1;
+    bool has_args;
 
     if (fd < 0)
         return idist__fail(
             IDIST_ERR_SYSTEM,
-            "spawn: start_method \"exec\" reads /proc/self/exe and /proc/self/cmdline, and "
-            "cannot: %s. Mount /proc, or use start_method \"fork\" or a launcher",
+            "spawn: start_method \"exec\" cannot read /proc/self/exe and /proc/self/cmdline: %s. "
+            "Mount /proc, or use start_method \"fork\" or a launcher",
             strerror(errno));
-    idist__rerun_read_args(r, mem, fd);
+    has_args = idist__rerun_read_args(r, mem, fd);
     idist__os_descriptor_close(&fd);
+    if (!has_args) return IDIST_ERR_NO_MEMORY;
 
-    for (i = 0; r->args && i < r->args_nbytes; i++) argc += !r->args[i];
+    for (i = 0; i < r->args_nbytes; i++) argc += !r->args[i];
     while (variables && variables[envc]) envc++;
     r->argv = (char **)idist__mem_alloc(mem, (argc + 1) * sizeof *r->argv);
     r->envp = (char **)idist__mem_alloc(mem, (envc + 2) * sizeof *r->envp);
-    if (!r->args || !r->argv || !r->envp) return IDIST_ERR_NO_MEMORY;
+    if (!r->argv || !r->envp) return IDIST_ERR_NO_MEMORY;
 
     for (i = n = 0; n < argc; i += strlen(r->args + i) + 1) r->argv[n++] = r->args + i;
     r->envp[0] = r->variable;
@@ -73,9 +78,9 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     return IDIST_OK;
 }
 
-// Executes the program again, in the child. The descriptor of the shared memory stays open, and in
-// worker 0 also the listener's. Appends the process id to the variable, without snprintf, which may
-// take a lock.
+// Executes the program again, in the child. The descriptor of the shared memory stays open in every
+// worker, and the listener stays open in worker 0. Appends the process id to the variable, without
+// snprintf, which may take a lock.
 static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
     char *at = r->variable + strlen(r->variable), digits[16];
     int pid = (int)idist__os_process_id(), n = 0;
@@ -88,9 +93,10 @@ static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
     idist__os_process_exit(127);
 }
 
-// Returns true if this process was executed again as a worker, and fills in which call of
-// idist_spawn it belongs to. Programs that a worker starts inherit the variable, so the process id
-// in it must be this process's.
+// Returns true if this process was executed again as a worker. Sets the number of the call of
+// idist_spawn, the index of the worker, and the descriptor of the shared memory. Programs that a
+// worker starts inherit the variable, so the process id in the variable must be the id of this
+// process.
 static bool idist__rerun_find(int *call, int *worker, int *fd) {
     const char *text = idist__os_env("IDIST_SPAWN");
     int pid = 0, end = 0;
@@ -117,8 +123,8 @@ static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
     if (!shared || i < 0 || i >= spawn->n)
         return idist__fail(
             IDIST_ERR_STATE,
-            "spawn: the program, executed again as worker %d, requests another number of workers "
-            "than its parent",
+            "spawn: the program, executed again as worker %d, requests a different number of "
+            "workers than its parent",
             i);
 
     __atomic_store_n(&shared->results[i].arrived, 1, __ATOMIC_RELEASE);

@@ -4,11 +4,11 @@
 
 #include "ranks.h"
 
-// Set in a worker. A worker runs the main of this file up to its call, and must not print or start
-// anything on the way.
+// This flag is set in a worker. A worker runs the main of this file up to its call, and must not
+// print or start anything before that call.
 static bool in_worker;
 static char first_argument[100];
-static int go_on = 1; // atomic; keeps the thread running that holds malloc's locks most of the time
+static int go_on = 1; // atomic; while it is 1, a thread holds malloc's locks most of the time
 
 static void *busy(void *arg) {
     (void)arg;
@@ -24,12 +24,12 @@ static void *reader(void *arg) {
     return NULL;
 }
 
-// Replaces stdin by a pipe to which no process writes. Returns the other end.
+// Replaces stdin with a pipe to which no process writes. Returns the other end of the pipe.
 static int silent_stdin(void) {
     int ends[2];
     TAP_REQUIRE(pipe(ends) == 0 && dup2(ends[0], 0) == 0);
     close(ends[0]);
-    fcntl(ends[1], F_SETFD, FD_CLOEXEC); // or workers would keep each other's readers alive
+    fcntl(ends[1], F_SETFD, FD_CLOEXEC); // otherwise workers would keep each other's readers alive
     return ends[1];
 }
 
@@ -84,8 +84,8 @@ static int works(int local_rank, void *arg) {
     if (t->way == RETURNS_5 && local_rank == 1) return 5;
     if (t->way == IS_KILLED && local_rank == 1) kill(getpid(), SIGKILL);
     if (t->way == STARTS_MORE) {
-        // The programs inherit this worker's variable in their environment, although it is not
-        // meant for them.
+        // The programs inherit this worker's environment variable, although it is not meant for
+        // them.
         char command[600];
         snprintf(command, sizeof command, "exec '/proc/%d/exe' inner >/dev/null", (int)getpid());
         return system(command) == 0 ? 0 : 24;
@@ -129,11 +129,49 @@ static int odd(const char *how) {
     return idist_spawn(nothing, NULL, 2, &d) == IDIST_OK ? 0 : 1;
 }
 
+// An allocator whose allocation number `scarce_fails` fails.
+static int scarce_count, scarce_fails;
+
+static void *scarce_alloc(size_t nbytes, void *user) {
+    (void)user;
+    return scarce_count++ == scarce_fails ? NULL : malloc(nbytes);
+}
+
+static void scarce_free(void *p, void *user) {
+    (void)user;
+    free(p);
+}
+
+enum { LONG_NBYTES = 6000 }; // one read of the arguments returns less
+
+// Runs as a separate program with a long second argument. Each allocation of the call fails once. A
+// worker never gets only a part of the arguments.
+static int scarce(int argc, char **argv) {
+    idist_report report;
+    idist_desc d = exec_desc(&report);
+    if (getenv("IDIST_SPAWN")) {
+        if (argc != 3 || strlen(argv[2]) != LONG_NBYTES) return 1;
+        for (int i = 0; i < 100; i++) (void)idist_spawn(nothing, NULL, 1, &d); // one is its call
+        return 1;
+    }
+    d.allocator.alloc_fn = scarce_alloc;
+    d.allocator.free_fn = scarce_free;
+    for (scarce_fails = 0; scarce_fails < 100; scarce_fails++) {
+        idist_status s;
+        scarce_count = 0;
+        s = idist_spawn(nothing, NULL, 1, &d);
+        if (s == IDIST_OK) return scarce_fails >= 4 ? 0 : 2;
+        if (s != IDIST_ERR_NO_MEMORY) return 3;
+    }
+    return 4;
+}
+
 static int run_odd(const char *how) {
     char command[600], path[100];
     snprintf(path, sizeof path, "/tmp/rerun-%d", (int)getpid());
-    snprintf(command, sizeof command, "cp /proc/%d/exe %s && %s %s; rc=$?; rm -f %s; exit $rc",
-             (int)getpid(), path, path, how, path);
+    snprintf(command, sizeof command,
+             "cp /proc/%d/exe %s && %s %s $(printf %%0%dd 0); rc=$?; rm -f %s; exit $rc",
+             (int)getpid(), path, path, how, LONG_NBYTES, path);
     return system(command);
 }
 
@@ -154,7 +192,7 @@ static void rerun_case(int n, int way, int rank, int exit_code, int signal_numbe
     tap_is(n_descriptors(), before, "%s: open descriptors", name);
 }
 
-// Calls idist_spawn in a process that a worker started. The call must create a world of its own.
+// Calls idist_spawn in a process that a worker started. The call must create a separate world.
 static int inner(void) {
     idist_report report;
     idist_desc d = exec_desc(&report);
@@ -164,9 +202,9 @@ static int inner(void) {
                : 1; // the function has run
 }
 
-// Tests workers that never reach their call. First the program, executed again, asks for a
-// different number of workers. Then its workers end before their call. Returns a worker's exit
-// code, or -1 in the caller.
+// Tests workers that never reach their call. First the re-executed program requests a different
+// number of workers. Then its workers end before their call. Returns a worker's exit code, or -1 in
+// the caller.
 static int never_come(void) {
     idist_report report;
     idist_workers *workers;
@@ -193,6 +231,7 @@ static void odd_programs(void) {
     tap_is(run_odd("closed"), 0, "a program without stdin, stdout and stderr");
     tap_is(run_odd("closes"), 0, "a program that closes all other descriptors: its workers say so");
     tap_is(run_odd("deleted"), 0, "a program whose file is gone");
+    tap_is(run_odd("scarce"), 0, "a parent whose memory runs out");
     d.init_timeout_ms = 300 * test_slow_factor();
     int64_t start = tap_now_ms();
     setenv("RERUN_STUCK", "1", 1); // read by the main of the workers
@@ -201,7 +240,7 @@ static void odd_programs(void) {
     unsetenv("RERUN_STUCK");
     tap_ok(tap_now_ms() - start < 3000 * test_slow_factor(),
            "are waited for as long as the start may take");
-    tap_like(report.text, "has not come to its call", "and it is said");
+    tap_like(report.text, "did not reach its call", "and it is said");
     d.start_method = "thread";
     tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_ARG, "no such start method");
 }
@@ -214,6 +253,7 @@ int main(int argc, char **argv) {
     if (argc > 1 &&
         (!strcmp(argv[1], "closed") || !strcmp(argv[1], "closes") || !strcmp(argv[1], "deleted")))
         return odd(argv[1]);
+    if (argc > 1 && strcmp(argv[1], "scarce") == 0) return scarce(argc, argv);
     in_worker = getenv("IDIST_SPAWN") != NULL && argc > 1;
     if (argc == 1) { // so that the workers have arguments
         again[0] = argv[0];
@@ -229,7 +269,8 @@ int main(int argc, char **argv) {
     pthread_t blocked;
     int end = silent_stdin();
     bool beside = true;
-// The thread sanitizer's runtime cannot start a thread in a process that was forked beside one.
+// The thread sanitizer's runtime cannot start a thread in a process that was forked while another
+// thread ran.
 #ifdef __SANITIZE_THREAD__
     beside = false;
 #endif
