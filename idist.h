@@ -69,7 +69,7 @@ CONTENTS
 
       idist_mpi.h      the MPI backend
       idist_nccl.h     device memory through NCCL, CUDA IPC or pinned memory
-      idist_xla.h      device memory of XLA: TPUs, and whatever else has a PJRT plug-in
+      idist_xla.h      device memory of XLA: TPUs, and other devices with a PJRT plug-in
       idist_train.h    data-parallel training: samplers, loaders, gradient averaging, metrics
       idist.hpp        this API for C++: exceptions, spans, owners of handles, lambdas as workers
 
@@ -125,8 +125,8 @@ CONCEPTS
     sizes and ranks. Another number of ranks, or another message size, may round differently.
 
     On x86 and 64-bit ARM, reductions, conversions and user ops run in the floating-point mode that
-    a program starts with. The mode of the calling thread does not matter: rounding, traps, or
-    flush-to-zero that a library built with -ffast-math has set.
+    a program starts with. The calling thread's mode (rounding, traps, or the flush-to-zero that a
+    library built with -ffast-math sets) does not matter.
 
 BACKENDS
 
@@ -136,7 +136,7 @@ BACKENDS
 
     gloo   an alias of ring, for programs that ask for torch.distributed's gloo.
     nccl   ring with the device backend nccl, as in Ignite; needs idist_nccl.h.
-    xla    ring with a device of XLA; xla-tpu, as in Ignite: with a TPU. Both need idist_xla.h.
+    xla    ring with an XLA device; xla-tpu, as in Ignite, with a TPU. Both need idist_xla.h.
 
     idist_nccl.h and idist_xla.h add device memory to any of them. A program has the backends whose
     headers it includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
@@ -178,7 +178,7 @@ LAUNCHING
       - nothing is set, but an init method other than env:// (see below) says that there are ranks
         to meet
 
-    Half of a pair is no error for
+    Half of a pair is not an error for
 
       - JOB_COMPLETION_INDEX, which pods of other kinds have as well
       - PMI_ID or PMI_PORT, which count only together
@@ -192,20 +192,19 @@ LAUNCHING
 
     The ranks meet at desc.store, or else at desc.init_method, or else at IDIST_INIT_METHOD:
 
-        env://                MASTER_ADDR and MASTER_PORT (the default). Without them, what the
-                              launcher offers: a local socket on one host, torchrun's agent, PMI-1,
-                              or the first host of a Slurm step
+        env://                MASTER_ADDR and MASTER_PORT (the default). Without these variables,
+                              what the launcher offers: a local socket on one host, torchrun's
+                              agent, PMI-1, or the first host of a Slurm step
         tcp://host:port       the given host and port
         tcp://239.x.y.z:port  a multicast group (224 to 239) where ranks of one subnet find rank 0
         file:///path          a file on a file system that all ranks share and that supports locks;
                               ranks can be assigned from the file (see below)
 
-    Any other text gives IDIST_ERR_ENV, or IDIST_ERR_ARG if it is in desc.init_method. This also
-    holds in a world of 1.
+    Any other text gives IDIST_ERR_ENV, or IDIST_ERR_ARG if it is in desc.init_method, even in a
+    world of 1.
 
-    If LOCAL_WORLD_SIZE says that all ranks are on this host, they meet at a local socket named
-    after the port. They also do so if the address is a loopback address. No TCP port is opened
-    then.
+    If LOCAL_WORLD_SIZE says that all ranks are on this host, or if the address is a loopback
+    address, the ranks meet at a local socket named after the port. Then no TCP port is opened.
 
         for r in 0 1 2; do
             RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./app &
@@ -221,15 +220,15 @@ LAUNCHING
         done; wait
 
     Rank 0 removes the file when all ranks have joined. The same processes may then make another
-    world there. A file left over from ranks that died is not used: the next rank 0 replaces it,
-    whether ranks are assigned or given.
+    world at the same path. A file left over from ranks that died is not used: the next rank 0
+    replaces it, whether ranks are assigned or given.
 
     While the world is forming, a surplus process gets IDIST_ERR_RANK_TAKEN, with path, group and
-    size; the other processes do not notice. A process that comes later is the first one of the next
-    world. If a process dies after it was assigned its rank, the others get IDIST_ERR_PEER_LOST. If
-    a rank is not assigned in time, IDIST_ERR_TIMEOUT names the rank.
+    size in the text; the other processes do not notice. A process that arrives later is the first
+    process of the next world. If a process dies after it was assigned its rank, the others get
+    IDIST_ERR_PEER_LOST. If a rank is not assigned in time, IDIST_ERR_TIMEOUT names the rank.
 
-    Either all processes are given a rank, or none is: those that differ from rank 0 get
+    Either all processes must be given a rank, or none: processes that differ from rank 0 get
     IDIST_ERR_ENV. If several worlds start at one path at the same time, IDIST_GROUP_NAME
     (desc.group_name) keeps them apart.
 
@@ -249,7 +248,7 @@ LAUNCHING
                              names (=eth0), or all interfaces except some (^docker). If unset,
                              NCCL_SOCKET_IFNAME is used, in the same grammar, then
                              GLOO_SOCKET_IFNAME, a list of whole names. If none of them is set,
-                             idist uses the interface on the way to rank 0, or else the first
+                             idist uses the interface that leads to rank 0, or else the first
                              interface. See idist_show_config for the address and the interface
         IDIST_SOCKETS        number of TCP connections between two ranks, for networks that limit
                              each connection; see desc.sockets
@@ -293,14 +292,14 @@ ERRORS
         of init     IDIST_ERR_ENV, _NO_BACKEND, _AUTH ...: there is no world.
 
     If a rank dies, or exits without idist_finalize, every rank that is blocked in a call finds out
-    within milliseconds. The connection ends or, within a host, a waiting rank checks every 10 to 30
-    ms (less often if more than 32 ranks wait there). A machine that disappears without closing its
-    connections is detected by the time-out.
+    within milliseconds. Its connection to the rank ends or, within a host, a waiting rank checks
+    every 10 to 30 ms (less often if more than 32 ranks wait there). A machine that disappears
+    without closing its connections is detected by the time-out.
 
     In a world of more than 64 ranks, not every rank is connected to every other rank (see
-    idist_ring.h). There the ranks that are in calls pass on any failure of a group, including
-    idist_abort. A rank that makes its call long after the others have left may name one of those
-    that left.
+    idist_ring.h). In such a world, the ranks that are in calls pass on any failure of a group,
+    including idist_abort. A rank that makes its call long after the others have left may name one
+    of the ranks that left.
 
     If a rank leaves after the world has failed, groups that need that rank fail with the status of
     the world. The text begins with the cause of the world's failure.
@@ -317,7 +316,7 @@ ERRORS
 
 TIME-OUTS AND ABORT
 
-    Every call has a deadline: idist_opts.timeout_ms, else desc.timeout_ms, else 30 minutes.
+    Every call has a deadline: idist_opts.timeout_ms, or else desc.timeout_ms, or else 30 minutes.
     IDIST_ERR_TIMEOUT names the ranks that did not enter the call, or entered it and stopped
     responding, and where they were last seen. If such a rank waits for another rank, the text
     follows the chain to its end (not with idist_mpi.h). The text says which rank got no answer:
@@ -332,8 +331,8 @@ TIME-OUTS AND ABORT
 THREADS
 
     Every function may be called from any thread. Calls on a group must be made in the same order on
-    all ranks. If two threads use one group, guard the calls with a lock of your own, held from
-    idist_group_begin to idist_group_end. Or give each thread a group of its own.
+    all ranks. If two threads use one group, guard the calls with your own lock, and hold it from
+    idist_group_begin to idist_group_end. Or give each thread its own group.
 
     Callbacks (user ops, logger, allocator) run in whichever thread is inside the library. The first
     non-blocking call of a world starts one thread, which advances requests while the program
@@ -361,10 +360,10 @@ THREADS
 
 MEMORY
 
-    desc.allocator provides all memory except idist_alloc, shared memory, the handles of worlds and
-    groups, and a few short-lived buffers. Handles of closed worlds (up to 16) and of their groups
-    (up to 256) are kept, about 340 KiB in all. So a call with a stale handle returns
-    IDIST_ERR_STATE (see idist_close). In a shared library, the handles are kept until it is
+    desc.allocator provides all memory except the memory from idist_alloc, shared memory, the
+    handles of worlds and groups, and a few short-lived buffers. Handles of closed worlds (up to 16)
+    and of their groups (up to 256) are kept, about 340 KiB in all. So a call with a stale handle
+    returns IDIST_ERR_STATE (see idist_close). In a shared library, the handles are kept until it is
     unloaded.
 
     A ring world takes 32 KiB, and another 32 KiB per rank. Messages that arrive before their
@@ -377,16 +376,16 @@ MEMORY
     no memfd, or a limit on memory, address space or file size forbids the file, the ranks use local
     sockets. A log line at info level says why.
 
-    Large buffers are read directly from the memory of the other process if the kernel permits it
-    and does it fast. The ranks measure that when they join. A message up to 1 MiB goes through the
-    file if sender and receiver wait. A program that changes its user after joining, or restricts
-    its own system calls (seccomp), must set IDIST_TRANSPORT=socket.
+    Large buffers are read directly from the memory of the other process if the kernel permits this
+    and the reads are fast. The ranks measure the speed when they join. A message up to 1 MiB goes
+    through the file if sender and receiver wait. A program that changes its user after joining, or
+    restricts its own system calls (seccomp), must set IDIST_TRANSPORT=socket.
 
-    Memory from idist_alloc also lies in a shared file, and reserves address space only as it is
-    allocated. The other ranks of the host map the memory in their next large collective and read it
-    in place from then on. If a limit keeps a rank from mapping more, data is copied.
+    Memory from idist_alloc is also part of a shared file, which takes address space only as memory
+    is allocated. The other ranks of the host map the memory in their next large collective and read
+    it in place from then on. If a limit keeps a rank from mapping more, data is copied.
 
-    A program that locks its memory (mlockall, MCL_FUTURE) also locks what idist maps. That is
+    A program that locks its memory (mlockall, MCL_FUTURE) also locks the memory that idist maps:
     desc.shm_nbytes for each rank of the host, the memory from idist_alloc, and the stacks of
     idist's threads. If a limit on locked memory (ulimit -l) is too low for the shared file, the
     ranks use local sockets. Log lines, idist_show_config and error texts name the limit.
@@ -416,8 +415,8 @@ SECURITY
     only while they join.
 
     A rank that cannot prove the secret fails at once. Rank 0 warns of such a process and keeps
-    waiting, because a stranger must not end the job. The data itself is neither encrypted nor
-    signed: on a network you do not trust, use a tunnel.
+    waiting, because a stranger must not be able to end the job. The data itself is neither
+    encrypted nor signed: on a network you do not trust, use a tunnel.
 
 WRITING A BACKEND
 
@@ -573,10 +572,10 @@ typedef struct idist_i64_i64 {
     int64_t index;
 } idist_i64_i64;
 
-// How two elements are combined. The algorithm fixes the order of the operands, never timing, so
-// every rank gets the same bits in every run. MIN and MAX yield NaN if any operand is NaN. The
-// bitwise and logical ops take integers only. The logical ops yield 0 or 1. AVG is SUM divided by
-// the number of ranks (integers: rounded toward zero).
+// How two elements are combined. The order of the operands depends on the algorithm, never on
+// timing, so every rank gets the same bits in every run. MIN and MAX yield NaN if any operand is
+// NaN. The bitwise and logical ops take integers only. The logical ops yield 0 or 1. AVG is SUM
+// divided by the number of ranks (integers: rounded toward zero).
 //
 // MINLOC and MAXLOC take the pair dtypes, which take no other built-in op. They yield the pair with
 // the smallest or largest value and, among equal values, the lowest index. A NaN beats every
@@ -627,7 +626,7 @@ typedef struct idist_request {
 typedef struct idist_plan idist_plan;
 
 // Options of a call, the last argument of every communication call. Passing NULL or all zeros means
-// the default world, a blocking call, and the group's time-out.
+// the default world, a blocking call, and the world's time-out.
 typedef struct idist_opts {
     // Group of the call: its roots, sources and destinations are ranks of this group (NULL means
     // the default world).
@@ -644,7 +643,7 @@ typedef struct idist_opts {
     // Deadline of the call in milliseconds (0 means desc.timeout_ms of the world, < 0 means none).
     int timeout_ms;
 
-    // If not NULL, the call is not made but stored in this plan. See idist_plan_create.
+    // If not NULL, the call is stored in this plan instead of being made. See idist_plan_create.
     idist_plan *plan;
 } idist_opts;
 
@@ -709,8 +708,8 @@ typedef enum idist_log_level {
 } idist_log_level;
 
 // Receiver of log lines. Any thread that calls idist, and the progress thread, may call log_fn, but
-// only one at a time. It must not call idist. The line has no newline and names rank and host. If
-// log_fn is NULL, lines go to stderr.
+// only one at a time. The function log_fn must not call idist. The line has no newline and names
+// rank and host. If log_fn is NULL, lines go to stderr.
 typedef struct idist_logger {
     void (*log_fn)(idist_log_level level, const char *line, void *user);
     void *user;
@@ -744,8 +743,9 @@ typedef struct idist_desc {
     const char *backend;
 
     // "env://", "tcp://host:port", "tcp://239.x.y.z:port" or "file:///path". All but the first need
-    // world_size and, except for file:///path, rank, from this struct, the environment or MPI. If
-    // they are missing, the status is IDIST_ERR_ARG. Environment: IDIST_INIT_METHOD.
+    // world_size and, except for file:///path, also rank, which come from this struct, the
+    // environment or MPI. If they are missing, the status is IDIST_ERR_ARG. Environment:
+    // IDIST_INIT_METHOD.
     const char *init_method;
 
     // Store for the rendezvous, instead of an init method. The caller keeps ownership. Several
@@ -781,7 +781,7 @@ typedef struct idist_desc {
     // at once. There are three exceptions, in which the others wait until this deadline:
     //
     //   - The process ends before it has told rank 0 which rank it is.
-    //   - Rank 0 ends before they have reached it.
+    //   - Rank 0 ends before the others have reached it.
     //   - The ranks meet at the store of torchrun, whose agent then ends them.
     int init_timeout_ms;
 
@@ -857,17 +857,18 @@ typedef struct idist_desc {
     const void *xla_api;
     void *xla_client;
 
-    // Give idist's own work on the device priority. Environment: IDIST_HIGH_PRIORITY_STREAM=1.
+    // Give idist's own work priority on the device. Environment: IDIST_HIGH_PRIORITY_STREAM=1.
     bool high_priority_stream;
 
     // Number of TCP connections between two ranks, at most 8, over which messages are spread. The
     // highest number that any rank asks for is used. The default, 0, is one connection, or more if
-    // the round trip is so long that one cannot fill the network. Environment: IDIST_SOCKETS.
+    // the round trip is so long that one connection cannot fill the network. Environment:
+    // IDIST_SOCKETS.
     int sockets;
 
     // For init_method "file:///path": worlds of different names meet at one path, each in a file of
     // its own, path.NAME. A name has up to 63 letters, digits and ._-. Without a name, the file is
-    // path itself. Other methods do not use it. Environment: IDIST_GROUP_NAME.
+    // path itself. Other methods ignore it. Environment: IDIST_GROUP_NAME.
     const char *group_name;
 } idist_desc;
 
@@ -889,8 +890,8 @@ IDIST_API idist_status idist_initialize(const idist_desc *desc);
 // completed the calls that involve this rank, then frees everything.
 //
 // Call it before the process exits, even after a last barrier. A call that is complete on this rank
-// may still be under way on other ranks. They get IDIST_ERR_PEER_LOST from it when this rank is
-// gone.
+// may still be under way on other ranks. When this rank is gone, the call returns
+// IDIST_ERR_PEER_LOST there.
 //
 // If requests are pending or an idist_group_begin is open, idist_finalize returns IDIST_ERR_STATE
 // and does nothing. In all other cases the world and its groups are gone afterwards, even if the
@@ -974,8 +975,8 @@ IDIST_API idist_status idist_close(idist_group **world);
 //
 // Counts are in elements. In the rules, n is the number of ranks of the group and r the rank of the
 // caller in the group. Send and receive buffers are disjoint, or overlap as the in-place rule says;
-// each rank chooses for itself. A count may be 0, and then buffers may be NULL. Any thread, but the
-// same order on all ranks.
+// each rank chooses for itself. A count may be 0, and then buffers may be NULL. Any thread may
+// call, but the calls must have the same order on all ranks.
 //
 // Without opts.request a call blocks until it is complete on this rank: the send buffer may be
 // written, and the receive buffer holds the result. Other ranks may still be in the call, or may
@@ -1043,8 +1044,8 @@ IDIST_API idist_status idist_exscan(const void *send, void *recv, size_t count, 
 // overlap.
 //
 // Both arrays are size_t. In C, gcc and clang reject arrays of int, which MPI takes, with an error
-// and not only a warning. They also reject an int where another call stores a size_t or a bool,
-// such as *index of idist_wait_any and *done of idist_test. For this purpose, each of these
+// and not only a warning. They also reject a pointer to int where another call stores a size_t or a
+// bool, such as *index of idist_wait_any and *done of idist_test. For this purpose, each of these
 // functions is also a macro in C. Its name without parentheses, as in a function pointer, is still
 // the function.
 
@@ -1079,17 +1080,17 @@ IDIST_API idist_status idist_reduce_scatterv(const void *send, void *recv, const
 
 // Exchanges elements with every rank k, including the caller: sends sendcounts[k] elements at send
 // + senddispls[k], and receives recvcounts[k] elements at recv + recvdispls[k]. Two ranks that
-// exchange elements must have the same dtype; other ranks may have another one.
-// In place: send == recv. Then sendcounts and senddispls are ignored and may be NULL: as many
-// elements from rank k replace those that go to rank k. This takes a copy of the buffer, up to the
-// end of the last block.
+// exchange elements must pass the same dtype; other ranks may pass another one.
+// In place: send == recv. Then sendcounts and senddispls are ignored and may be NULL. The elements
+// from rank k replace the same number of elements that go to rank k. The call copies the buffer
+// first, up to the end of the last block.
 IDIST_API idist_status idist_all_to_allv(const void *send, const size_t *sendcounts,
                                          const size_t *senddispls, void *recv,
                                          const size_t *recvcounts, const size_t *recvdispls,
                                          idist_dtype dtype, const idist_opts *opts);
 
-// For bytes and strings whose size the receivers do not know. These functions always block:
-// opts.request must be NULL, and they are not allowed between idist_group_begin and
+// The next two functions send bytes and strings whose size the receivers do not know. They always
+// block: opts.request must be NULL, and they are not allowed between idist_group_begin and
 // idist_group_end.
 
 // Copies the *nbytes bytes in buf of root to buf of all ranks, which holds up to capacity bytes,
@@ -1110,8 +1111,8 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 // The result of idist_broadcast_alloc and idist_all_gather_alloc is allocated: *recv points to host
 // memory, which idist_free frees. A zero byte follows the elements, so that text can be printed. On
 // failure *recv is NULL. Both functions always block: opts.request must be NULL, and they are not
-// allowed between idist_group_begin and idist_group_end. If a rank has no memory, the group fails
-// with IDIST_ERR_NO_MEMORY.
+// allowed between idist_group_begin and idist_group_end. If a rank cannot allocate the memory, the
+// group fails with IDIST_ERR_NO_MEMORY.
 
 // Gives every rank, including root, a copy of the count elements at send of root. Sets *recvcount
 // to their number and *recvdtype to their dtype, as in idist_recv_info. On other ranks send, count
@@ -1132,21 +1133,21 @@ IDIST_API idist_status idist_all_gather_alloc(const void *send, size_t count, id
 //
 // dst and src are ranks of the group, and may be the caller's own. Messages from one rank to
 // another with the same tag arrive in the order in which they were sent. A send may return before
-// the receiver asks for the message (up to some KiB), or only afterwards; do not rely on either. In
-// a world of more than 64 ranks, the first message to a rank may wait until that rank makes a call
-// on the same world. Tags are 0 .. 2^31 - 1.
+// the receiver asks for the message (up to some KiB), or only afterwards; do not rely on either
+// behavior. In a world of more than 64 ranks, the first message to a rank may wait until that rank
+// makes a call on the same world. Tags are 0 .. 2^31 - 1.
 //
 // A receive that times out before a message arrives ends with IDIST_ERR_TIMEOUT, and the group
 // remains usable. A send of more than some KiB that times out also fails the group, because the
-// receiver already knows of the message.
+// message was already announced to the receiver.
 //------------------------------------------------------------------------------
 
 // Sends count elements to rank dst. Blocks until buf may be written to.
 IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst,
                                   int tag, const idist_opts *opts);
 
-// Receives a message of at most count elements into buf; blocks until the message is there.
-// Describes in *info what arrived. If info is not NULL, it must stay valid until the operation is
+// Receives a message of at most count elements into buf; blocks until the message has arrived.
+// Describes the message in *info. If info is not NULL, it must stay valid until the operation is
 // complete. The source may be IDIST_ANY_SOURCE and the tag IDIST_ANY_TAG (which also matches
 // messages meant for later receives).
 //
@@ -1159,8 +1160,8 @@ IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, in
 
 // Waits until there is a message that idist_recv would take with this src and tag, and describes
 // the message in *info. The message stays. Receives that were posted before take precedence. In all
-// other respects it is like a receive: opts.request, time-out, lost ranks. Does not see messages
-// from device memory that do not pass through the host.
+// other respects (opts.request, time-out, lost ranks) a probe is like a receive. Does not see
+// messages from device memory that do not pass through the host.
 IDIST_API idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts);
 
 // Probes for a message without waiting; see idist_probe. Sets *found to true if there is one, and
@@ -1169,17 +1170,17 @@ IDIST_API idist_status idist_probe(int src, int tag, idist_recv_info *info, cons
 IDIST_API idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
                                     const idist_opts *opts);
 
-// Probes for a message and takes it away. From then on, no receive and no probe finds the message,
-// only idist_mrecv with this *message (not with a copy of it). The function idist_mprobe waits for
-// a message, like idist_probe. The function idist_improbe does not wait; found and opts are as in
-// idist_iprobe. So several threads may probe and receive with IDIST_ANY_SOURCE, and each gets the
-// message that it probed.
+// Probes for a message and reserves it. From then on, other receives and probes do not find the
+// message; only idist_mrecv with this *message (not with a copy of it) receives it. The function
+// idist_mprobe waits for a message, like idist_probe. The function idist_improbe does not wait;
+// found and opts are as in idist_iprobe. So several threads may probe and receive with
+// IDIST_ANY_SOURCE, and each gets the message that it probed.
 //
 // message->info describes the message. The old contents of *message are overwritten. With a
 // request, *message must stay valid until the request is complete. A matched message that is never
-// received is like any other such message. A small one is dropped with its group or world, and the
-// sender of a large one waits for its receive. Small messages that are kept for long may make a
-// sender wait, too.
+// received is treated like any other message that is never received. A small one is dropped with
+// its group or world, and the sender of a large one waits for its receive. Small messages that are
+// kept for long may make a sender wait, too.
 IDIST_API idist_status idist_mprobe(int src, int tag, idist_message *message,
                                     const idist_opts *opts);
 IDIST_API idist_status idist_improbe(int src, int tag, bool *found, idist_message *message,
@@ -1198,8 +1199,8 @@ IDIST_API idist_status idist_improbe(int src, int tag, bool *found, idist_messag
 IDIST_API idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype,
                                    idist_message *message, const idist_opts *opts);
 
-// Sends and receives at once, so that neighbors can exchange data without deadlock. Always blocks:
-// opts.request must be NULL, and the call is not allowed between idist_group_begin and
+// Sends and receives at the same time, so that neighbors can exchange data without deadlock. Always
+// blocks: opts.request must be NULL, and the call is not allowed between idist_group_begin and
 // idist_group_end. The buffers are disjoint.
 IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag,
                                       void *recv, size_t recvcount, int src, int recvtag,
@@ -1217,7 +1218,7 @@ IDIST_API idist_status idist_test(idist_request *request, bool *done);
 
 // Makes a stream (a cudaStream_t) wait for an operation on device memory: work added to the stream
 // from now on sees the result. Empties the request. Does not wait for the device, only for the
-// host's part of a staged call. A later failure is a failure of the group.
+// host's part of a staged call. A later failure fails the group.
 IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 
 // Detaches a request without waiting: the request becomes empty and the operation continues. The
@@ -1227,7 +1228,7 @@ IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 // idist_split_start, which must be waited for.
 IDIST_API idist_status idist_request_free(idist_request *request);
 
-// Cancels a receive or a probe, unless a message has begun to go to it. Then *cancelled is true,
+// Cancels a receive or a probe, unless it has already matched a message. Then *cancelled is true,
 // buffer and *info stay as they are, and the next receive can get the message that would have
 // matched. Otherwise *cancelled is false, and the receive completes as if this function had not
 // been called. Local; does not block.
@@ -1249,14 +1250,14 @@ IDIST_API idist_status idist_wait_all(idist_request *requests, size_t n);
 
 // Waits until one of the requests is complete, returns its status and empties it. *index is the
 // index of that request. If all requests are empty, returns IDIST_OK and sets *index to n. The
-// requests may belong to different worlds. Then the function looks at one world after the other,
-// and may notice a completion up to a millisecond late.
+// requests may belong to different worlds. In that case, the function looks at one world after the
+// other, and may notice a completion up to a millisecond late.
 IDIST_API idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index);
 
-// Waits until at least one of the requests is complete, and completes all requests that are
-// complete by then. Writes their positions to indices (n entries), in ascending order, and their
-// number to *count, which is 0 if all requests are empty. Returns the failure with the lowest index
-// among them.
+// Waits until at least one of the requests is complete, and empties every request that is complete
+// at that time. Writes the positions of these requests to indices (n entries), in ascending order,
+// and their number to *count. The number is 0 if all requests are empty. Returns the failure with
+// the lowest index among them.
 IDIST_API idist_status idist_wait_some(idist_request *requests, size_t n, size_t *indices,
                                        size_t *count);
 
@@ -1306,12 +1307,12 @@ IDIST_API idist_status idist_plan_start(const idist_plan *plan, idist_request *r
 // Frees a plan and sets the pointer to NULL. Calls that the plan has started continue.
 IDIST_API idist_status idist_plan_free(idist_plan **plan);
 
-// Starts at once all calls that this thread makes between begin and end, and completes them
-// together in idist_group_end. So their order does not matter: exchanges that would deadlock one by
-// one work. The calls return when they have started. Results are valid after idist_group_end, which
-// returns the first failure. Wait for a call with opts.request by idist_wait; idist_group_end does
-// not wait for it. Calls that have no request form (finalize, the groups, sendrecv, bytes, alloc)
-// return IDIST_ERR_STATE in between. Begin and end may be nested; the outermost end waits.
+// Between begin and end, the calls of this thread only start and return, and idist_group_end
+// completes all of them together. So their order does not matter: exchanges that would deadlock one
+// by one work. Results are valid after idist_group_end, which returns the first failure. Wait for a
+// call with opts.request by idist_wait; idist_group_end does not wait for it. Calls that have no
+// request form (finalize, the groups, sendrecv, bytes, alloc) return IDIST_ERR_STATE in between.
+// Begin and end may be nested; the outermost end waits.
 IDIST_API idist_status idist_group_begin(void);
 IDIST_API idist_status idist_group_end(void);
 
@@ -1320,8 +1321,8 @@ IDIST_API idist_status idist_group_end(void);
 //------------------------------------------------------------------------------
 
 // Creates a group of the listed ranks of the default world. The list has no duplicates and may be
-// in any order; the group is sorted by rank. Collective over the world, with the same list on every
-// rank, or else IDIST_ERR_MISMATCH; blocks. A rank that is not listed gets a group in which its
+// in any order; the group is sorted by rank. Collective over the world; blocks. If the list differs
+// between ranks, fails with IDIST_ERR_MISMATCH. A rank that is not listed gets a group in which its
 // rank is -1 and on which communication returns IDIST_ERR_STATE. On failure *group is NULL.
 IDIST_API idist_status idist_new_group(const int *ranks, int n, idist_group **group);
 
@@ -1351,7 +1352,7 @@ IDIST_API idist_status idist_split_start(idist_group *parent, int color, int key
                                          idist_group **group, idist_request *request);
 
 // Frees a group and sets the pointer to NULL. Each rank that has the group calls it. Does not wait
-// for the other ranks, except until calls with opts.stream have started on all of them. Returns
+// for the other ranks, except that calls with opts.stream must have started on all of them. Returns
 // IDIST_ERR_STATE if requests on the group are pending. Returns IDIST_ERR_ARG for the group of a
 // world, and for NULL.
 IDIST_API idist_status idist_free_group(idist_group **group);
@@ -1383,9 +1384,9 @@ IDIST_API int idist_group_translate(const idist_group *from, int rank, const idi
 //------------------------------------------------------------------------------
 
 // A user-defined reduction: inout[i] = in[i] (op) inout[i] for i < count. `in` comes from the lower
-// ranks. It must be associative. It runs in any thread that is inside idist, including the progress
-// thread, and must not call idist. An exception fails the group with IDIST_ERR_CALLBACK or ends the
-// process (see THREADS).
+// ranks. The reduction must be associative. The function runs in any thread that is inside idist,
+// including the progress thread, and must not call idist. An exception fails the group with
+// IDIST_ERR_CALLBACK or ends the process (see THREADS).
 typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dtype dtype,
                             void *arg);
 
@@ -1396,7 +1397,7 @@ typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dty
 IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative,
                                        idist_group *group, idist_op *op);
 
-// Creates an op for the SUM of factor * send, with a factor of each rank's own. Floating-point
+// Creates an op for the SUM of factor * send, where each rank has its own factor. Floating-point
 // dtypes only.
 IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op);
 
@@ -1406,7 +1407,7 @@ IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *gr
 IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
 
 // Creates a dtype for an element of nbytes bytes, 1 to 2^22: a struct, a complex number, a small
-// vector. The element travels as it is, padding included, in every call that takes a dtype.
+// vector. The elements are sent as they are, padding included, in every call that takes a dtype.
 // Reductions need a user-defined op, which always gets whole elements. Error texts name the dtype
 // by `name`, of which 31 bytes are kept.
 //
@@ -1468,8 +1469,8 @@ IDIST_API idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_
 IDIST_API idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node,
                                          const idist_desc *desc, idist_workers **workers);
 
-// Sets *done if all workers have ended. Never blocks. Only this function and idist_spawn_wait take
-// the steps that follow a first failure. Returns IDIST_OK if workers is NULL.
+// Sets *done to true if all workers have ended. Never blocks. Only this function and
+// idist_spawn_wait take the steps that follow a first failure. Returns IDIST_OK if workers is NULL.
 IDIST_API idist_status idist_spawn_poll(idist_workers *workers, bool *done);
 
 // Waits until all workers have ended, frees `workers` and returns what idist_spawn would. Returns
@@ -1512,7 +1513,7 @@ IDIST_API idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank
 // Allocates zeroed memory for communication buffers, aligned to at least 64 bytes. Any rank may
 // call it at any time. All ranks of the host map the memory, so a collective whose buffers are all
 // in such memory moves the data directly; this pays from about 16 KiB on. The world is the world of
-// opts->group, or the default world. Without a world, or if ranks share no memory, it is ordinary
+// opts->group, or the default world. Without a world, or if ranks share no memory, returns ordinary
 // memory. Does not wait for other ranks. Returns NULL on failure (see idist_last_error).
 IDIST_API void *idist_alloc(size_t nbytes, const idist_opts *opts);
 
@@ -1552,7 +1553,7 @@ typedef struct idist_store_desc {
 //                      append-only log: each change of a key adds the key, the value and 8 bytes,
 //                      and it never shrinks while the server runs. Every process reads all of it
 //                      once, so keep it to a few KiB per rank. A process whose requests follow each
-//                      other without a pause lets others go first every few milliseconds.
+//                      other without a pause gives way to others every few milliseconds.
 //   "unix://name"      like tcp, within this host, network namespace and user; leaves no file.
 //   "mem://"           within this process: share the pointer between threads.
 IDIST_API idist_status idist_store_open(const char *url, const idist_store_desc *desc,
@@ -1580,15 +1581,15 @@ IDIST_API idist_status idist_store_get(idist_store *store, const char *key, void
                                        size_t capacity, size_t *nbytes, int timeout_ms);
 
 // Adds delta to a number that is stored as decimal text and starts at 0. *result is the new number.
-// Returns IDIST_ERR_ARG, and the value stays, if it is not a number or the sum is not between -2^63
-// + 1 and 2^63 - 1.
+// If the value is not a number, or the sum is not between -2^63 + 1 and 2^63 - 1, returns
+// IDIST_ERR_ARG and changes nothing.
 IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int64_t delta,
                                        int64_t *result);
 
 // Replaces the value by `desired` if it equals `expected`; a missing key equals an empty value.
-// Both have up to 4 MiB. Returns IDIST_OK whether or not the value was replaced. `value` gets what
-// the key has afterwards, *nbytes bytes. If that exceeds capacity, returns IDIST_ERR_TRUNCATED, and
-// `value` is untouched.
+// Both have up to 4 MiB. Returns IDIST_OK whether or not the value was replaced. Copies what the
+// key has afterwards to `value`, and sets *nbytes to its size. If that exceeds capacity, returns
+// IDIST_ERR_TRUNCATED, and `value` is untouched.
 IDIST_API idist_status idist_store_compare_set(idist_store *store, const char *key,
                                                const void *expected, size_t nexpected,
                                                const void *desired, size_t ndesired, void *value,
@@ -1656,7 +1657,7 @@ IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 //
 // Times are microseconds since 1970. They are computed from the monotonic clock and its offset,
 // measured at the start, from the clock of the host. So ranks of a host agree, and hosts agree as
-// well as NTP makes them.
+// well as NTP synchronizes their clocks.
 //
 // If the file cannot be written, a warning is logged, and the program continues without it.
 //
@@ -1681,10 +1682,10 @@ IDIST_API void idist_trace_begin(const char *name);
 IDIST_API void idist_trace_end(void);
 
 // Records something that has already happened, from start_ns to end_ns of CLOCK_MONOTONIC. Spans of
-// the categories "compute", "call" and "wait" go to the track of this thread. There they must lie
-// inside or beside other spans. Any other category, such as "bucket", has tracks of its own on
-// which nothing overlaps. args is NULL or a JSON object, "{\"bytes\": 4096}". It is left out if it
-// is longer than 1,000 bytes.
+// the categories "compute", "call" and "wait" go to the track of this thread. There a span must be
+// inside another span or not overlap it. Any other category, such as "bucket", has tracks of its
+// own on which nothing overlaps. args is NULL or a JSON object, "{\"bytes\": 4096}". It is left out
+// if it is longer than 1,000 bytes.
 IDIST_API void idist_trace_span(const char *name, const char *category, int64_t start_ns,
                                 int64_t end_ns, const char *args);
 
@@ -1779,7 +1780,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may enable these warnings, but code that is also C needs the casts they report.
+// C++ programs may enable these warnings, but code that must also compile as C needs the casts they
+// report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -1789,8 +1791,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #endif
 #endif
 
-// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
-// memory.
+// gcc's thread sanitizer does not support fences, and warns about each fence for shared memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -1814,8 +1815,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
 // catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
-// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
-// the macro is IDIST__NOINLINE.
+// ends the process as if fn were noexcept: std::terminate prints the exception. A function that
+// uses the macro must be IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -1875,8 +1876,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has locks of
-// its own.
+// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
+// locks.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
@@ -1891,7 +1892,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #if defined(__clang__)
 #pragma float_control(precise, on, push)
 #elif defined(__GNUC__)
-// In C, pop_options alone would leave these undefined.
+// In C, pop_options alone would leave these macros undefined.
 #pragma push_macro("__FAST_MATH__")
 #pragma push_macro("__FINITE_MATH_ONLY__")
 #pragma push_macro("__ASSOCIATIVE_MATH__")
@@ -1908,21 +1909,21 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // os/system.h: the operating system as idist sees it
 //
-// The files of this folder are an interface of types, constants and functions named idist__os_*.
+// The files of this folder declare the interface: types, constants and functions named idist__os_*.
 // The comment above a function is its contract: whether the function may block, what it returns,
-// and who owns what. The bodies for each system are in a folder of their own; os/linux is the only
-// one so far. The rest of idist includes no system header and makes no system call by itself; lint
-// checks this rule.
+// and who owns what. The bodies for each system are in a separate folder; os/linux is the only one
+// so far. The rest of idist includes no system header and makes no system calls itself; lint checks
+// this rule.
 //
-// A port adds a folder with a body for every function. Its types.h includes the system headers and
-// defines the types that depend on the system. If a system lacks a service (reading the memory of
-// another process, fencing other processes), the function for the service may always fail; its
-// callers have a fallback. For tests, IDIST__OS_TYPES and IDIST__OS_BODIES name two headers that
-// replace types.h and the bodies.
+// A port adds a folder with a body for every function. The folder's types.h includes the system
+// headers and defines the types that depend on the system. If a system lacks a service (reading the
+// memory of another process, fencing other processes), the function for the service may always
+// fail; its callers have a fallback. For tests, IDIST__OS_TYPES and IDIST__OS_BODIES name two
+// headers that replace types.h and the bodies.
 //
-// Errors are the numbers of errno.h, which C compilers for all systems have. A port translates the
-// errors of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int; -1 is no
-// descriptor.
+// Errors are the numbers of errno.h, which every system's C compiler provides. A port translates
+// the errors of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int; -1 means
+// that there is none.
 
 #if defined(IDIST__OS_TYPES)
 #include IDIST__OS_TYPES
@@ -1973,7 +1974,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #error "include idist.h before every system header (IDIST_IMPLEMENTATION), or -D_DEFAULT_SOURCE"
 #endif
 
-// ---- of unwind.h ----
+// ---- for unwind.h ----
 
 // Evaluates an expression that is a cancellation point, and postpones any request to cancel this
 // thread. Leaves errno as the expression sets it.
@@ -1997,13 +1998,13 @@ typedef struct idist__os_unwind_frame {
     struct idist__os_unwind_frame *previous;
 } idist__os_unwind_frame;
 
-// ---- of thread.h ----
+// ---- for thread.h ----
 
 typedef pthread_t idist__os_thread; // a thread of this process
 typedef pthread_mutex_t idist__os_mutex;
 typedef pthread_cond_t idist__os_cond; // must not move in memory
 
-// ---- of process.h ----
+// ---- for process.h ----
 
 typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0 if none
 typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
@@ -2015,19 +2016,19 @@ enum {
     IDIST__OS_PROCESS_CONTINUE = SIGCONT // continues a stopped process
 };
 
-// ---- of poll.h ----
+// ---- for poll.h ----
 
 typedef struct pollfd idist__os_poll_entry;
 
 enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
 
-enum { IDIST__OS_WATCH_EVENTS = 32 }; // maximum number of events in one take
+enum { IDIST__OS_WATCH_EVENTS = 32 }; // maximum number of events per idist__os_watch_take
 
 typedef struct idist__os_watch_events {
     struct epoll_event event[IDIST__OS_WATCH_EVENTS];
 } idist__os_watch_events;
 
-// ---- of file.h ----
+// ---- for file.h ----
 
 typedef int idist__os_file; // an open file
 
@@ -2046,11 +2047,11 @@ typedef struct idist__os_folder_walk {
     DIR *dir;
 } idist__os_folder_walk;
 
-// ---- of socket.h ----
+// ---- for socket.h ----
 
-// The address where a socket is bound or connects to. A local address is a name in the abstract
-// namespace. It leaves no file behind, and is visible only inside one network namespace, like
-// loopback TCP.
+// The address to which a socket is bound or connects. A local address is a name in the abstract
+// namespace. Such a name leaves no file behind, and is visible only inside one network namespace,
+// like loopback TCP.
 typedef struct idist__os_address {
     struct sockaddr_storage sa;
     socklen_t nbytes;
@@ -2066,14 +2067,15 @@ enum { IDIST__OS_SOCKET_NAME_MAX = (int)sizeof(((struct sockaddr_un *)0)->sun_pa
 
 // os/unwind.h: what may leave a function without returning: cancellation, exceptions, longjmp
 //
-// A thread that leaves the implementation in the middle would keep locks forever. Two rules prevent
+// A thread that left the implementation halfway would hold its locks forever. Two rules prevent
 // this. Every system call that is a cancellation point (POSIX, pthread_cancel) is wrapped in
 // IDIST__OS_CALL, which disables cancellation. All functions of the program are called through
 // base/fail.h.
 //
 // IDIST__OS_CALL(expression) evaluates an expression that is a cancellation point, and postpones
-// any request to cancel this thread. It leaves errno as the expression sets it. The types.h of each
-// system defines the macro. Windows cancels no threads, so there the macro is its argument.
+// any request to cancel this thread. The macro leaves errno as the expression sets it. Each
+// system's types.h defines the macro. Windows cancels no threads, so there the macro only evaluates
+// its argument.
 
 // Disables cancellation of this thread. Returns the value that idist__os_unwind_allow_cancel takes.
 static inline int idist__os_unwind_block_cancel(void);
@@ -2098,14 +2100,14 @@ static void idist__os_unwind_unwatch(idist__os_unwind_frame *frame);
 //------------------------------------------------------------------------------
 // monotonic time, deadlines, pauses
 //
-// A deadline is a point of the monotonic clock in nanoseconds.
+// A deadline is a time of the monotonic clock, in nanoseconds.
 //------------------------------------------------------------------------------
 
 static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
 static const int64_t IDIST__FOREVER = INT64_MAX;
 
 // Returns the current time. The clock never goes back. Only differences between times of one host
-// have a meaning.
+// are meaningful.
 static int64_t idist__os_clock_now_ns(void);
 
 // Returns the deadline that is `timeout_ms` from now, or IDIST__FOREVER if `timeout_ms` is
@@ -2124,14 +2126,14 @@ static void idist__os_clock_pause_ns(int64_t ns);
 static void idist__os_clock_pause_ms(int ms);
 
 //------------------------------------------------------------------------------
-// the time of day, as a calendar and other hosts have it
+// the time of day, as calendars and other hosts show it
 //------------------------------------------------------------------------------
 
 // Returns the nanoseconds since 1970, UTC. The time jumps when somebody sets the clock, so never
-// wait by it.
+// use it for a wait.
 IDIST__UNUSED static int64_t idist__os_calendar_ns(void);
 
-// Prints a time of idist__os_calendar_ns in the local time zone as "2026-01-30 19:26:12", or "" if
+// Writes a time of idist__os_calendar_ns in the local time zone as "2026-01-30 19:26:12", or "" if
 // that is impossible.
 IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_t capacity);
 
@@ -2139,10 +2141,11 @@ IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_
 
 // os/random.h: random bytes
 //
-// macOS has arc4random_buf, and Windows BCryptGenRandom.
+// macOS has arc4random_buf, and Windows has BCryptGenRandom.
 
-// Fills the buffer with random bytes fit for keys. Never fails. In a sandbox without a random
-// source the bytes come from the clock and the process id, because nonces must at least differ.
+// Fills the buffer with random bytes fit for keys. Never fails. If a sandbox has no random source,
+// the bytes are computed from the clock, the process id and the buffer's address. Nonces must at
+// least differ.
 static void idist__os_random(void *buf, size_t nbytes);
 
 // ---- os/process.h --------------------------------------------------------------------------------
@@ -2153,16 +2156,18 @@ static void idist__os_random(void *buf, size_t nbytes);
 // environment variables
 //------------------------------------------------------------------------------
 
-// Returns the value of a variable, owned by the environment, or NULL if the variable is unset or
-// empty, as torch's env:// does.
+// Returns the value of a variable, which the environment owns, or NULL if the variable is unset or
+// empty. Like torch's env://, treats an empty variable as unset.
 static const char *idist__os_env(const char *name);
 
 // Sets a variable that is unset or empty, for a library that reads the environment. No other thread
-// may read or change the environment meanwhile. Returns false without memory.
+// may read or change the environment during the call. Returns false if memory cannot be allocated.
 IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value);
 
 //------------------------------------------------------------------------------
 // what the system allows this process
+//
+// Each function returns the soft limit, or -1 if there is none or if it is unknown.
 //------------------------------------------------------------------------------
 
 // Returns the limit on open descriptors of this process.
@@ -2195,42 +2200,44 @@ typedef enum idist__os_process_state {
     IDIST__OS_PROCESS_UNKNOWN // the program has reaped the child itself
 } idist__os_process_state;
 
-// Returns this process. Asks the system each time, so the result is right in a forked child.
+// Returns the id of this process. Asks the system each time, so the result is right in a forked
+// child.
 static idist__os_process idist__os_process_id(void);
 
-// Returns a number for the process ids of this container. Processes of one host may have the same
-// id in different containers. Returns 0 if the system does not tell.
+// Returns the number of the namespace that the process ids of this container belong to. Two
+// processes of one host may have the same id in different containers. Returns 0 if the number is
+// unknown.
 IDIST__UNUSED static uint64_t idist__os_process_space(void);
 
 // Ends this process immediately, without exit handlers and without flushing stdio buffers.
 static void idist__os_process_exit(int code);
 
-// Makes this process die with the thread of `parent` that created it, or at once if the parent has
-// ended. A process with more rights than its user loses this setting when it executes a program, so
-// the program calls this function again.
+// Makes this process die with the thread of `parent` that created it, or immediately if the parent
+// has ended. The setting is lost when the process executes a program that has more rights than its
+// user, so such a program calls this function again.
 static void idist__os_process_die_with(idist__os_process parent);
 
 // Returns the process that created this one, or that has adopted it.
 static idist__os_process idist__os_process_parent(void);
 
 // Creates a child that dies with the calling thread. Returns the id of the child, 0 in the child,
-// or -1 with errno. In the child of a program with threads only simple system calls are safe.
+// or -1 with errno. If the program has threads, only simple system calls are safe in the child.
 static idist__os_process idist__os_process_fork(void);
 
 // Registers a function that every forked child of this process calls first. A registration is
-// permanent. Returns false without memory. Does nothing on a system without fork.
+// permanent. Returns false if memory cannot be allocated. Does nothing on a system without fork.
 IDIST__UNUSED static inline bool idist__os_process_on_fork(void (*in_child)(void));
 
-// Replaces this process by a program. Returns an errno on failure. Safe after fork. If `path`
+// Replaces this process with a program. Returns an errno on failure. Safe after fork. If `path`
 // fails, tries the file of this process, which may have been replaced or removed since the process
 // started.
 static int idist__os_process_execute(const char *path, char **argv, char **envp);
 
-// Gets the path of the running program. Returns false with errno if the system does not tell.
+// Gets the path of the running program. Returns false with errno if the path is unknown.
 static bool idist__os_process_path(char *path, size_t cap);
 
-// Opens the arguments of this process for reading: one after another, each ends in a NUL. The
-// caller closes the descriptor. Returns -1 with errno on failure.
+// Opens the arguments of this process for reading. They follow one another, and each ends in a NUL.
+// The caller closes the descriptor. Returns -1 with errno on failure.
 static int idist__os_process_open_args(void);
 
 // Reads from a descriptor of idist__os_process_open_args. Returns 0 at the end and on an error.
@@ -2253,13 +2260,14 @@ static void *idist__os_process_share(int fd, size_t nbytes);
 // Unmaps memory of idist__os_process_share in this process only. Accepts NULL.
 static void idist__os_process_unshare(void *p, size_t nbytes);
 
-// Returns true if a descriptor is a file that begins with these bytes.
+// Returns true if a descriptor refers to a file that begins with these bytes.
 static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbytes);
 
-// Returns true if a descriptor is a file of exactly this size.
+// Returns true if a descriptor refers to a file of exactly this size.
 static bool idist__os_process_file_has(int fd, size_t nbytes);
 
-// Returns a descriptor that watches a child, or -1 if the kernel has none. The caller closes it.
+// Returns a descriptor that watches a child, or -1 if the kernel has no such descriptors. The
+// caller closes the descriptor.
 static int idist__os_process_watch(idist__os_process child);
 
 // Sends a signal to a child that we have not reaped. With a watch descriptor the signal cannot
@@ -2274,7 +2282,7 @@ static idist__os_process_state idist__os_process_reap(idist__os_process child,
 static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd);
 
 // Sleeps until a watched child ends, a signal arrives, or `ms` milliseconds have passed; a negative
-// `ms` is no limit. Skips slots with fd -1.
+// `ms` means no limit. Skips slots with fd -1.
 static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms);
 
 // Copies from the memory of another process of this user. Returns 0 or an errno: ESRCH (the process
@@ -2297,15 +2305,16 @@ static const char *idist__os_process_signal_name(int signal_number);
 // Returns true if stderr is a terminal.
 IDIST__UNUSED static bool idist__os_terminal_has_stderr(void);
 
-// Returns the columns of the terminal at stderr, or 0 if stderr is no terminal or does not tell.
+// Returns the number of columns of the terminal at stderr, or 0 if stderr is no terminal or does
+// not report its size.
 IDIST__UNUSED static size_t idist__os_terminal_columns(void);
 
 //------------------------------------------------------------------------------
 // shared libraries that are loaded at run time
 //
-// Only idist_nccl.h and idist_xla.h use these functions. They are inline so that programs without
-// devices need no -ldl, even without optimization. No function blocks for longer than reading a
-// file takes. Libraries are never unloaded, because they may have threads.
+// Only idist_nccl.h and idist_xla.h use these functions. The functions are inline so that programs
+// without devices need no -ldl, even without optimization. No function blocks for longer than
+// reading a file takes. Libraries are never unloaded, because they may have threads.
 //------------------------------------------------------------------------------
 
 // Loads a library. The loader searches its folders if `path` is a plain name. If `path` is NULL,
@@ -2316,14 +2325,14 @@ IDIST__UNUSED static inline void *idist__os_library_open(const char *path);
 // Returns a library that is already loaded, or NULL.
 IDIST__UNUSED static inline void *idist__os_library_loaded(const char *path);
 
-// Loads the first loadable file that a pattern of the shell (with *) matches.
+// Loads the first loadable file that matches a shell pattern (with *).
 IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern);
 
 // Returns the address of a function or variable, or NULL if the library does not have it.
 IDIST__UNUSED static inline void *idist__os_library_find(void *library, const char *name);
 
-// Says why the last of these functions failed in this thread. The text is valid until the next
-// call.
+// Returns the reason why one of these functions last failed in this thread. The text is valid until
+// the next call.
 IDIST__UNUSED static inline const char *idist__os_library_error(void);
 
 //------------------------------------------------------------------------------
@@ -2331,7 +2340,7 @@ IDIST__UNUSED static inline const char *idist__os_library_error(void);
 //------------------------------------------------------------------------------
 
 // Returns true if the bus has a device of this vendor (0x1ae0 is Google). Returns false if the
-// system does not tell.
+// system does not list the bus's devices.
 IDIST__UNUSED static bool idist__os_pci_has_vendor(unsigned vendor);
 
 // ---- os/cpu.h ------------------------------------------------------------------------------------
@@ -2368,8 +2377,8 @@ IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p);
 
 // Copies with non-temporal stores, which bypass the caches, if the processor has them. A release
 // store publishes the copied bytes as usual. The stores are written in assembly because
-// <emmintrin.h> takes long to compile. Sanitizers would not see the accesses, so builds with a
-// sanitizer use memcpy.
+// <emmintrin.h> takes a long time to compile. Sanitizers would not see the accesses, so builds with
+// a sanitizer use memcpy.
 IDIST__UNUSED static void idist__os_cpu_stream(char *to, const char *from, size_t nbytes);
 
 // Makes every other registered process execute a full memory fence before this function returns
@@ -2395,24 +2404,25 @@ static int idist__os_thread_start(idist__os_thread *thread, void *(*fn)(void *),
 // Waits until the thread has ended.
 IDIST__UNUSED static inline void idist__os_thread_join(idist__os_thread thread);
 
-// Lets the system free the thread when the thread ends, because nobody joins it. Does not block.
+// Detaches a thread that nobody will join: the system frees it when it ends. Does not block.
 IDIST__UNUSED static inline void idist__os_thread_detach(idist__os_thread thread);
 
 // Returns the calling thread, for comparisons only. The result must not be joined.
 IDIST__UNUSED static inline idist__os_thread idist__os_thread_self(void);
 
-// Returns true if both are the same thread. Neither may have been joined.
+// Returns true if `a` and `b` are the same thread. Neither thread may have been joined.
 IDIST__UNUSED static inline bool idist__os_thread_equal(idist__os_thread a, idist__os_thread b);
 
-// Offers the processor to other threads and processes that are ready to run. Does not block.
+// Yields the processor to other threads and processes that are ready to run. Does not block.
 IDIST__UNUSED static inline void idist__os_thread_yield(void);
 
-// Returns the number of threads of this process, or a large number if the system does not tell.
+// Returns the number of threads of this process, or a large number if it is unknown.
 IDIST__UNUSED static int idist__os_thread_count(void);
 
-// Tells the thread sanitizer that two threads synchronize. Called before something is published
-// through shared memory, and after it was seen. Ranks that are threads of one process map the
-// memory at different addresses, so the sanitizer cannot see the synchronization by itself.
+// Tells the thread sanitizer that two threads synchronize. A thread calls this function before it
+// publishes data through shared memory, and after it has seen such data. Ranks that are threads of
+// one process map the memory at different addresses, so the sanitizer cannot see the
+// synchronization by itself.
 IDIST__UNUSED static void idist__os_thread_handover(void);
 
 //------------------------------------------------------------------------------
@@ -2425,8 +2435,8 @@ IDIST__UNUSED static void idist__os_thread_handover(void);
 // macOS has pthreads; Windows has SRWLOCK and CONDITION_VARIABLE.
 //------------------------------------------------------------------------------
 
-// Initializes a mutex, unlocked. Also resets a mutex that a child inherited by fork, whatever its
-// state.
+// Initializes a mutex in the unlocked state. Also resets a mutex that a child inherited by fork,
+// whatever its state.
 static inline void idist__os_mutex_init(idist__os_mutex *mutex);
 
 // Destroys a mutex, which must be unlocked.
@@ -2444,14 +2454,14 @@ static inline void idist__os_mutex_unlock(idist__os_mutex *mutex);
 //------------------------------------------------------------------------------
 // condition variables
 //
-// macOS cannot choose the clock of a condition variable. A wait takes the remaining time there
-// (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
+// On macOS the clock of a condition variable cannot be chosen. A wait there takes the remaining
+// time (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
 //------------------------------------------------------------------------------
 
 // Initializes a condition variable, which the caller destroys. Deadlines are times of os/clock.h.
 static void idist__os_cond_init(idist__os_cond *cond);
 
-// Destroys a condition variable, for which no thread may be waiting.
+// Destroys a condition variable, on which no thread may be waiting.
 static inline void idist__os_cond_destroy(idist__os_cond *cond);
 
 // Wakes one waiting thread, if there is one. Does not block.
@@ -2517,21 +2527,20 @@ static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t
 // Waits until the bytes of a file are on the disk. Returns false with errno on failure.
 IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file);
 
-// Returns true if an error of a sync means that the file system or a sandbox cannot sync such a
-// file or folder. Other errors mean that data may be lost. The manual of fsync names EINVAL and
-// EROFS for this case. Sandboxes, and file systems of networks and of user space, return the
-// others.
+// Returns true if an error of a sync means that the file system or a sandbox cannot sync this kind
+// of file or folder. Other errors mean that data may be lost. The fsync manual names EINVAL and
+// EROFS for this case. Sandboxes, network file systems and user-space file systems return other
+// errors, which this function also knows.
 IDIST__UNUSED static bool idist__os_file_refuses_sync(int error);
 
 // Truncates a file, or extends it with zeros.
 static bool idist__os_file_resize(idist__os_file file, uint64_t nbytes);
 
-// Returns the size of a regular file. Returns -1 on failure, and with errno 0 for a folder, a pipe
-// or a device.
+// Returns the size of a regular file, or -1 on failure. For a folder, a pipe or a device, returns
+// -1 with errno 0.
 static int64_t idist__os_file_size(idist__os_file file);
 
-// A version of a file: numbers that differ between two files, and change with the contents of a
-// file.
+// A version of a file: numbers that differ between two files and change with a file's contents.
 typedef struct idist__os_file_version {
     uint64_t device, number, nbytes, modified_ns, changed_ns;
 } idist__os_file_version;
@@ -2540,14 +2549,14 @@ typedef struct idist__os_file_version {
 IDIST__UNUSED static void idist__os_file_version_of(idist__os_file file,
                                                     idist__os_file_version *version);
 
-// Returns true if an error of a write means that the disk is full, or the quota of this user is
-// used up.
+// Returns true if an error of a write means that the disk is full or that this user's quota is
+// exhausted.
 IDIST__UNUSED static bool idist__os_file_no_space(int error);
 
 // Returns true if the file belongs to this user and nobody else may read or write it.
 static bool idist__os_file_is_private(idist__os_file file);
 
-// Returns true if a path still leads to an open file.
+// Returns true if the path still leads to the open file.
 static bool idist__os_file_is_at(idist__os_file file, const char *path);
 
 // Removes the name of a file. Processes that have the file open keep it. Fails silently.
@@ -2606,8 +2615,8 @@ IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const 
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
                                                 idist__os_folder folder);
 
-// Returns the next name, which is valid until the next call. Returns NULL at the end (*error is 0)
-// and on failure.
+// Returns the next name, which is valid until the next call. Returns NULL at the end, with *error
+// set to 0, and on failure, with *error set to an errno.
 IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_walk *walk,
                                                        int *error);
 
@@ -2621,20 +2630,20 @@ IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk
 //------------------------------------------------------------------------------
 // pages, aligned memory, memory that processes share
 //
-// A file without a name is made by shm_open and shm_unlink on macOS, and by CreateFileMapping on
-// Windows, where its handle serves as the descriptor. On other systems idist__os_memory_discard may
-// do nothing, and idist__os_memory_fork_word may return NULL.
+// For a file without a name, macOS has shm_open and shm_unlink. Windows has CreateFileMapping,
+// whose handle serves as the descriptor. On other systems idist__os_memory_discard may do nothing,
+// and idist__os_memory_fork_word may return NULL.
 //------------------------------------------------------------------------------
 
-// A number in shared memory that is read and written atomically. i386 would align it to 4 bytes, so
-// that it could span two cache lines.
+// A number in shared memory that is read and written atomically. Without the attribute, i386 would
+// align the number to 4 bytes, and it could span two cache lines.
 typedef uint64_t idist__counter __attribute__((aligned(8)));
 
 // Returns the size of a page. A mapping begins and ends at a multiple of the page size.
 static size_t idist__os_memory_page_nbytes(void);
 
 // Allocates memory at a multiple of `alignment`, a power of two from 64 to 4096. The contents are
-// undefined. Returns NULL without memory. The caller frees the memory with
+// undefined. Returns NULL if memory cannot be allocated. The caller frees the memory with
 // idist__os_memory_free_aligned, and with no other function.
 IDIST__UNUSED static void *idist__os_memory_aligned(size_t alignment, size_t nbytes);
 
@@ -2642,32 +2651,32 @@ IDIST__UNUSED static void *idist__os_memory_aligned(size_t alignment, size_t nby
 IDIST__UNUSED static void idist__os_memory_free_aligned(void *p);
 
 // Maps a part of a file, shared with other processes that map it, without reserving memory. `at`
-// and `nbytes` are multiples of the page size. Core dumps leave the mapping out. Returns NULL with
+// and `nbytes` are multiples of the page size. Core dumps exclude the mapping. Returns NULL with
 // errno on failure. The caller unmaps the memory and keeps `fd`.
 IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes);
 
 // Unmaps a whole mapping of idist__os_memory_map.
 IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes);
 
-// Returns whole pages of a mapped file to the system. From then on they read as zeros in all
+// Returns whole pages of a mapped file to the system. The pages then read as zeros in all
 // processes.
 IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes);
 
-// Reserves a range of addresses that nobody can read or write, and that takes no memory. Returns
-// NULL if the address space of the process is too small. The range is never given back.
+// Reserves a range of addresses, which takes no memory and cannot be read or written. Returns NULL
+// if the address space of the process is too small. The range is never released.
 IDIST__UNUSED static char *idist__os_memory_addresses(size_t nbytes);
 
 // Creates a file in memory, without a name, whose size can never change. Returns its descriptor, or
 // -1 with errno. The caller closes the descriptor.
 IDIST__UNUSED static int idist__os_memory_file(size_t nbytes);
 
-// Names the limit of this process that prevents an allocation of nbytes, or writes "" if no limit
-// does. For example: "locked memory is limited to 8192 KiB (ulimit -l), and the program locks all
-// its memory (mlockall)". On other systems than Linux the text is always "".
+// Writes a text that names the limit of this process that prevents an allocation of nbytes, or ""
+// if no limit does. For example: "locked memory is limited to 8192 KiB (ulimit -l), and the program
+// locks all its memory (mlockall)". On systems other than Linux the text is always "".
 static void idist__os_memory_limit(size_t nbytes, char *text, size_t capacity);
 
-// Allocates memory for a part of a file of idist__os_memory_file now, so that no access to the part
-// can fail later. Returns 0 or an errno. May take long for large parts.
+// Allocates memory now for a part of a file of idist__os_memory_file, so that no later access to
+// the part can fail. Returns 0 or an errno. May take a long time for a large part.
 static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes);
 
 // Allocates a word that is 0, and reads as 0 in a forked child until the child writes to it.
@@ -2702,8 +2711,8 @@ IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes);
 // macOS has os_sync_wait_on_address. Windows has such a wait within one process only. A port may
 // sleep for a moment instead of waiting for the word, because the callers check the word again.
 
-// Blocks while a word in shared memory has this value, until the deadline at the latest. May return
-// early for no reason.
+// Blocks while a word in shared memory has this value, until the deadline at the latest. May wake
+// up spuriously.
 IDIST__UNUSED static void idist__os_wake_await_word(uint32_t *word, uint32_t value,
                                                     int64_t deadline_ns);
 
@@ -2724,12 +2733,12 @@ static void idist__os_descriptor_close(int *fd);
 //------------------------------------------------------------------------------
 // waiting for descriptors, and waking the thread that waits
 //
-// A poll set is an array of entries, one per descriptor. A system without poll(2) passes the same
-// entries to WSAPoll. Other files access an entry through these functions only.
+// A poll set is an array of entries, one per descriptor. A port to a system without poll(2) passes
+// the same entries to WSAPoll. Other files access an entry through these functions only.
 //
-// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal. It
-// is an eventfd on Linux, a kqueue with EVFILT_USER on macOS, and a UDP socket connected to itself
-// on Windows. The caller closes it with idist__os_descriptor_close.
+// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal. The
+// descriptor is an eventfd on Linux, a kqueue with EVFILT_USER on macOS, and a UDP socket connected
+// to itself on Windows. The caller closes it with idist__os_descriptor_close.
 //------------------------------------------------------------------------------
 
 // Fills an entry with a descriptor and the events to wait for. Errors and the end of the stream are
@@ -2760,8 +2769,8 @@ IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup);
 //------------------------------------------------------------------------------
 // waiting for descriptors that are watched again and again
 //
-// The cost of a check does not grow with the number of descriptors. A watch is an epoll on Linux
-// and a kqueue on macOS: a descriptor that is readable while a descriptor in it is ready. The
+// The cost of a check does not grow with the number of descriptors. A watch is a descriptor that is
+// readable while a descriptor in it is ready: an epoll instance on Linux, a kqueue on macOS. The
 // caller closes the watch with idist__os_descriptor_close. Remove a descriptor from the watch
 // before closing it.
 //------------------------------------------------------------------------------
@@ -2770,18 +2779,18 @@ IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup);
 IDIST__UNUSED static int idist__os_watch_new(void);
 
 // Watches a descriptor for data and the end of its stream (input), for free space (output), or for
-// both. With neither, removes the descriptor. Its events carry this tag. Returns false with errno
-// on failure.
+// both. If both are false, removes the descriptor from the watch. The descriptor's events carry
+// this tag. Returns false with errno on failure.
 IDIST__UNUSED static bool idist__os_watch_set(int watch, int fd, int tag, bool input, bool output);
 
-// Gets the events that are pending, without blocking. Returns their number. If not all fit, later
+// Gets the pending events without blocking, and returns their number. If not all events fit, later
 // calls report the other descriptors in turn.
 IDIST__UNUSED static int idist__os_watch_take(int watch, idist__os_watch_events *events);
 
 // Returns the tag of an event.
 IDIST__UNUSED static int idist__os_watch_tag(const idist__os_watch_events *events, int i);
 
-// Returns true if the descriptor of an event takes more data.
+// Returns true if the descriptor of an event accepts more data.
 IDIST__UNUSED static bool idist__os_watch_writable(const idist__os_watch_events *events, int i);
 
 // Returns true if the descriptor of an event has data, the end of its stream, or an error.
@@ -2793,16 +2802,16 @@ IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events 
 //
 // Every socket is non-blocking and closed on exec. The caller owns the descriptors. Only functions
 // with a deadline, and the name lookup, block. Failures leave the reason in errno. On macOS and
-// Windows a local name becomes a path in a private folder. On Windows a SOCKET is cast to int, as
-// its values allow.
+// Windows a local name becomes a path in a private folder. On Windows a SOCKET is cast to int,
+// which its values allow.
 
 // Makes the address of a local socket. Returns false if the name is empty or longer than
 // IDIST__OS_SOCKET_NAME_MAX bytes.
 static bool idist__os_socket_local_address(idist__os_address *address, const char *name);
 
-// Looks up a TCP address of a host, which is a name or the text of an IP address. Sets *count to
-// the number of addresses; `which` modulo *count selects one. May block as long as the resolver
-// does. Returns NULL, or a static text that says why the lookup failed.
+// Looks up a TCP address. `host` is a name or the text of an IP address. Sets *count to the number
+// of addresses; `which` modulo *count selects one. May block as long as the resolver does. Returns
+// NULL, or a static text that says why the lookup failed.
 static const char *idist__os_socket_resolve(idist__os_address *address, const char *host, int port,
                                             int which, int *count);
 
@@ -2825,7 +2834,7 @@ static bool idist__os_socket_is_same_host(const idist__os_address *a, const idis
 static void idist__os_socket_host_text(const idist__os_address *address, char *buf,
                                        size_t capacity);
 
-// Returns the port of a TCP address, or 0 if it has none.
+// Returns the port of a TCP address, or 0 for any other address.
 static int idist__os_socket_port(const idist__os_address *address);
 
 // Gets the address to which a socket is bound. Returns false on failure.
@@ -2834,28 +2843,30 @@ static bool idist__os_socket_own_address(int fd, idist__os_address *address);
 // Gets the address of the other end of a connection. Returns false on failure.
 static bool idist__os_socket_peer_address(int fd, idist__os_address *address);
 
-// Returns true if an error means that this process or the system has no descriptor left.
+// Returns true if an error means that this process or the system has no descriptors left.
 static bool idist__os_socket_out_of_fds(int error);
 
 // Returns the errno with which the system refuses local sockets to this process, or 0 if the system
 // allows them.
 static int idist__os_socket_local_error(void);
 
-// Returns the shortest round trip through a TCP socket so far in us, or 0 if it is unknown.
+// Returns the shortest round-trip time of a TCP socket so far, in us, or 0 if it is unknown.
 IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd);
 
-// Returns how many bytes the system's limits on buffers allow in flight in one TCP socket, or 0 if
-// that is unknown. About half of a buffer holds data.
+// Returns the number of bytes that the system's buffer limits allow in flight on one TCP socket, or
+// 0 if it is unknown. About half of a buffer holds data.
 IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void);
 
-// Returns the bandwidth of a network interface in Mbit/s as its driver reports it, or 0 if unknown.
+// Returns the bandwidth of a network interface in Mbit/s as its driver reports it, or 0 if it is
+// unknown.
 IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name);
 
-// Adapts a TCP socket after some bytes went back and forth. If the peer is far away, restores the
-// congestion control of the system, because BBR copes with losses there.
+// Adapts a TCP socket after some bytes have been exchanged. If the peer is far away, restores the
+// system's congestion control, because BBR copes with losses on long paths.
 IDIST__UNUSED static void idist__os_socket_measured(int fd);
 
-// Returns a socket that listens at an address, or -1. EADDRINUSE means that another socket does.
+// Returns a socket that listens at an address, or -1. EADDRINUSE means that another socket listens
+// there.
 static int idist__os_socket_listen(const idist__os_address *address);
 
 // Returns a socket that listens at a port of all addresses of this host, IPv4 and IPv6, or -1. Port
@@ -2868,12 +2879,12 @@ typedef struct idist__os_interface {
     idist__os_address address;
 } idist__os_interface;
 
-// Lists the addresses of this host in the order of the system, at most `capacity`. Returns the
-// number of entries, or -1 if the addresses cannot be listed.
+// Lists at most `capacity` addresses of this host, in the system's order. Returns the number of
+// entries, or -1 if the addresses cannot be listed.
 static int idist__os_socket_interfaces(idist__os_interface *list, int capacity);
 
 // Accepts the next connection. Returns -1 with EAGAIN if none is pending. Closes a local connection
-// of another user at once and reports EAGAIN.
+// of another user immediately and reports EAGAIN.
 static int idist__os_socket_accept(int listener);
 
 // Begins to connect. The returned socket becomes writable when the attempt has ended; then call
@@ -2892,28 +2903,30 @@ static int idist__os_socket_connect(const idist__os_address *address, int64_t de
 // address of that kind (IPv4, IPv6). Other errors mean that the peer is gone.
 static bool idist__os_socket_is_unreachable(int error);
 
-// Reads what has arrived. Returns the number of bytes, 0 if the call would block, or -1 at the end
-// of the stream (errno 0) or on an error.
+// Reads the data that have arrived. Returns the number of bytes, 0 if the call would block, or -1
+// at the end of the stream (errno 0) or on an error.
 static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes);
 
-// A piece of memory to send. Has the layout of struct iovec, so that a send copies no list.
+// A piece of memory to send. Has the layout of struct iovec, so that a send need not copy the list.
 typedef struct idist__os_part {
     const void *data;
     size_t nbytes;
 } idist__os_part;
 
-// Writes as much of several pieces as the socket takes now. Returns the number of bytes, 0 if the
+// Writes as much of several pieces as the socket accepts now. Returns the number of bytes, 0 if the
 // call would block, or -1 on an error. Never raises SIGPIPE.
 static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int nparts);
 
-// Ends the outgoing stream: the peer reads the end of the stream after the data sent before. This
-// side may still read. Does not block.
+// Ends the outgoing stream: the peer reads the end of the stream after all data sent before. The
+// caller may still read. Does not block.
 IDIST__UNUSED static void idist__os_socket_end_stream(int fd);
 
-// Ends both directions. Data that have arrived can still be read, followed by the end.
+// Ends both directions. Data that have arrived can still be read; the end of the stream follows
+// them.
 IDIST__UNUSED static void idist__os_socket_end(int fd);
 
-// Returns true if the peer has closed the connection and all its data have been read.
+// Returns true if the peer has closed the connection and all its data have been read, or if the
+// connection has failed.
 IDIST__UNUSED static bool idist__os_socket_at_end(int fd);
 
 // Gets the address of the interface through which datagrams to an IPv4 address leave this host.
@@ -2928,24 +2941,24 @@ static int idist__os_socket_multicast(const idist__os_address *group, const idis
 static void idist__os_socket_send_datagram(int fd, const void *data, size_t nbytes,
                                            const idist__os_address *to);
 
-// Receives the next datagram, at most `capacity` bytes of it. Returns the whole size of the
+// Receives the next datagram, at most `capacity` bytes of it. Returns the full size of the
 // datagram, or -1 if none is pending.
 static ptrdiff_t idist__os_socket_receive_datagram(int fd, void *buf, size_t capacity,
                                                    idist__os_address *from);
 
-// Returns the user of this process as a number for the names of local sockets. Only processes of
-// one user share local sockets.
+// Returns the user of this process as a number, which becomes part of the names of local sockets.
+// Only processes of the same user share local sockets.
 static unsigned long idist__os_socket_user(void);
 
 // Gets the name of this host. Returns false if the host has no name that fits.
 static bool idist__os_socket_host_name(char *buf, size_t capacity);
 
-// Writes a text that all processes of one machine have in common, even across containers: the id of
-// the boot, or else the host name.
+// Writes a text that all processes of one machine have in common, even across containers. The text
+// is the boot id, or the host name if the boot id is unknown.
 static void idist__os_socket_machine(char *text, size_t capacity);
 
-// Writes a text that is equal in two processes if and only if local sockets can connect them. It
-// names the machine, the network namespace and the user.
+// Writes a text that is equal in two processes if and only if local sockets can connect them. The
+// text names the machine, the network namespace and the user.
 IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity);
 
 // ---- os/beacon.h ---------------------------------------------------------------------------------
@@ -2956,9 +2969,9 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity);
 // for whatever reason. Other processes need no connection to see this, or to wake the process while
 // it polls its beacon. One socket per observer serves any number of beacons.
 //
-// On Linux a beacon is a datagram socket. On macOS its name is a path; a path on which no socket is
-// open gives ECONNREFUSED, too. On Windows a beacon takes an event, and a named mutex, which shows
-// that its owner has ended.
+// On Linux a beacon is a datagram socket. On macOS its name is a path; a connection to a path on
+// which no socket is open also fails with ECONNREFUSED. On Windows a beacon needs an event and a
+// named mutex; the mutex shows that its owner has ended.
 
 // Opens a beacon under a local address. Returns its descriptor, or -1 with errno. Poll the
 // descriptor for IDIST__OS_READABLE.
@@ -2971,7 +2984,7 @@ IDIST__UNUSED static int idist__os_beacon_observer(void);
 //
 // EAGAIN has two possible reasons. The queue of the beacon may be full; then the beacon is already
 // readable. Or the send buffer of our socket is full of datagrams that nobody has read yet (about
-// 280 of one byte each, over all beacons). Then another socket can still send.
+// 280 of one byte each, over all beacons). In that case another socket can still send.
 IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address);
 
 // Checks a beacon without waking its process. Returns 0 if the beacon is open, ECONNREFUSED if it
@@ -2998,7 +3011,7 @@ IDIST__UNUSED static ptrdiff_t idist__os_segment_send(int sock, const void *buf,
 IDIST__UNUSED static ptrdiff_t idist__os_segment_receive(int sock, void *buf, size_t nbytes,
                                                          int *fd);
 
-// Returns the size of a file that was passed this way, or 0 if the size is unknown.
+// Returns the size of a file in memory that was received, or 0 if the size is unknown.
 IDIST__UNUSED static size_t idist__os_segment_nbytes(int fd);
 
 // Returns the size of this host's memory in bytes.
@@ -3117,7 +3130,7 @@ IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_
 // os/linux/random.h: random bytes
 
 // Gets up to nbytes random bytes. Returns their number, or -1 with errno. Makes the system call by
-// number, because glibc before 2.25 has no getrandom(). Kernels before 3.17 have no such call.
+// number, because glibc before 2.25 has no getrandom(). Kernels before 3.17 do not have the call.
 static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
     ssize_t n = -1;
     int fd;
@@ -3458,7 +3471,7 @@ static bool idist__os_cpu_bind(int index, bool stay) {
         one.bits[i / width] = 1ul << (i % width);
         if (syscall(SYS_sched_setaffinity, 0, sizeof one, &one) != 0) return false;
         if (stay) return true;
-        // The thread has moved by now.
+        // The thread has already moved.
         return syscall(SYS_sched_setaffinity, 0, sizeof all, &all) == 0;
     }
 
@@ -3840,7 +3853,7 @@ IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const 
 
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
                                                 idist__os_folder folder) {
-    // The walk has a handle of its own, because duplicates would share the position in the folder.
+    // The walk has its own handle, because duplicates would share the position in the folder.
     idist__os_folder own = IDIST__OS_CALL(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     int error;
 
@@ -3856,8 +3869,8 @@ IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_wa
                                                        int *error) {
     struct dirent *entry;
 
-    // readdir returns NULL both at the end and on failure, for example if an entry has a number
-    // that 32 bits cannot hold.
+    // readdir returns NULL both at the end and on failure, for example if an entry's inode number
+    // does not fit into 32 bits.
     errno = 0;
     entry = IDIST__OS_CALL(readdir(walk->dir));
     *error = entry ? 0 : errno;
@@ -3912,7 +3925,7 @@ IDIST__UNUSED static int idist__os_memory_file(size_t nbytes) {
     struct rlimit limit;
     int err, fd;
 
-    // Beyond the limit ftruncate would raise a signal.
+    // Above the limit ftruncate would raise a signal.
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         limit.rlim_cur < nbytes) {
         errno = EFBIG;
@@ -4065,7 +4078,7 @@ IDIST__UNUSED static bool idist__os_poll_ready(const idist__os_poll_entry *entry
     return entry->revents != 0;
 }
 
-// Returns true if the last idist__os_poll found that the descriptor takes bytes.
+// Returns true if the last idist__os_poll found that the descriptor accepts bytes.
 IDIST__UNUSED static bool idist__os_poll_writable(const idist__os_poll_entry *entry) {
     return (entry->revents & POLLOUT) != 0;
 }
@@ -4247,8 +4260,7 @@ static bool idist__os_socket_peer_address(int fd, idist__os_address *address) {
     return getpeername(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
 }
 
-// Gets the name of the congestion control of a TCP socket. Returns false if the system does not
-// tell.
+// Gets the name of a TCP socket's congestion control. Returns false if the name is unknown.
 static bool idist__os_socket_congestion(int fd, char name[16]) {
     socklen_t nbytes = 15;
 
@@ -4261,7 +4273,7 @@ static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || e
 // Opens a stream socket without Nagle's delay. Returns -1 on failure.
 //
 // BBR paces its sends by a timer, which costs more than half of the bandwidth inside a machine
-// room. Another congestion control replaces BBR until idist__os_socket_measured.
+// room. Another congestion control replaces BBR until idist__os_socket_measured is called.
 static int idist__os_socket_open(int family) {
     int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     char name[16];
@@ -4300,8 +4312,8 @@ IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
     return min_rtt_us != UINT32_MAX ? min_rtt_us : 0; // UINT32_MAX: not measured
 }
 
-// Returns the third number in a file of kernel settings, the maximum size of a buffer, or 0 if
-// unknown.
+// Returns the third number in a file of kernel settings, which is the maximum size of a buffer, or
+// 0 if it is unknown.
 static uint64_t idist__os_socket_setting(const char *path) {
     char text[64], *at = text;
     uint64_t number = 0;
@@ -4770,8 +4782,8 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
 // Functions: idist__fail_*, idist__callback_*.
 //
 // Every failure gets its status and its text here, once, where the failure is noticed.
-// idist_last_error returns the text. The functions of the program are called through this file,
-// too, so that their exceptions are caught.
+// idist_last_error returns the text. Functions of the program are also called through this file, so
+// that their exceptions are caught.
 
 //------------------------------------------------------------------------------
 // status names, and the text of a thread's last failure
@@ -4780,7 +4792,7 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
 typedef struct idist__thread { // thread-local state
     char text[1024];           // the result of idist_last_error
     char kept_text[1024];      // `text` before the first failure inside a call
-    int quiet_depth;           // > 0 inside a call that may succeed in spite of a failure
+    int quiet_depth;           // > 0 inside a call that may succeed despite a failure
     bool has_kept;             // kept_text is in use
     int callbacks;             // > 0 inside a callback, which must not call idist
     char thrown[256];          // what the callback has thrown, or ""
@@ -4832,7 +4844,7 @@ void idist_set_last_error(const char *text) {
 }
 
 // Records a failure where it is noticed, and returns its status. Every failure passes through this
-// function. The text says what happened, to whom, and what to do about it. Its arguments may
+// function. The text says what happened, to whom, and what to do about it. The arguments may
 // include the previous text, to which a caller adds what it was doing.
 IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
     char text[sizeof idist__me.text];
@@ -4851,15 +4863,15 @@ IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const c
     return status;
 }
 
-// Begins a part of a call that may succeed in spite of a failure inside it: an attempt that is
-// repeated, or replaced by another. A failure then changes idist_last_error only if the outermost
-// such part fails.
+// Begins a part of a call that may succeed despite a failure inside it: an attempt that is
+// repeated, or replaced by another attempt. A failure then changes idist_last_error only if the
+// outermost such part fails.
 static inline void idist__fail_begin(void) {
     if (!idist__me.quiet_depth++) idist__me.has_kept = false;
 }
 
-// Ends a part of a call that idist__fail_begin began. `status` is the result of the part; returns
-// it.
+// Ends a part of a call that idist__fail_begin began. `status` is the result of the part, and is
+// returned.
 static inline idist_status idist__fail_end(idist_status status) {
     idist__thread *self = &idist__me;
 
@@ -4874,7 +4886,7 @@ static idist_status idist__fail_errno(const char *what, int err) {
 
     if (err == EMFILE)
         return idist__fail(IDIST_ERR_NO_FDS, "%s: %s: raise ulimit -n", what, strerror(err));
-    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // the machine has no descriptor left
+    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // the machine has no descriptors left
     if (err == ENOMEM) status = IDIST_ERR_NO_MEMORY;
     if (err == ENOSPC) status = IDIST_ERR_NO_SPACE;
     if (err == EADDRINUSE) status = IDIST_ERR_ADDR_IN_USE;
@@ -4917,8 +4929,8 @@ static bool idist__callback_threw(const char *name, const char *callback) {
 // copying, appending and decoding text
 //------------------------------------------------------------------------------
 
-// Returns the rest of a text that begins with `prefix`, or the whole text if it does not. For texts
-// that quote each other. No decision depends on the result.
+// Returns the text after `prefix`, or the whole text if it does not begin with `prefix`. Used for
+// texts that quote each other; no decision depends on the result.
 IDIST__UNUSED static const char *idist__text_behind(const char *text, const char *prefix) {
     size_t nbytes = strlen(prefix);
     return strncmp(text, prefix, nbytes) == 0 ? text + nbytes : text;
@@ -5092,14 +5104,14 @@ IDIST__NOINLINE static void *idist__mem_ask(const idist_allocator *a, size_t nby
     return p;
 }
 
-// Calls free_fn. Drops an exception, because the caller can do nothing about it.
+// Calls free_fn. Ignores an exception, because the caller can do nothing about it.
 IDIST__NOINLINE static void idist__mem_give_back(const idist_allocator *a, void *p) {
     IDIST__CALLBACK(a->free_fn(p, a->user));
     idist__me.thrown[0] = 0;
 }
 
-// Allocates memory without zeroing it, for large buffers that are written before they are read.
-// Returns NULL without memory, and sets idist_last_error.
+// Allocates memory without zeroing it, for large buffers that are written before they are read. If
+// memory cannot be allocated, returns NULL and sets idist_last_error.
 static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     void *p;
 
@@ -5109,7 +5121,7 @@ static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     return p;
 }
 
-// Allocates zeroed memory. Returns NULL without memory, and sets idist_last_error.
+// Allocates zeroed memory. If memory cannot be allocated, returns NULL and sets idist_last_error.
 static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
     void *p = idist__mem_raw(a, nbytes);
 
@@ -5145,18 +5157,18 @@ IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void 
 // base/window.h: memory that all ranks of the host have mapped, for idist_alloc
 //
 // A window is this rank's part of a file that the ranks of the host share. The other ranks read the
-// contents of the window without a copy. The window is as large as the memory of the host, but
-// takes neither memory nor addresses until idist_alloc needs them. It grows by extents. The owner
-// maps a new extent at once. The other ranks map it when they first look for new extents
-// (ring/shm/view.h).
+// contents of the window without a copy. The window is as large as the host's memory, but takes
+// neither memory nor addresses until idist_alloc needs them. The window grows by extents. The owner
+// maps a new extent immediately. The other ranks map the extent when they first look for new
+// extents (ring/shm/view.h).
 //
 //   | extent 0 | extent 1 | extent 2      | hole ...
 //
 // idist_alloc takes pages from the first gap that is large enough. Blocks may outlive the world;
-// the mappings go with the last block. idist_free finds the window by the address, in a list of all
-// windows.
+// freeing the last block unmaps the extents. To find the window of an address, idist_free searches
+// a list of all windows.
 
-// Maximum number of extents of a window. An extent is about half as large as all extents before it
+// Maximum number of extents of a window. An extent is about half as large as all previous extents
 // together, or larger.
 enum { IDIST__EXTENTS = 40 };
 #define IDIST__EXTENT_MIN ((size_t)1 << 20)
@@ -5178,7 +5190,7 @@ typedef struct idist__window {
     idist__os_process process; // the creator: a forked child must not discard its parent's pages
     size_t at, nbytes;         // our part of the file
     idist__window_extent extents[IDIST__EXTENTS];
-    uint32_t extent_count; // written last; the extents below it never move
+    uint32_t extent_count; // written last; the extents below this index never move
     size_t block_count;
     bool closed; // the world is gone; the last block unmaps the window
 } idist__window;
@@ -5198,8 +5210,8 @@ static void idist__window_unmap(idist__window *window) {
     free(window);
 }
 
-// Creates a window of nbytes of a file, starting at `at`. The file must stay open until the window
-// is closed. Returns NULL without memory.
+// Creates a window over nbytes of a file, starting at `at`. The file must stay open until the
+// window is closed. Returns NULL if memory cannot be allocated.
 IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t at, size_t nbytes) {
     idist__window *window = (idist__window *)calloc(1, sizeof *window);
 
@@ -5218,7 +5230,7 @@ IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t at, size_t
 }
 
 // Creates a window in memory that somebody else has mapped, and will unmap after the window is
-// closed. Returns NULL without memory.
+// closed. Returns NULL if memory cannot be allocated.
 IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nbytes) {
     idist__window *window = idist__window_open(-1, 0, nbytes);
 
@@ -5238,8 +5250,8 @@ IDIST__UNUSED static void idist__window_close(idist__window *window) {
     idist__os_mutex_unlock(&idist__windows_lock);
 }
 
-// Adds an extent that can hold nbytes. Returns NULL if the window is full, or if there are no
-// addresses for the extent. Called with the lock held.
+// Adds an extent that can hold nbytes. Returns NULL if the window is full or adopted, or if the
+// extent cannot be mapped. Called with the lock held.
 static idist__window_extent *idist__window_grow(idist__window *window, size_t nbytes) {
     size_t page = idist__os_memory_page_nbytes(), at = 0, size;
     uint32_t count = window->extent_count;
@@ -5267,8 +5279,9 @@ static idist__window_extent *idist__window_grow(idist__window *window, size_t nb
     return extent;
 }
 
-// Finds a gap of nbytes among the blocks of an extent. Returns the link where the new block goes,
-// and its offset in *at, or NULL if no gap is large enough. Called with the lock held.
+// Finds a gap of nbytes among the blocks of an extent. Returns the link at which to insert the new
+// block, and stores the block's offset in *at. Returns NULL if no gap is large enough. Called with
+// the lock held.
 static idist__block **idist__window_gap(idist__window_extent *extent, size_t nbytes, size_t *at) {
     idist__block **link;
 
@@ -5279,8 +5292,8 @@ static idist__block **idist__window_gap(idist__window_extent *extent, size_t nby
     return extent->nbytes - *at < nbytes ? NULL : link;
 }
 
-// Finds a place for a block in the window, which grows if needed, and allocates the block's memory.
-// Returns NULL if there is no place or no memory. Called with the lock held.
+// Finds space for a block in the window, which grows if needed, and allocates the block's memory.
+// Returns NULL if there is no space or if memory cannot be allocated. Called with the lock held.
 static char *idist__window_place(idist__window *window, idist__block *block) {
     idist__window_extent *extent = NULL;
     idist__block **link = NULL;
@@ -5308,7 +5321,7 @@ static char *idist__window_place(idist__window *window, idist__block *block) {
     return extent->map + block->at;
 }
 
-// Allocates zeroed pages. Returns NULL if no gap is large enough, or without memory.
+// Allocates zeroed pages. Returns NULL if no gap is large enough, or if memory cannot be allocated.
 IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nbytes) {
     size_t page = idist__os_memory_page_nbytes();
     idist__block *block = NULL;
@@ -5341,8 +5354,8 @@ static idist__window_extent *idist__window_extent_of(idist__window *window, cons
     return NULL;
 }
 
-// Frees the block that begins at p. Does nothing if the block was already freed. Returns false if p
-// lies in no window.
+// Frees the block that begins at p. Does nothing if the block was already freed. Returns false if
+// no window contains p.
 static bool idist__window_free(void *p) {
     idist__window_extent *extent = NULL;
     idist__window *window;
@@ -5381,7 +5394,7 @@ static bool idist__window_free(void *p) {
 typedef struct idist__log {
     idist_logger logger;
     idist_log_level level;
-    char who[96]; // prefix of each line, as "rank 3/8 host"
+    char who[96]; // prefix of each line, such as "rank 3/8 host"
 } idist__log;
 
 static idist__os_mutex idist__log_lock = IDIST__OS_MUTEX_INIT;
@@ -5389,8 +5402,8 @@ static idist__os_mutex idist__log_lock = IDIST__OS_MUTEX_INIT;
 // idist__log_lock.
 static const char *idist__log_before = "";
 
-// Initializes a log: its logger, if one is given, and its level from IDIST_LOG. An unknown level is
-// an error; the level is then the default (warn).
+// Initializes a log with the caller's logger, if there is one, and with the level from IDIST_LOG.
+// An unknown level is an error; the log then has the default level (warn).
 static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
     static const char *const names[] = {"", "error", "warn", "info", "debug"};
     const char *env = idist__os_env("IDIST_LOG");
@@ -5419,7 +5432,7 @@ static void idist__log_to_stderr(const char *line) {
 }
 
 // Calls a logger. Returns false if the logger has thrown an exception; then this function has
-// logged the exception to stderr, and the caller still has to log the line. Called with the lock
+// logged the exception to stderr, and the caller must still log the line. Called with the lock
 // held.
 IDIST__NOINLINE static bool idist__log_call(const idist_logger *logger, idist_log_level level,
                                             const char *line) {
@@ -5626,8 +5639,9 @@ const char *idist_op_name(idist_op op) {
 // the instruction set that loops over elements use
 //
 // The hot loops over elements, in base/small_float.h and base/reduce.h, are compiled for several
-// instruction sets. `base` is the target of the compiler. The other instruction sets are used on
-// processors that have them. All of them give the same bits, so the machines of a world may differ.
+// instruction sets. `base` is the compiler's target. The other instruction sets are used on
+// processors that have them. All instruction sets produce the same bits, so the machines of a world
+// may differ.
 //------------------------------------------------------------------------------
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -5664,10 +5678,10 @@ static idist__isa idist__isa_best(void) {
 // the floating-point mode in which numbers are reduced and converted
 //
 // A library built with -ffast-math sets flush-to-zero in the thread that loads it, and a program
-// may round upward in one of its threads. A sum would then have other bits in the progress thread,
-// or on another rank. So numbers are reduced and converted in the mode in which a C program starts
-// (round to nearest, keep subnormals, no traps), whatever the thread's mode is. Reading the mode
-// takes two nanoseconds.
+// may round upward in one of its threads. A sum would then have different bits in the progress
+// thread, or on another rank. So numbers are reduced and converted in the mode in which a C program
+// starts (round to nearest, keep subnormals, no traps), whatever the thread's mode is. Reading the
+// mode takes two nanoseconds.
 //
 //     uint32_t mode = idist__mode_enter();
 //     ...
@@ -5716,8 +5730,9 @@ IDIST__INLINE void idist__mode_leave(uint32_t mode) {
 
 // base/small_float.h: floats of 16 and 8 bits
 //
-// The conversions have no branches, so that compilers can vectorize the loops that use them. They
-// always compute the result for zero and subnormals as well, and select it by a mask.
+// The conversions have no branches, so that compilers can vectorize the loops that use them. Each
+// conversion also computes the result for zero and subnormals, and selects one of the two results
+// by a mask.
 
 IDIST__INLINE float idist__small_float_from_bits(uint32_t u) {
     float f;
@@ -5731,7 +5746,7 @@ IDIST__INLINE uint32_t idist__small_float_to_bits(float f) {
     return u;
 }
 
-// Converts from a float with e bits of exponent and m bits of fraction, in the manner of IEEE 754.
+// Converts from a float with e exponent bits and m fraction bits, laid out as in IEEE 754.
 // `special` is the first code that is not a finite number: infinity, or NaN in formats without
 // infinity.
 IDIST__INLINE float idist__small_float_decode(uint32_t x, uint32_t e, uint32_t m,
@@ -5747,9 +5762,9 @@ IDIST__INLINE float idist__small_float_decode(uint32_t x, uint32_t e, uint32_t m
                                         (idist__small_float_to_bits(subnormal) & low));
 }
 
-// Converts to a float with e bits of exponent and m bits of fraction. Rounds to nearest, ties to
-// even. Codes above `most` become `most`, and a NaN becomes `nan`. To round subnormals, adds a
-// float whose last bit has the value of the smallest subnormal.
+// Converts to a float with e exponent bits and m fraction bits. Rounds to nearest, ties to even.
+// Codes above `most` become `most`, and a NaN becomes `nan`. To round subnormals, adds a float
+// whose last bit has the value of the smallest subnormal.
 IDIST__INLINE uint32_t idist__small_float_encode(float f, uint32_t e, uint32_t m, uint32_t most,
                                                  uint32_t nan) {
     uint32_t u = idist__small_float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
@@ -5777,8 +5792,8 @@ IDIST__INLINE uint16_t idist__small_float_to_half(float f) {
     return (uint16_t)idist__small_float_encode(f, 5, 10, 0x7c00, nan);
 }
 
-// Converts F8 as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2 do. Even infinity becomes the largest
-// finite number.
+// Converts F8 as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2 do. A number that is too large, even
+// infinity, becomes the largest finite number.
 IDIST__INLINE float idist__small_float_from_f8e4m3(uint8_t h) {
     return idist__small_float_decode(h, 4, 3, 0x7f);
 }
@@ -5922,7 +5937,7 @@ static void idist__small_float_narrow(void *dst, const float *src, size_t count,
 // A kernel that computes out = lo (op) hi. `lo` comes from the lower ranks. Equal operands in equal
 // order give equal bits on every processor, for every instruction set and every alignment. out may
 // be lo or hi, because each element is read before it is written and no other element depends on
-// it. IDIST__NO_ALIAS promises this to the compiler.
+// it. IDIST__NO_ALIAS promises this independence to the compiler.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 
@@ -5959,7 +5974,7 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
     IDIST__KERNEL(lxor_##u, isa, u, wide, (!x != !y) ? 1 : 0)
 // If both operands are NaN, the result is x. Without this rule the result would vary, because a
 // processor returns one of two NaNs and a compiler may swap the operands. x < y is false if x or y
-// is NaN, so MIN and MAX return a NaN of either operand.
+// is NaN, so MIN and MAX return the NaN if only one operand is NaN.
 #define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
     IDIST__KERNEL(sum_##f, isa, f, wide, x + (x != x ? x : y))      \
     IDIST__KERNEL(prod_##f, isa, f, wide, x *(x != x ? x : y))      \
@@ -5984,8 +5999,8 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 #define IDIST__ROW_PAIR(pair) \
     { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, idist__reduce_minloc_##pair, idist__reduce_maxloc_##pair }
 
-// Outside the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
-// MIN and MAX of 64 bits. Floats use AVX-512 too, for sums that stay in the first-level cache. More
+// Outside the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: 64-bit
+// products, MIN and MAX. Floats use AVX-512 too, for sums that stay in the first-level cache. More
 // instances would only make this header slower to compile.
 #define IDIST__KERNELS_NARROW(isa)              \
     IDIST__KERNELS_INT(i8, u8, uint32_t, isa)   \
@@ -6005,7 +6020,8 @@ IDIST__KERNELS_WIDE(avx512)
 #endif
 
 // A kernel that computes out = (lo + hi) / n, the last step of AVG, in one pass over memory instead
-// of two. If n is a power of two, the product with 1 / n equals the quotient and takes less time.
+// of two. If n is a power of two, multiplying by 1 / n gives the same bits as dividing by n and
+// takes less time.
 typedef void (*idist__average_fn)(void *out, const void *lo, const void *hi, size_t count, int n);
 
 #define IDIST__KERNEL_AVERAGE(name, f, type, isa, by_n, expr)                                  \
@@ -6065,8 +6081,8 @@ IDIST__KERNELS_PAIR(f64_i64, IDIST__FLOAT_IS_NAN)
 IDIST__KERNELS_PAIR(i32_i64, IDIST__INT_IS_NAN)
 IDIST__KERNELS_PAIR(i64_i64, IDIST__INT_IS_NAN)
 
-// The kernels by instruction set, dtype and op. The kernel of AVG adds; the division comes at the
-// end. Narrow floats are reduced as F32.
+// The kernels by instruction set, dtype and op. AVG uses a kernel that adds; the division follows
+// at the end. Narrow floats are reduced as F32.
 #define IDIST__REDUCE_TABLE(narrow, wide)                                                          \
     {                                                                                              \
         IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow),                            \
@@ -6086,8 +6102,8 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 #endif
 };
 
-// The kernels of AVG by instruction set. In each row, F32 and F64 for a power of two of ranks come
-// first, then F32 and F64 for other numbers of ranks.
+// The kernels of AVG by instruction set. In each row, the F32 and F64 kernels for a power-of-two
+// number of ranks come first. The F32 and F64 kernels for other numbers of ranks follow.
 #define IDIST__ROW_AVERAGE(isa)                                                      \
     {                                                                                \
         idist__reduce_average_mul_f32_##isa, idist__reduce_average_mul_f64_##isa,    \
@@ -6109,17 +6125,18 @@ static void idist__reduce_use(idist__isa isa) {
     idist__reduce_table = idist__reduce_tables[isa];
 }
 
-// Runs before main, so that no thread sees the table change and no call has to check.
+// Runs before main, so that no thread sees the table change and no call has to check whether it is
+// set.
 __attribute__((constructor)) static void idist__reduce_start(void) {
     idist__reduce_use(idist__isa_best());
 }
 
-// Returns true if a product with 1 / n equals the quotient.
+// Returns true if multiplying by 1 / n gives the same bits as dividing by n.
 static bool idist__reduce_is_exact(int n) { return (n & (n - 1)) == 0; }
 
 // Returns the kernel that adds the last operand of an AVG over n ranks and divides in the same
-// pass, or NULL if that takes two passes. On x87 it always does, because the sum must be rounded
-// first.
+// pass, or NULL if that takes two passes. On x87 an AVG always takes two passes, because the sum
+// must be rounded first.
 static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
     const idist__average_fn *row = idist__average_tables[idist__isa_used];
     bool is_rounded = FLT_EVAL_METHOD == 0;
@@ -6194,8 +6211,8 @@ static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idi
 }
 
 // Reduces in pieces of 4 KiB, so that intermediate results stay in the first-level cache. Reads
-// each input once and writes out once. Only the step of the last operand writes to out, because out
-// may be an input that is still to be read.
+// each input once and writes out once. Only the step for the last operand writes to out, because
+// out may be an input that has not been read yet.
 __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
                                                            size_t count, idist_dtype dtype,
                                                            idist_op op, int divide_by) {
@@ -6246,7 +6263,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
 
 // Computes out = in[0] (op) in[1] ... (op) in[n - 1] from left to right. Divides an AVG by
 // `divide_by`, which is 0 for other ops. n >= 1. out may be one of the inputs; otherwise the
-// buffers do not overlap. Narrow floats are rounded once, at the end.
+// buffers must not overlap. Narrow floats are rounded once, at the end.
 static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
                                idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__dtype_is_narrow(dtype);
@@ -6452,10 +6469,10 @@ static uint64_t idist__hash(const void *data, size_t nbytes) {
 
 // net/address.h: addresses as texts
 //
-// Ranks exchange addresses as texts: "unix:NAME" for a local socket, "tcp:HOST:PORT" for a TCP
-// port. HOST may be in brackets; an IPv6 HOST always is.
+// Ranks exchange addresses as text: "unix:NAME" for a local socket, "tcp:HOST:PORT" for a TCP port.
+// HOST may be in brackets; an IPv6 HOST always is.
 
-// Returns true if a host, as the user writes it, is this host's loopback interface.
+// Returns true if a host, as the user writes it, names this host's loopback interface.
 static bool idist__address_host_is_loopback(const char *host) {
     return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
            strcmp(host, "::1") == 0;
@@ -6476,7 +6493,7 @@ static bool idist__address_is_local(const char *text) { return strncmp(text, "un
 
 static bool idist__address_is_tcp(const char *text) { return strncmp(text, "tcp:", 4) == 0; }
 
-// Returns true if the text is a port of this host's loopback interface, in the form that ranks
+// Returns true if the text names a port of this host's loopback interface, in the form that ranks
 // write.
 IDIST__UNUSED static bool idist__address_is_loopback(const char *text) {
     return strncmp(text, "tcp:[127.", 9) == 0;
@@ -6489,8 +6506,8 @@ static idist_status idist__address_local(idist__os_address *address, const char 
 }
 
 // Resolves a host to one of its addresses; see idist__os_socket_resolve. Blocks while the name is
-// looked up. Refuses a name of digits only, as jobs and nodes may have, because the resolver would
-// take it for an address in 0.0.0.0/8.
+// looked up. Refuses a name that has only digits, which a job or a node may have. The resolver
+// would parse such a name as an address in 0.0.0.0/8.
 static idist_status idist__address_one_of(idist__os_address *address, const char *host, int port,
                                           int which, int *count) {
     const char *error;
@@ -6516,8 +6533,9 @@ static idist_status idist__address_tcp(idist__os_address *address, const char *h
     return idist__address_one_of(address, host, port, 0, &count);
 }
 
-// Parses a text. Finds address number `which`, modulo *count, of the addresses that the text stands
-// for. Returns IDIST_ERR_ARG if the text is no address. Other failures may be temporary.
+// Parses a text and resolves it to an address. Sets *count to the number of addresses found;
+// `which` modulo *count selects one. Returns IDIST_ERR_ARG if the text is not an address. Other
+// failures may be temporary.
 static idist_status idist__address_parse_one_of(idist__os_address *address, const char *text,
                                                 int which, int *count) {
     char host[256];
@@ -6531,7 +6549,7 @@ static idist_status idist__address_parse_one_of(idist__os_address *address, cons
     return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
 }
 
-// Parses a text into the first address that it stands for.
+// Parses a text and resolves it to its first address.
 static idist_status idist__address_parse(idist__os_address *address, const char *text) {
     int count;
     return idist__address_parse_one_of(address, text, 0, &count);
@@ -6552,8 +6570,8 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 //   MEMORY      -                           -                            mem:
 //   PMI         -                           -                            pmi:
 //
-// DRAW is a file whose first process serves the store. PMI stands for an address that is not known
-// yet: rank 0 chooses an address and tells the other ranks through the launcher.
+// DRAW is a file; the first process that opens the file serves the store. PMI stands for an address
+// that is not known yet: rank 0 chooses an address and tells the other ranks through the launcher.
 
 typedef enum idist__meet_kind {
     IDIST__MEET_NONE,
@@ -6622,9 +6640,9 @@ static const char *idist__meet_print(const idist__meet *meet, char *text, size_t
     return text;
 }
 
-// Finds address number `which`, modulo *count, of the addresses that LOCAL, TCP, TORCH or MULTICAST
-// stands for. Blocks while a name is looked up. Returns IDIST_ERR_ARG if there is no valid address.
-// Other failures may be temporary.
+// Resolves LOCAL, TCP, TORCH or MULTICAST to an address. Sets *count to the number of addresses
+// found; `which` modulo *count selects one. Blocks while a name is looked up. Returns IDIST_ERR_ARG
+// if there is no valid address. Other failures may be temporary.
 static idist_status idist__meet_resolve(const idist__meet *meet, int which, int *count,
                                         idist__os_address *address) {
     *count = 1;
@@ -6633,8 +6651,9 @@ static idist_status idist__meet_resolve(const idist__meet *meet, int which, int 
     return idist__address_one_of(address, meet->host, meet->port, which, count);
 }
 
-// Returns true if the user's own text is a port of this host's loopback interface. Other names are
-// not checked, although many systems map a host's name to a loopback address in /etc/hosts.
+// Returns true if the text that the user wrote names a port of this host's loopback interface.
+// Other names are not checked, although many systems map a host's name to a loopback address in
+// /etc/hosts.
 static bool idist__meet_is_loopback(const idist__meet *meet) {
     return meet->kind == IDIST__MEET_TCP && idist__address_host_is_loopback(meet->host);
 }
@@ -6645,9 +6664,9 @@ static bool idist__meet_is_loopback(const idist__meet *meet) {
 //
 // The candidates, in this order:
 //
-//   IDIST_ADDR            taken as it is. It may also be a name or the address of a router. This
+//   IDIST_ADDR            taken as it is. The value may also be a name or a router's address. This
 //                         host may not know the name, or may know it as a loopback address, because
-//                         installers write it into /etc/hosts like that.
+//                         installers write such a line into /etc/hosts.
 //   IDIST_SOCKET_IFNAME   the first address of an interface that the variable admits
 //   the hint              an address of this host that another host is known to use, or that this
 //                         host uses to reach another host
@@ -6664,7 +6683,7 @@ typedef struct idist__own_address {
     char ifname[32]; // "" if not known
 } idist__own_address;
 
-// Appends the interfaces that are up, with their addresses. If they do not all fit, "..." stands
+// Appends the interfaces that are up, with their addresses. If the list does not fit, "..." stands
 // for the rest. Returns the number of interfaces, or -1 if they cannot be listed.
 static int idist__interface_list(char *text, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
@@ -6693,7 +6712,7 @@ static int idist__interface_list(char *text, size_t capacity) {
 // The environment variable that selects interfaces.
 typedef struct idist__interface_filter {
     const char *variable, *list; // the list is NULL if no variable is set
-    bool exact;                  // the list has whole names, no prefixes
+    bool exact;                  // the list has whole names, not prefixes
 } idist__interface_filter;
 
 static idist__interface_filter idist__interface_filter_of_user(void) {
@@ -6712,8 +6731,8 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
 }
 
 // Finds the address by which this host reaches its own server, which listens on all addresses.
-// Takes the address that other hosts use, so that the connection shows that address. Takes loopback
-// if that address does not belong to this host, or is valid on one link only.
+// Chooses the address that other hosts use, so that the connection shows that address. Chooses
+// loopback if that address does not belong to this host, or is valid on one link only.
 static void idist__interface_reach_self(const idist__meet *server, char *ip, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, addresses, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
@@ -6728,8 +6747,8 @@ static void idist__interface_reach_self(const idist__meet *server, char *ip, siz
 }
 
 // Returns true if a list of interfaces in NCCL's grammar admits an interface. The list has
-// prefixes, separated by commas. A "=" before the list means whole names. A "^" before that means
-// all interfaces except those listed.
+// prefixes, separated by commas. A "=" before the list means whole names. A "^" at the very
+// beginning means all interfaces except the listed ones.
 static bool idist__interface_admits(const char *list, bool exact, const char *name) {
     bool excludes = *list == '^', found = false;
 
@@ -6755,8 +6774,8 @@ static bool idist__interface_serves(const idist__os_interface *at) {
            !idist__os_socket_is_link_local(&at->address);
 }
 
-// Returns the first interface that a list admits, or NULL if there is none. Prefers an interface of
-// the family of `like`, which may be NULL.
+// Returns the first interface that a list admits, or NULL if there is none. Prefers an address of
+// the same family as `like`, which may be NULL.
 static const idist__os_interface *idist__interface_first(const idist__os_interface *all, int count,
                                                          const char *list, bool exact,
                                                          const idist__os_address *like) {
@@ -6774,7 +6793,7 @@ static const idist__os_interface *idist__interface_first(const idist__os_interfa
     return first;
 }
 
-// Returns the interface that has the address of the hint, or NULL if there is none. The hint may be
+// Returns the interface that has the hint's address, or NULL if there is none. The hint may be
 // NULL.
 static const idist__os_interface *
 idist__interface_of_hint(const idist__os_interface *all, int count, const idist__os_address *hint) {
@@ -6810,7 +6829,7 @@ static idist_status idist__interface_none(const idist__interface_filter *filter,
         count ? text : "none");
 }
 
-// Finds an address of this host that other hosts can use, without looking at IDIST_ADDR. The hint,
+// Finds an address of this host that other hosts can use, and ignores IDIST_ADDR. The hint,
 // described at the top of this file, may be NULL.
 static idist_status idist__interface_find(const idist__os_address *hint, idist__own_address *own) {
     idist__os_interface all[IDIST__INTERFACES];
@@ -6872,7 +6891,7 @@ static idist_status idist__interface_choose(const idist__os_address *hint,
 // Opens listeners, and reads or writes whole buffers before a deadline. The handshake that begins
 // every connection is in net/auth.h. The bounded set of connections in the handshake is in
 // net/pending.h. Both the server of the store and the links between ranks use this set, because
-// they accept strangers.
+// both accept connections from strangers.
 
 static idist_status idist__connection_listen_failed(const char *what) {
     if (errno == EADDRINUSE)
@@ -6884,8 +6903,8 @@ static idist_status idist__connection_listen_failed(const char *what) {
     return idist__fail_errno(what, errno);
 }
 
-// Returns true if this process may not use local sockets at all, as in some sandboxes, and sets the
-// error text. Called after an operation on a local socket has failed.
+// Returns true and sets the error text if this process is not allowed to use local sockets at all,
+// as in some sandboxes. Called after an operation on a local socket has failed.
 static bool idist__connection_lacks_local(void) {
     int refused = idist__os_socket_local_error();
 
@@ -6915,7 +6934,7 @@ static idist_status idist__connection_listen(const idist__os_address *address, c
     return idist__connection_listen_failed(what);
 }
 
-// Listens at a port on all addresses of this host. Port 0 stands for a free port. Sets *fd to the
+// Listens at a port on all addresses of this host. Port 0 selects a free port. Sets *fd to the
 // socket, or to -1 on failure.
 static idist_status idist__connection_listen_everywhere(int port, const char *what, int *fd) {
     *fd = idist__os_socket_listen_everywhere(port);
@@ -6923,9 +6942,9 @@ static idist_status idist__connection_listen_everywhere(int port, const char *wh
 }
 
 // Listens for other hosts at the address that this host advertises. IDIST_ADDR may give an address
-// that this host does not have, or a name that it cannot resolve or resolves to loopback. Then
-// listens at the address that this host would advertise without IDIST_ADDR. Used by processes that
-// trust the network; a server with a secret listens on all addresses.
+// that this host does not have, or a name that it cannot resolve or resolves to loopback. In these
+// cases, listens at the address that this host would advertise without IDIST_ADDR. Used by
+// processes that trust the network; a server with a secret listens on all addresses.
 static idist_status idist__connection_listen_beyond(const idist__own_address *own,
                                                     const idist__os_address *hint, int port,
                                                     const char *what, int *fd) {
@@ -6947,8 +6966,8 @@ static idist_status idist__connection_listen_beyond(const idist__own_address *ow
 }
 
 // Reads a whole buffer. Blocks until the buffer is full. Returns false on failure; the number of
-// bytes read is then lost. Sets errno to ETIMEDOUT if the deadline has passed, to 0 at the end of
-// the stream, or to the error of the socket.
+// bytes read is then unknown. Sets errno to ETIMEDOUT if the deadline has passed, to 0 at the end
+// of the stream, or to the error of the socket.
 static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t deadline_ns) {
     char *to = (char *)buf;
 
@@ -6969,7 +6988,7 @@ static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t
     return true;
 }
 
-// Writes a whole buffer. Blocks until the socket has taken all bytes. Returns false on failure.
+// Writes a whole buffer. Blocks until the socket has accepted all bytes. Returns false on failure.
 // Sets errno to ETIMEDOUT if the deadline has passed, or to the error of the socket.
 static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
                                         int64_t deadline_ns) {
@@ -7007,17 +7026,17 @@ static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
 //     3                                         <------ one byte: accepted
 //
 // A client that receives a wrong tag sends zeros in stage 2, so that the server learns why the
-// client leaves. K is derived from the job's secret. Without a secret K is a constant, which keeps
-// out only other programs and other versions. The labels "C" and "S" keep an answer from being
-// reflected to its sender. The nonces prevent replay. The tags cover version, role, rank and job,
-// so that none of these can be changed in transit. Nothing is encrypted.
+// client disconnects. K is derived from the job's secret. Without a secret K is a constant, which
+// keeps out only other programs and other versions. The labels "C" and "S" keep an answer from
+// being reflected to its sender. The nonces prevent replay. The tags cover version, role, rank and
+// job, so that none of these can be changed in transit. Nothing is encrypted.
 //
-// A stranger makes the server read at most 96 bytes and allocate nothing. The server also answers a
-// hello that does not match, so that the client can report the difference. If a client's connection
-// ends before the last byte, the server had no slot for the client, which tries again; see
-// net/pending.h.
+// A stranger can make the server read at most 96 bytes, and allocate nothing. The server also
+// answers a hello that does not match, so that the client can report the difference. If a client's
+// connection ends before the last byte, the server had no slot for the client, which tries again;
+// see net/pending.h.
 //
-// Neither side blocks: idist__auth_step goes as far as the socket allows.
+// Neither side blocks: idist__auth_step continues as far as the socket allows.
 
 #define IDIST__WIRE_VERSION 11
 #define IDIST__HELLO_BYTES 64
@@ -7032,9 +7051,9 @@ typedef struct idist__hello {
     uint64_t job;
     uint32_t rank;
     uint32_t world_size;
-    uint64_t server_id; // random number of the server of a store, or 0
+    uint64_t server_id; // random number of a store's server, or 0
     uint8_t nonce[16];
-    uint32_t socket; // index of this socket in a link that has several
+    uint32_t socket; // index of this socket in a link with several sockets
     uint8_t secrecy; // IDIST__SECRECY_*, for error texts
     uint8_t zero[3];
 } idist__hello;
@@ -7042,7 +7061,7 @@ typedef struct idist__hello {
 // Purposes of a connection.
 enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
 
-// The means that a process was given to prove itself to others.
+// The credentials that a process was given.
 enum {
     IDIST__SECRECY_NONE,     // connections within this host only
     IDIST__SECRECY_INSECURE, // IDIST_INSECURE is set
@@ -7063,7 +7082,7 @@ typedef struct idist__handshake {
     int fd; // -1 if none
     bool server;
     int stage;   // IDIST__AUTH_*
-    size_t done; // bytes of this stage that have moved
+    size_t done; // bytes of this stage that were transferred
     bool broke;  // the connection ended or failed
     bool ready;  // poll has reported the connection, or it is new
     // A server with `asks` set stops before it accepts, and sets `proven`. The caller then closes
@@ -7095,7 +7114,7 @@ static void idist__auth_begin(idist__handshake *shake, int fd, bool server, cons
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Tells clients which server this is. Called before the first step.
+// Tells clients which server this is. The server calls this function before the first step.
 IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *shake, uint64_t id) {
     shake->mine.server_id = id;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
@@ -7108,8 +7127,8 @@ IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *shake, int so
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Tells the other side what this process was given to prove itself (IDIST__SECRECY_*). Called
-// before the first step.
+// Tells the peer which credentials this process was given (IDIST__SECRECY_*). Called before the
+// first step.
 static void idist__auth_set_secrecy(idist__handshake *shake, int secrecy) {
     shake->mine.secrecy = (uint8_t)secrecy;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
@@ -7145,8 +7164,7 @@ static idist_status idist__auth_fail_tag(const idist__handshake *shake) {
                        "IDIST_SECRET_FILE or desc.secret differs, or it belongs to another job");
 }
 
-// Checks the tag of the peer. Compares in constant time, so that timing reveals nothing about the
-// tag.
+// Checks the peer's tag. Compares in constant time, so that timing reveals nothing about the tag.
 static idist_status idist__auth_check_tag(const idist__handshake *shake, const char *label,
                                           const uint8_t *theirs) {
     uint8_t expected[IDIST__AUTH_TAG_NBYTES], difference = 0;
@@ -7199,8 +7217,8 @@ static int idist__auth_awaits(const idist__handshake *shake) {
     return idist__auth_writes(shake) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
 }
 
-// Moves the message of a stage as far as the socket allows. Returns 1 if the message is complete, 0
-// if the socket would block, or -1 on error.
+// Sends or receives the message of a stage as far as the socket allows. Returns 1 if the message is
+// complete, 0 if the socket would block, or -1 on error.
 static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *buf, size_t nbytes) {
     while (shake->done < nbytes) {
         idist__os_part part;
@@ -7280,8 +7298,8 @@ static idist_status idist__auth_fail_transfer(void) {
 }
 
 // Continues a handshake without blocking. Returns IDIST_OK with *done set once each side has proven
-// itself to the other. Returns IDIST_OK with shake->proven set if the caller has to accept or
-// reject the client. A failure is final; shake->broke is true if the connection was the cause.
+// itself to the other. Returns IDIST_OK with shake->proven set if the caller must accept or reject
+// the client. A failure is final; shake->broke is true if the connection was the cause.
 static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
                                                     IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
@@ -7313,7 +7331,7 @@ static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     return IDIST_OK;
 }
 
-// Runs the whole handshake. Blocks until its deadline.
+// Runs the whole handshake. Blocks until its deadline at the latest.
 static idist_status idist__auth_run(idist__handshake *shake) {
     bool done = false;
 
@@ -7330,15 +7348,15 @@ static idist_status idist__auth_run(idist__handshake *shake) {
 
 // net/secret.h: the secret that the ranks of a job share
 //
-// The secret comes from a field of the desc, a file or an environment variable. It has 16 to 256
-// bytes.
+// The secret comes from a field of the desc, a file or an environment variable. The secret has 16
+// to 256 bytes.
 
 enum { IDIST__SECRET_MIN = 16 };
 
 typedef struct idist__secret {
     uint8_t bytes[256];
     size_t nbytes; // 0 if there is no secret
-    bool insecure; // IDIST_INSECURE is set: listen beyond this host without a secret
+    bool insecure; // IDIST_INSECURE is set: listen for other hosts without a secret
 } idist__secret;
 
 static int idist__secret_secrecy(const idist__secret *secret) {
@@ -7407,8 +7425,8 @@ static idist_status idist__secret_from_env(idist__secret *secret, const char *te
     return IDIST_OK;
 }
 
-// Finds the secret. Takes the secret of a desc if there is one, or else IDIST_SECRET_FILE, or else
-// IDIST_SECRET, or else none.
+// Finds the secret. Uses the desc's secret if there is one, otherwise IDIST_SECRET_FILE, otherwise
+// IDIST_SECRET. Without any of these there is no secret.
 static idist_status idist__secret_find(idist__secret *secret, const void *field, size_t nbytes) {
     const char *text = idist__os_env("IDIST_SECRET"), *file = idist__os_env("IDIST_SECRET_FILE");
     const char *insecure = idist__os_env("IDIST_INSECURE");
@@ -7426,8 +7444,9 @@ static idist_status idist__secret_find(idist__secret *secret, const void *field,
 
 // net/pending.h: connections whose handshake is under way
 //
-// The number of slots is fixed, so that strangers cannot make us allocate. When all slots are
-// taken, new connections stay in the listener's queue until a pending connection may be evicted:
+// The number of slots is fixed, so that strangers cannot make us allocate memory. When all slots
+// are taken, new connections stay in the listener's queue until a pending connection may be
+// evicted:
 //
 //     first   a connection whose deadline has passed
 //     then    the oldest connection that has sent nothing for 50 ms
@@ -7503,7 +7522,7 @@ static int idist__pending_count(const idist__pending *pending) {
     return count;
 }
 
-// Evicts a connection, if one may be evicted, because descriptors are short. Returns false if no
+// Evicts a connection, if one may be evicted, to free its descriptor. Returns false if no
 // connection is pending; then strangers are not the cause of the shortage.
 static bool idist__pending_evict(idist__pending *pending) {
     idist__handshake *evicted = idist__pending_find_evictable(pending);
@@ -7682,7 +7701,7 @@ struct idist_store {
                         idist__store_request *req); // blocks until the request's deadline
     void (*close)(idist_store *store);              // frees impl
     idist_allocator mem;
-    int timeout_ms;       // default for calls that give none
+    int timeout_ms;       // default for calls without a time-out
     int port;             // port of the server's socket, 0 if none
     int64_t answer_by_ns; // answer_by_ns of every request, 0 if none
     bool is_lost;         // a request failed because the server was lost
@@ -7800,7 +7819,7 @@ static idist_status idist__table_add(idist__table *table, idist__store_request *
 
 static idist_status idist__table_truncated(size_t nbytes, size_t capacity) {
     return idist__fail(IDIST_ERR_TRUNCATED,
-                       "store: the value has %zu bytes, but the buffer has room for %zu", nbytes,
+                       "store: the value has %zu bytes, but the buffer holds only %zu", nbytes,
                        capacity);
 }
 
@@ -7907,16 +7926,17 @@ static idist_status idist__table_timed_out(const idist__store_request *request,
 
 // store/file_store.h: a store in a file that all ranks open
 //
-// The file is a log of changes. Every process replays the log into a table of its own:
+// The file is a log of changes. Every process replays the log into its own table:
 //
 //     offset  bytes
 //     0       8      "IDSTORE1"
 //     8       8      u64: bytes of committed records
 //     16             records: u32 key_nbytes, u32 value_nbytes (0xffffffff: deleted), key, value
 //
-// A request locks the records, replays the records of other processes, changes its table, appends
-// the change, and releases the lock. A process that dies while it writes leaves bytes after the
-// committed ones. The next writer overwrites them.
+// To carry out a request, a process locks the records and replays those of other processes. The
+// process then changes its own table, appends the change, and releases the lock. A process that
+// dies while it writes leaves bytes after the committed records. The next writer overwrites these
+// bytes.
 //
 // Locks on single bytes show which processes are active:
 //   - The server (rank 0) keeps byte 0 locked as long as it lives. A file without this lock is left
@@ -7924,12 +7944,12 @@ static idist_status idist__table_timed_out(const idist__store_request *request,
 //     the dead job that still has the old file open then finds no server there.
 //   - A process locks byte 1 to read or append records.
 //   - A process that finds byte 1 locked holds byte 2 until it gets byte 1. A client in a busy loop
-//     checks byte 2 every few milliseconds and lets the waiter go first.
+//     checks byte 2 every few milliseconds and lets the waiting process go first.
 //
 // The record of a will has a key of 9 bytes: a zero byte and a u64. The u64 is the offset of a byte
-// that the owner of the will keeps locked. The value is what to set: u32 key_nbytes, key, value.
-// When the lock on that byte is gone, the next process that makes or repeats a request executes the
-// will. All records of one request are committed together.
+// that the owner of the will keeps locked. The value contains the key and the value to set: u32
+// key_nbytes, key, value. When the lock on that byte is released, the next process that makes or
+// repeats a request executes the will. All records of one request are committed together.
 
 enum {
     IDIST__FILE_SERVER_BYTE = 0,  // locked by the server
@@ -7947,9 +7967,9 @@ typedef enum idist__file_role {
 } idist__file_role;
 
 enum {
-    IDIST__FILE_WILLS_MS = 50,  // between two checks of the locks of wills
+    IDIST__FILE_WILLS_MS = 50,  // between two checks of the wills' locks
     IDIST__FILE_OPEN_MS = 5,    // between two attempts to find the file of a live server
-    IDIST__FILE_WAIT_MS = 16,   // longest pause between two tries of a waiting request
+    IDIST__FILE_WAIT_MS = 16,   // longest pause between two attempts of a waiting request
     IDIST__FILE_TURN_MS = 2,    // between two checks for a waiting process
     IDIST__FILE_YIELD_MS = 100, // longest pause for a waiting process, which may be stopped
     IDIST__FILE_PASS_MS = 1000  // time without such checks after the longest pause
@@ -7970,8 +7990,8 @@ typedef struct idist__file_store {
     int64_t turn_ends_ns;  // when to check again for a waiting process
 } idist__file_store;
 
-// Lets a waiting process go first. Without this, a process that makes requests in a loop would
-// almost always hold the lock when another process tries to get it.
+// Lets a waiting process go first. Without this pause, a process that makes requests in a loop
+// would almost always hold the lock when another process tries to get it.
 static void idist__file_store_give_way(idist__file_store *file, int64_t deadline_ns) {
     int64_t now = idist__os_clock_now_ns(), until_ns = now + IDIST__FILE_YIELD_MS * IDIST__MS;
     bool waits;
@@ -8094,7 +8114,8 @@ static idist_status idist__file_store_replay(idist__file_store *file) {
 }
 
 // Appends the current entry of a key in our table, or a deletion if the key has none. Called with
-// the records locked. Other processes do not see the new record before idist__file_store_commit.
+// the records locked. Other processes do not see the new record until idist__file_store_commit has
+// been called.
 static idist_status idist__file_store_append(idist__file_store *file, idist__blob key) {
     idist__entry *entry = *idist__table_find(idist__file_store_table_of(file, key), key);
     uint64_t at = IDIST__FILE_RECORDS_AT + file->replayed;
@@ -8254,7 +8275,7 @@ static idist_status idist__file_store_apply(idist__file_store *file, idist__stor
         appended = idist__file_store_set_will(file, request);
     if (appended == IDIST_OK) appended = idist__file_store_commit(file, committed);
 
-    // The change may have succeeded even if the new value is too long for the caller.
+    // The change may have succeeded even if the new value does not fit into the caller's buffer.
     return appended == IDIST_OK ? status : appended;
 }
 
@@ -8273,7 +8294,7 @@ static idist_status idist__file_store_try(idist__file_store *file, idist__store_
     idist__file_store_unlock_records(file);
     if (status != IDIST_OK) return status;
 
-    // Do not check for the server after a posted change: this very change may have allowed the
+    // Do not check for the server after a posted change: the change itself may have allowed the
     // server to end.
     needs_server = *wait || (changed && !request->posted) || request->op == IDIST__STORE_CHECK;
     if (needs_server && !file->server && !idist__file_store_has_server(file))
@@ -8341,7 +8362,7 @@ static idist_status idist__file_store_create(idist__file_store *file, int64_t de
         if (file->file < 0) return idist__file_store_fail_open(file);
         status = idist__file_store_lock_records(file, deadline_ns);
         if (status == IDIST_OK && idist__os_file_is_at(file->file, file->path)) return IDIST_OK;
-        // Also on failure, so that closing the store does not remove the file.
+        // Close the file on failure, too, so that closing the store does not remove it.
         idist__os_file_close(&file->file);
         if (status != IDIST_OK) return status;
     }
@@ -8349,8 +8370,8 @@ static idist_status idist__file_store_create(idist__file_store *file, int64_t de
 
 // Tries to become the server of the file. Called with the records locked. Sets *taken if another
 // process is the server. Sets *again if the file was left over from a dead server and has been
-// removed; then the caller opens the path anew. If the folder does not let us remove the file,
-// empties it instead.
+// removed; then the caller opens the path again. If the folder's permissions do not allow removing
+// the file, empties it instead.
 static idist_status idist__file_store_claim(idist__file_store *file, bool *taken, bool *again) {
     uint64_t committed = 0;
     idist_status status;
@@ -8396,13 +8417,14 @@ static idist_status idist__file_store_serve(idist__file_store *file, bool either
                                  file->path);
         idist__file_store_unlock_records(file);
         if (again || status != IDIST_OK)
-            idist__os_file_close(&file->file); // before anybody takes this process for the server
+            idist__os_file_close(&file->file); // otherwise this process would look like the server
     }
 
     return status;
 }
 
-// Reports that no server came. If the folder is missing here, this host may not have mounted it.
+// Reports that no server has appeared. If the folder is missing here, this host may not have
+// mounted it.
 static idist_status idist__file_store_fail_unserved(const idist__file_store *file) {
     bool has_folder = idist__os_file_has_folder(file->path);
 
@@ -8411,7 +8433,7 @@ static idist_status idist__file_store_fail_unserved(const idist__file_store *fil
                                   : "its folder does not exist here: is it mounted on this host?");
 }
 
-// Sets *is_served if the open file is a store whose server lives.
+// Sets *is_served if the open file is a store whose server is running.
 static idist_status idist__file_store_find_server(idist__file_store *file, int64_t deadline_ns,
                                                   bool *is_served) {
     idist_status status;
@@ -8434,8 +8456,8 @@ static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns)
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
 }
 
-// Waits, as a client, for a file whose server lives. Opens the path anew each time, because the
-// file may have been replaced.
+// Waits, as a client, for a file whose server is running. Opens the path again each time, because
+// the file may have been replaced.
 static idist_status idist__file_store_join(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status = IDIST_OK;
@@ -8489,11 +8511,11 @@ static idist_status idist__file_store_open(idist_store *store, const char *path,
 //     COMPARE_SET          key, expected, desired     value
 //     GET                  key                        value
 //     ADD                  key, i64 delta             i64 sum
-//     CHECK                u64 count, keys            u8: 0 all exist, 1 not
+//     CHECK                u64 count, keys            u8: 0 all exist, 1 not all
 //     WAIT                 u64 count, keys            u8: 0 all exist, 1 canceled
 //     NUM_KEYS             -                          i64
 //     DELETE               key                        i64: 1 deleted, 0 there was none
-//     CANCEL_WAIT          -                          u8 1, or none if the WAIT is answered already
+//     CANCEL_WAIT          -                          u8 1, or none if the WAIT was answered
 //
 // Our own server also accepts these requests:
 //
@@ -8698,7 +8720,7 @@ static idist_status idist__multicast_open(idist__multicast *cast, const idist__m
     return IDIST_OK;
 }
 
-// Answers all pending questions. Only the server calls it.
+// Answers all pending questions. Only the server calls this function.
 static void idist__multicast_answer(const idist__multicast *cast, int port) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     idist__os_address from;
@@ -8715,7 +8737,7 @@ static void idist__multicast_answer(const idist__multicast *cast, int port) {
         message[16] = (uint8_t)(port >> 8);
         message[17] = (uint8_t)port;
         idist__os_socket_send_datagram(cast->fd, message, sizeof message,
-                                       &from); // if it is lost, the client asks again
+                                       &from); // if the answer is lost, the client asks again
     }
 }
 
@@ -8810,7 +8832,7 @@ typedef struct idist__server {
     int refused_count;    // failed handshakes; rank 0 reports them when it times out
     int other_byte_order; // a machine with another byte order tried to connect
     int out_of_fds;       // a connection was not accepted, because descriptors ran out
-    // Error text about the first client with another secret. Constant once is_unlike is set.
+    // Error text about the first client with a different secret. Constant once is_unlike is set.
     char unlike[300];
     int is_unlike;
 } idist__server;
@@ -8908,8 +8930,8 @@ static bool idist__server_set_will(idist__server *server, idist__server_client *
 }
 
 // Carries out one request of a client. Sets *wait if the request must be tried again after the
-// table has changed. Sets *changed if it changed the table. Returns false if the client must be
-// dropped.
+// table has changed. Sets *changed if the request changed the table. Returns false if the client
+// must be dropped.
 static bool idist__server_request(idist__server *server, idist__server_client *client,
                                   idist__store_request *request, bool *wait, bool *changed) {
     bool changed_here = false, awaits = request->op == IDIST__STORE_AWAIT_VALUE;
@@ -8924,7 +8946,7 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
 
     if (!client->valid) return false;
     if (request->op == IDIST__STORE_CANCEL_WAIT)
-        return true; // it crossed our answer, so nothing waits any more
+        return true; // it crossed our answer, so no request waits anymore
     if (request->op == IDIST__STORE_DROP_WILL) idist__server_drop_will(server, client);
 
     request->value = server->value;
@@ -8986,7 +9008,7 @@ static bool idist__server_serve(idist__server *server, idist__server_client *cli
 
     idist__buffer_consume(&client->in, used);
 
-    // Drop a client that keeps asking and never reads.
+    // Drop a client that keeps sending requests and never reads the answers.
     return client->out.nbytes < 8 * IDIST__STORE_REQUEST_MAX;
 }
 
@@ -9040,7 +9062,7 @@ static void idist__server_accept(idist__server *server) {
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
             if (!idist__pending_evict(&server->pending))
                 __atomic_store_n(&server->out_of_fds, 1, __ATOMIC_RELAXED);
-            idist__os_clock_pause_ms(1); // avoids a busy loop while descriptors are short
+            idist__os_clock_pause_ms(1); // avoids a busy loop while descriptors are scarce
         }
 
         if (fd < 0) return;
@@ -9071,8 +9093,8 @@ static void idist__server_admit(idist__server *server, idist__handshake *handsha
     server->clients[server->client_count++] = client;
 }
 
-// Records a failed handshake. Anybody may have caused it, so it must not end the job; rank 0
-// reports it.
+// Records a failed handshake. Anybody may have caused the failure, so it must not end the job; rank
+// 0 reports it.
 static void idist__server_refuse(idist__server *server, const idist__handshake *handshake,
                                  idist_status status) {
     bool is_first = !__atomic_load_n(&server->is_unlike, __ATOMIC_RELAXED);
@@ -9119,7 +9141,7 @@ static void idist__server_handshakes(idist__server *server) {
 }
 
 // Reads from a client, serves its requests, and writes the answers. Requests that a client sent
-// before it disconnected still count. Returns false if the client must be dropped.
+// before it disconnected are still served. Returns false if the client must be dropped.
 static bool idist__server_client_ready(idist__server *server, idist__server_client *client,
                                        bool *changed) {
     bool alive = idist__server_read(server, client);
@@ -9198,7 +9220,7 @@ static void *idist__server_main(void *arg) {
 }
 
 // Ends the thread and frees everything. Connected clients see the end of their stream. The listener
-// is closed before that, so a client that sees the end cannot connect again.
+// is closed first, so a client that sees the end cannot connect again.
 static void idist__server_stop(idist__server *server) {
     if (server->running) {
         idist__os_poll_wakeup_signal(server->wake);
@@ -9217,8 +9239,8 @@ static void idist__server_stop(idist__server *server) {
     idist__mem_free(&server->mem, server);
 }
 
-// Allocates in advance the poll entries and the scratch memory of the thread, so that no client can
-// make the thread run out of them.
+// Allocates the thread's poll entries and scratch memory in advance, so that no client can make the
+// thread run out of them.
 static idist_status idist__server_prepare(idist__server *server) {
     size_t poll_count = (size_t)IDIST__SERVER_POLL_CLIENTS + (size_t)IDIST__SERVER_CLIENTS +
                         (size_t)IDIST__PENDING_SLOTS;
@@ -9300,10 +9322,10 @@ enum {
     IDIST__CLIENT_ANSWER_MS = 30000,
     IDIST__CLIENT_LEAST_MS = 1000,   // lower bound of that limit
     IDIST__CLIENT_SLICE_MS = 50,     // time for which a waiting thread keeps the connection
-    IDIST__CLIENT_PROBE_MS = 5000,   // time after which it sends WAIT again, to probe the server
-    IDIST__CLIENT_ATTEMPT_MS = 2000, // limit for one address of a host that has several
-    IDIST__CLIENT_LACKING_MS = 500,  // for how long a process without a secret tries to tell rank 0
-    IDIST__CLIENT_RETRY_MS = 10000   // for how long a client retries after the server closed on it
+    IDIST__CLIENT_PROBE_MS = 5000,   // time after which WAIT is sent again, to probe the server
+    IDIST__CLIENT_ATTEMPT_MS = 2000, // limit for one of several addresses of a host
+    IDIST__CLIENT_LACKING_MS = 500,  // how long a process without a secret tries to inform rank 0
+    IDIST__CLIENT_RETRY_MS = 10000   // how long a client retries after the server disconnected it
 };
 
 typedef struct idist__client_store {
@@ -9319,7 +9341,7 @@ typedef struct idist__client_store {
     int secrecy;         // IDIST__SECRECY_*
     int64_t lacking_ns;  // when a process without a secret stops trying an address on another host
     bool greeted;        // the greeting was sent
-    uint64_t server_id;  // random number of a server of ours
+    uint64_t server_id;  // the server's random number, if the server is ours
     int answer_ms;       // time that the server may take to answer
     bool owes_number;    // the answer to a posted CLAIM precedes the next answer
     int64_t number;      // the sum of the posted CLAIM, once the next answer has arrived
@@ -9393,7 +9415,7 @@ static bool idist__client_encode(idist_store *store, const idist__store_request 
     return ok;
 }
 
-// Marks the connection as unusable, because nobody can tell how much of an answer is still to come.
+// Marks the connection as unusable, because it is unknown how much of an answer has yet to arrive.
 // The cause is in errno, which is 0 if the server closed the connection.
 static idist_status idist__client_break(idist__client_store *client) {
     int error = errno;
@@ -9465,8 +9487,8 @@ static int64_t idist__client_answer_by(const idist__client_store *client,
     return limit_ns > least_ns ? limit_ns : least_ns;
 }
 
-// Cancels the WAIT. Exactly one byte arrives in any case, because the answer to the WAIT may
-// already be under way.
+// Cancels the WAIT. Exactly one byte arrives: the answer to the WAIT if it is already under way,
+// otherwise the answer to CANCEL_WAIT.
 static idist_status idist__client_cancel_wait(idist__client_store *client,
                                               const idist__store_request *request,
                                               uint8_t *answer) {
@@ -9582,8 +9604,8 @@ static idist_status idist__client_confirm(idist_store *store, const idist__store
     return idist__client_exchange(store, &check);
 }
 
-// Tries a request once. Called with the connection locked. Sets *wait if the keys do not exist yet,
-// so that the caller must try again.
+// Tries a request once. Called with the connection locked. Sets *wait if the keys do not exist yet;
+// the caller must then try again.
 static idist_status idist__client_try(idist_store *store, idist__store_request *request,
                                       bool *wait) {
     const idist__client_store *client = (const idist__client_store *)store->impl;
@@ -9726,7 +9748,7 @@ static idist_status idist__client_handshake(idist__client_store *client, const u
     idist__handshake handshake;
     idist_status status;
 
-    // Our own server answers at once or never.
+    // Our own server answers immediately or never.
     if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
     idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
     idist__auth_set_secrecy(&handshake, client->secrecy);
@@ -9757,8 +9779,8 @@ static idist_status idist__client_name_server(idist_status status, const char *a
 
 // Makes one attempt to connect. A host may have several addresses, some of which lead nowhere, so
 // the number of the attempt selects an address. Sets *retry if the failure may be temporary. A
-// process that lacks a secret tries only for a moment. If rank 0 trusts the network, the ranks
-// meet, and all of them learn what is missing.
+// process that lacks a secret tries only for a moment. If rank 0 trusts the network, the ranks meet
+// within this time, and all of them learn what is missing.
 static idist_status idist__client_attempt(idist__client_store *client, const idist__meet *server,
                                           int number, const uint8_t key[32], int64_t by_ns,
                                           int64_t *give_up_ns, bool *retry) {
@@ -9806,7 +9828,7 @@ static idist_status idist__client_attempt(idist__client_store *client, const idi
     return idist__client_unreached(address_text, &address, error);
 }
 
-// Tries to connect until the server accepts. The first refusals are normal, because the server may
+// Tries to connect until the server accepts. Initial refusals are normal, because the server may
 // start later than this process.
 static idist_status idist__client_connect(idist__client_store *client, const idist__meet *server,
                                           const uint8_t key[32], int64_t deadline_ns) {
@@ -9829,7 +9851,7 @@ static idist_status idist__client_connect(idist__client_store *client, const idi
     }
 }
 
-// Asks the multicast group for the server, and connects. Asks again if the connection fails,
+// Asks the multicast group where the server is, and connects. Asks again if the connection fails,
 // because anybody may answer, and a server may have ended since its answer.
 static idist_status idist__client_find(idist__client_store *client,
                                        const idist__multicast *multicast, const uint8_t key[32],
@@ -9861,7 +9883,7 @@ typedef struct idist__client_serving {
     int secrecy; // IDIST__SECRECY_*
 } idist__client_serving;
 
-// Opens the listener of the server, or takes the one in `serving`. The server listens at:
+// Opens the server's listener, or uses the listener in `serving`. The server listens at:
 //   - the port of `at` on all addresses of this host, if `at` is beyond this host and there is a
 //     secret, which keeps strangers out
 //   - the address that this host advertises, if `at` is beyond this host, there is no secret, and
@@ -9963,9 +9985,9 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
     return status;
 }
 
-// Opens a store at a meeting place of kind LOCAL, TCP or MULTICAST. Owns serving->listener from
-// here on. If serving->key is NULL, the server is torch's and there is no handshake. When this
-// function fails, the caller closes the store.
+// Opens a store at a meeting place of kind LOCAL, TCP or MULTICAST. Takes ownership of
+// serving->listener. If serving->key is NULL, the server is torch's and there is no handshake. When
+// this function fails, the caller closes the store.
 static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
                                        bool server, int64_t deadline_ns) {
     idist__client_store *client =
@@ -10002,8 +10024,8 @@ static idist_status idist__client_open(idist_store *store, idist__client_serving
 //------------------------------------------------------------------------------
 // a store inside one process
 //
-// A table, a mutex, and a condition variable that waiting requests sleep on. All threads are equal,
-// so there is neither a server nor a client.
+// The store consists of a table, a mutex, and a condition variable on which waiting requests sleep.
+// All threads are equal, so there is no server and no client.
 //------------------------------------------------------------------------------
 
 typedef struct idist__memory_store {
@@ -10187,8 +10209,8 @@ static idist_status idist__store_open_kind(idist_store *store, const idist__meet
 }
 
 // Opens a store of any kind except NONE and PMI. For DRAW, idist__store_is_file_server tells
-// whether this process became the server. `listener` is a socket of a server that already listens,
-// or -1. The store owns the socket from here on.
+// whether this process became the server. `listener` is the server's socket if it already listens,
+// or -1. The store takes ownership of the socket.
 static idist_status idist__store_open(const idist__meet *meet, const idist_store_desc *desc,
                                       int listener, idist_store **out) {
     idist_store *store = idist__store_new(&desc->allocator, desc->timeout_ms);
@@ -10354,8 +10376,8 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
     return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
-// Sets a value without waiting until other clients can see it. They can see it by the time this
-// client gets the answer to its next request.
+// Sets a value without waiting until other clients can see it. Other clients can see the value by
+// the time this client gets the answer to its next request.
 IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const char *key,
                                                     const void *value, size_t nbytes) {
     idist__store_request request;
@@ -10368,8 +10390,8 @@ IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const ch
 }
 
 // Adds 1 to the number of a key and leaves a will, see idist__store_request. If `sum` is NULL, does
-// not wait for the sum. Then the store must have a server of ours, and idist__store_posted_sum
-// returns the sum after the next request has been answered.
+// not wait for the sum. In that case the server must be ours, and idist__store_posted_sum returns
+// the sum after the next request has been answered.
 IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const char *key,
                                                      const char *will_key, const void *will,
                                                      size_t nbytes, int64_t *sum) {
@@ -10389,7 +10411,7 @@ IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const c
     return status;
 }
 
-// Withdraws our will. If the connection is lost, the next request reports it.
+// Withdraws our will. If the connection is lost, the next request reports the loss.
 IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
     idist__store_request request;
 
@@ -10398,13 +10420,13 @@ IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
 }
 
 // Waits until the server of a store in a file has ended, but not past the deadline. After that,
-// opening the path gives a new store. Returns at once for other kinds of stores.
+// opening the path gives a new store. Returns immediately for other kinds of stores.
 IDIST__UNUSED static void idist__store_await_end(idist_store *store, int64_t deadline_ns) {
     if (store->run == idist__file_store_run) idist__file_store_await_end(store, deadline_ns);
 }
 
-// Returns the random id of the server if the server is ours and behind a socket, or else 0. The id
-// tells the server from later servers at the same address.
+// Returns the random id of the server if the server is ours and behind a socket, or 0 otherwise.
+// The id distinguishes the server from later servers at the same address.
 IDIST__UNUSED static uint64_t idist__store_server_id(const idist_store *store) {
     if (store->run != idist__client_run) return 0;
     return ((const idist__client_store *)store->impl)->server_id;
@@ -10621,10 +10643,10 @@ typedef enum idist__launcher_kind {
 
 typedef struct idist__config {
     int rank, world_size; // rank may be IDIST__RANK_DRAWN until a backend has claimed the world
-    int local_rank, local_size; // -1 if the launcher does not say
+    int local_rank, local_size; // -1 if unknown
     idist__launcher_kind launcher_kind;
     const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
-    const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
+    const char *rank_var, *size_var; // the variables that gave rank and size, or NULL
     const char *job_var;             // the variable that identifies a job of the launcher, or NULL
     idist__meet meet;                // where the ranks meet, see launch/where.h; NONE if not given
     const char *lone_method; // init method of a process that does not know its rank, or NULL
@@ -10636,10 +10658,10 @@ typedef struct idist__config {
     int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
     int algorithm;      // an idist__algorithm, up to REMOTE
     int sockets;        // number of sockets of a TCP link, 0 for automatic
-    int bind;           // 1 to bind each rank to a processor of its own, if there are enough
+    int bind;           // 1 to bind each rank to its own processor, if there are enough
     bool may_draw;      // the ranks meet in a file, so ranks can be assigned
     bool rank_drawn;    // our rank was assigned
-    bool shm_asked;     // the user gave shm_nbytes
+    bool shm_asked;     // the user set the size of the shared memory
     bool unchecked;     // backends with their own collectives need not compare the ranks' calls
     bool high_priority; // give the streams of the device high priority
     bool device_backend_in_desc; // `device_backend` is from desc, not from the environment
@@ -10653,9 +10675,9 @@ typedef struct idist__config {
     const void *nccl_comm, *nccl_config, *xla_api;
     void *xla_client;
     char backends[128]; // the backends that the user asked for, or ""
-    // Where a rank reports that it has lost another rank. Later failures may be only consequences.
+    // Where a rank reports that it has lost another rank. Later failures may only be consequences.
     int *lost;            // memory that a worker shares with its parent, or NULL
-    char lost_file[1024]; // or else a file that the rank creates for its launcher, or ""
+    char lost_file[1024]; // otherwise a file that the rank creates for its launcher, or ""
     idist_allocator mem;
     idist_logger logger;
 } idist__config;
@@ -10687,7 +10709,7 @@ static idist_status idist__env_index(const char *name, int *value) {
     return idist__env_int(name, 0, IDIST__ENV_RANKS_MAX, value);
 }
 
-// Returns `first` if the variable of this name is set, or else `second`.
+// Returns `first` if a variable of that name is set, and `second` otherwise.
 static const char *idist__env_either(const char *first, const char *second) {
     return idist__os_env(first) ? first : second;
 }
@@ -10762,7 +10784,7 @@ static bool idist__slurm_expand(const char *at, const char *end, char *host, siz
     return true;
 }
 
-// Calls fn for each host of a compressed list of Slurm, in order: "a,b[1-3,07],rack[0-1]n[1-2]".
+// Calls fn for each host of Slurm's compressed host list, in order: "a,b[1-3,07],rack[0-1]n[1-2]".
 // Returns false if the text is not such a list, or if fn has ended the walk.
 static bool idist__slurm_each_host(const char *list, idist__slurm_host_fn fn, void *arg) {
     char host[IDIST__SLURM_HOST_NBYTES];
@@ -10789,8 +10811,8 @@ static bool idist__slurm_first_host(void *arg, const char *host) {
     return true;
 }
 
-// Returns the number of tasks of a node, or -1 if the text does not say. "2(x3),1" means 2, 2, 2,
-// 1.
+// Returns the number of tasks of a node, or -1 if the text does not contain it. "2(x3),1" means 2,
+// 2, 2, 1.
 static int idist__slurm_tasks(const char *text, int node) {
     while (text && *text >= '0' && *text <= '9') {
         char *rest;
@@ -10822,7 +10844,7 @@ static const char *idist__slurm_size_var(void) {
     return idist__env_either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
 }
 
-// Returns true if srun started this process. The body of a batch script and a shell of salloc also
+// Returns true if srun started this process. The body of a batch script and an salloc shell also
 // have Slurm's variables, but their step number is above the limit.
 static bool idist__slurm_in_step(void) {
     int64_t step;
@@ -10842,10 +10864,10 @@ static void idist__slurm_local_size(idist__config *config) {
     if (nodes == 1) config->local_size = config->world_size;
 }
 
-// Decides whether to use RANK and WORLD_SIZE inside a step of Slurm, and sets *used. The variables
-// may come from an inner launcher such as torchrun, repeat Slurm's own numbers, or be left over
-// from elsewhere. If they repeat Slurm's numbers without the rest of torch's variables, Slurm is
-// the launcher. Slurm also knows the local rank and the meeting place.
+// Decides whether to use RANK and WORLD_SIZE inside a Slurm step, and sets *used. The variables may
+// come from an inner launcher such as torchrun, repeat Slurm's own numbers, or be left over from
+// elsewhere. If the variables repeat Slurm's numbers without the rest of torch's variables, Slurm
+// is the launcher. Unlike these variables, Slurm provides the local rank and the meeting place.
 static idist_status idist__slurm_check_env(bool *used) {
     int rank = 0, size = 1, slurm_rank = 0, slurm_size = 1, nodes = 1;
     const char *size_var = idist__slurm_size_var();
@@ -10857,12 +10879,12 @@ static idist_status idist__slurm_check_env(bool *used) {
         return IDIST_OK;
     if (idist__env_index("RANK", &rank) != IDIST_OK ||
         idist__env_count("WORLD_SIZE", &size) != IDIST_OK)
-        return IDIST_OK; // idist__detect_numbers reports it
+        return IDIST_OK; // idist__detect_numbers reports the error
     idist__env_index("SLURM_PROCID", &slurm_rank);
     idist__env_count(size_var, &slurm_size);
     idist__env_count(idist__slurm_nodes_var(), &nodes);
 
-    // On one node, an inner launcher can have started more ranks than Slurm has tasks.
+    // On one node, an inner launcher may have started more ranks than Slurm has tasks.
     same = rank == slurm_rank && size == slurm_size;
     inner = nodes == 1 && rank >= slurm_rank && size >= slurm_size;
 
@@ -10910,8 +10932,8 @@ typedef struct idist__pmi {
     char line[600]; // the last answer
 } idist__pmi;
 
-// The answers of PMI to this process. We ask only once, because the launcher no longer listens
-// after `finalize`.
+// PMI's answers to this process. We ask only once, because the launcher no longer listens after
+// `finalize`.
 static struct {
     idist__os_mutex lock;
     int fd;          // connection to PMI_PORT, -1 if none
@@ -10952,7 +10974,7 @@ static const char *idist__pmi_value(const idist__pmi *pmi, const char *name) {
     return at ? at + strlen(name) : "";
 }
 
-// Connects to PMI_PORT and learns rank and size. The connection stays open for
+// Connects to PMI_PORT and reads rank and size. The connection stays open for
 // idist__pmi_share_address.
 static bool idist__pmi_connect(const char *port, const char *id, int64_t deadline_ns) {
     idist__pmi pmi;
@@ -11007,7 +11029,7 @@ static idist_status idist__pmi_introduce(idist__config *config, const char *port
 }
 
 // Chooses the address at which other ranks reach rank 0. Prefers the address of this host's name,
-// if one of the host's interfaces has it.
+// if one of the host's interfaces has that address.
 static idist_status idist__pmi_choose_address(idist__own_address *own) {
     char name[256];
     idist__os_address address;
@@ -11073,9 +11095,9 @@ static idist_status idist__pmi_listen(idist__config *config, char *where, size_t
     return idist__connection_listen(&address, where, &config->listener);
 }
 
-// Puts `where` into the key-value space on rank 0, where `puts` is true. All ranks then get the
-// value from there. The value "-" means that rank 0 could not listen. Returns false if the launcher
-// does not answer or reports an error.
+// If `puts` is true, as on rank 0, puts `where` into the key-value space. All ranks then get that
+// value and store it in `where`. The value "-" means that rank 0 could not listen. Returns false if
+// the launcher does not answer or reports an error.
 static bool idist__pmi_exchange(idist__pmi *pmi, bool puts, char *where, size_t capacity) {
     char space[256], text[900];
     const char *value;
@@ -11148,7 +11170,7 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
 
     return idist__fail(
         IDIST_ERR_TIMEOUT,
-        "initialize: not all ranks came to the barrier of the launcher (PMI) within %d ms",
+        "initialize: not all ranks reached the launcher's barrier (PMI) within %d ms",
         config->init_timeout_ms);
 }
 
@@ -11161,8 +11183,8 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
 //
 // The ranks are the chief ("master" in old versions), if there is one, and then the workers. The
 // ranks meet at the address of the first rank. Valid JSON without a cluster is ignored. The code
-// checks the syntax of the whole text, but evaluates little of it. It counts the strings in the
-// lists that it knows.
+// checks the syntax of the whole text, but reads only the task, and counts the strings in the lists
+// that it knows.
 
 enum { IDIST__TF_DEPTH_MAX = 32 };
 
@@ -11228,8 +11250,8 @@ static bool idist__tf_config_skip_value(const char **at, int depth) {
     }
 }
 
-// Checks that TF_CONFIG is a JSON object. A program whose TF_CONFIG lost a quotation mark on its
-// way must not run alone because of that.
+// Checks that TF_CONFIG is a JSON object. A program must not run alone only because its TF_CONFIG
+// has lost a quotation mark on the way.
 static idist_status idist__tf_config_check(const char *text) {
     const char *at = text;
     bool valid;
@@ -11246,8 +11268,8 @@ static idist_status idist__tf_config_check(const char *text) {
         (int)(at - text) + 1, *at ? "\"" : "its end", at, *at ? "\"" : "");
 }
 
-// Returns the number of strings in a list. Copies the first string to `first`, unless `first` holds
-// a host already.
+// Returns the number of strings in a list. Copies the first string to `first`, unless `first`
+// already holds a host.
 static int idist__tf_config_count_hosts(const char *text, const char *list, char first[256]) {
     const char *at = strstr(text, list);
     int count = 0;
@@ -11309,7 +11331,7 @@ static idist_status idist__tf_config_read(idist__config *config, const char *tex
 //
 // The table of launchers is in order of precedence, with inner launchers before outer ones. A
 // torchrun inside srun or mpirun takes precedence over the variables that it has inherited. In the
-// same way, mpirun takes precedence over the step of Slurm that runs its daemon. The first row that
+// same way, mpirun takes precedence over the Slurm step that runs its daemon. The first row that
 // applies decides. IDIST_LAUNCHER narrows the table to the rows with one name. If no row applies,
 // the process runs alone.
 //
@@ -11327,7 +11349,7 @@ typedef struct idist__detect_look {
 
 struct idist__launcher {
     idist__launcher_kind kind;
-    const char *name; // value of IDIST_LAUNCHER, or NULL if the user cannot ask for it
+    const char *name; // value of IDIST_LAUNCHER, or NULL if the user cannot select it
     // Variables, or NULL. If `detect` gets rank and size in another way, `rank` and `size` are the
     // variables by which it recognizes the launcher.
     const char *rank, *size, *local_rank, *local_size, *job;
@@ -11339,14 +11361,14 @@ struct idist__launcher {
     void (*look)(idist__detect_look *look, bool asked);
 };
 
-// Skips the row if WORLD_SIZE is the user's and the rank is in Kubernetes' JOB_COMPLETION_INDEX.
+// Skips the row if the user has set WORLD_SIZE and the rank is in Kubernetes' JOB_COMPLETION_INDEX.
 // The next row handles this case.
 static void idist__detect_look_env(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!look->has_rank && idist__os_env("JOB_COMPLETION_INDEX")) look->skip = true;
 }
 
-// Ignores pods of an indexed job without a size. They do not form a world.
+// Ignores the pods of an indexed job that has no size, because such pods do not form a world.
 static void idist__detect_look_indexed(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!(look->has_rank && look->has_size)) look->has_rank = look->has_size = false;
@@ -11415,7 +11437,7 @@ static bool idist__detect_draws(const idist__config *config, const idist__launch
 }
 
 // Sets *found if both variables of a row are set, or if the rank can be assigned. A single variable
-// is an error, because a guess at the missing one would start N worlds of one rank.
+// is an error, because guessing the missing one would start N worlds of one rank each.
 static idist_status idist__detect_check(idist__config *config, const idist__launcher *row,
                                         idist__detect_look *look, bool asked, bool *found) {
     look->size_var = row->size;
@@ -11464,7 +11486,7 @@ static idist_status idist__detect_by_variables(idist__config *config, const idis
     return status == IDIST_OK ? idist__detect_numbers(config, row, look.size_var) : status;
 }
 
-// Detects mpiexec -pmi-port of MPICH.
+// Detects MPICH's mpiexec -pmi-port.
 static idist_status idist__detect_pmi_port(idist__config *config, const idist__launcher *row,
                                            bool asked, bool *found) {
     const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
@@ -11507,8 +11529,9 @@ static idist_status idist__detect_pmix(idist__config *config, const idist__launc
 // The launchers, in order of precedence. The lint checks compare their names and variables with the
 // lists in idist.h.
 //
-// The launcher hydra has two rows, because it passes rank and size in two ways. It sets variables
-// or, with mpiexec -pmi-port, sends them over a connection to the port in PMI_PORT.
+// The launcher hydra has two rows, because it passes rank and size in two ways. Hydra sets
+// variables or, with mpiexec -pmi-port, sends rank and size over a connection to the port in
+// PMI_PORT.
 //
 // clang-format off
 static const idist__launcher idist__launchers[] = {
@@ -11555,7 +11578,7 @@ static bool idist__detect_is_named(const idist__launcher *row, const char *name)
     return row->name && (strcmp(name, row->name) == 0 || (alias && strcmp(name, alias) == 0));
 }
 
-// Stores the list of the values that IDIST_LAUNCHER may have: "none, idist, env, torchrun, ...".
+// Writes the list of the values that IDIST_LAUNCHER can have: "none, idist, env, torchrun, ...".
 static void idist__detect_names(char *names, size_t cap) {
     size_t i;
 
@@ -11606,8 +11629,8 @@ static idist_status idist__detect_launcher(idist__config *config) {
 //     init_method (or IDIST_INIT_METHOD)   ->  config->meet
 //     file:///path                             FILE, the path or path.GROUP
 //     tcp://239.x.y.z:port                     MULTICAST, named after world size, run and restart
-//     tcp://host:port                          LOCAL for a loopback host, else TCP
-//     env:// or none, MASTER_ADDR and _PORT    as for tcp://; TORCH where the agent serves
+//     tcp://host:port                          LOCAL for a loopback host, otherwise TCP
+//     env:// or none, MASTER_ADDR and _PORT    as for tcp://; TORCH if torchrun's agent serves
 //     none of these, one host                  LOCAL, named after the launcher's job
 //     none of these, hydra                     PMI
 //     none of these, Slurm                     TCP, at the first host of the step
@@ -11638,8 +11661,8 @@ static bool idist__where_is_one_host(const idist__config *config) {
 }
 
 // Sets config->meet to a host and a port. Ranks that share a loopback address share a host and need
-// no TCP, so they meet at a local socket. Its name contains the port and the run, because two jobs
-// may have the same port if nobody listens at it.
+// no TCP, so they meet at a local socket. The socket's name contains the port, the run and the
+// restart count, because two jobs may have the same port if nobody listens at it.
 static void idist__where_tcp(idist__config *config, const char *host, int port) {
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
@@ -11761,8 +11784,8 @@ static bool idist__where_has_pmi(const idist__config *config) {
     return idist__os_env("PMI_FD") || idist__os_env("PMI_PORT");
 }
 
-// Sets config->meet from the environment or the launcher, because there is no init_method or it is
-// env://.
+// Sets config->meet from the environment or the launcher. Called if there is no init_method or if
+// it is env://.
 static idist_status idist__where_env(idist__config *config, const idist_desc *desc) {
     bool is_one_host = idist__where_is_one_host(config);
     bool has_job = config->job_var || config->launcher_kind == IDIST__LAUNCHER_HYDRA;
@@ -11896,22 +11919,22 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
 }
 
 // Fails if an init method is given but nothing says which rank this process is. Such a process must
-// not run alone because its rank was forgotten. Called after a backend has claimed the
-// configuration, because the backend may have found out the rank by itself.
+// not run alone only because its rank was forgotten. Called after a backend has claimed the
+// configuration, because the backend may have determined the rank itself.
 static idist_status idist__where_check_lone(const idist__config *config) {
     const char *method = config->lone_method;
     bool in_desc = config->lone_method_in_desc;
 
     if (!method || strcmp(config->launcher, "none") != 0) return IDIST_OK;
 
-    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
-                       "initialize: %s %s says where ranks meet, but nothing says which of them "
-                       "this process is: %s%s, or start it by a launcher; IDIST_LAUNCHER=none runs "
-                       "it alone",
-                       in_desc ? "init_method" : "IDIST_INIT_METHOD", method,
-                       in_desc ? "give desc.rank and desc.world_size, or set RANK and WORLD_SIZE"
-                               : "set RANK and WORLD_SIZE",
-                       strncmp(method, "file:", 5) == 0 ? " (alone: the rank is assigned)" : "");
+    return idist__fail(
+        in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+        "initialize: %s %s says where ranks meet, but nothing says which of them this process is: "
+        "%s%s, or start it with a launcher; IDIST_LAUNCHER=none runs it alone",
+        in_desc ? "init_method" : "IDIST_INIT_METHOD", method,
+        in_desc ? "give desc.rank and desc.world_size, or set RANK and WORLD_SIZE"
+                : "set RANK and WORLD_SIZE",
+        strncmp(method, "file:", 5) == 0 ? " (alone: the rank is assigned)" : "");
 }
 
 // ---- launch/draw.h -------------------------------------------------------------------------------
@@ -11925,15 +11948,15 @@ static idist_status idist__where_check_lone(const idist__config *config) {
 //
 // A process that tells the store its rank leaves a will in the same request. If the process ends
 // before it has joined, the store sets the key in which the other ranks look for failures. Before
-// that request nobody knows of the process, and the other ranks wait until their time-out. The will
-// does not cover:
+// that request, the other ranks do not know that the process exists, and wait until their time-out.
+// The will does not cover:
 //
 //     a process that ends before its handshake with the store is complete, or never starts
-//     rank 0, whose process has the store, for ranks that have not reached the store yet
-//     a store of torch, which has no wills; there torchrun's agent ends the other workers
+//     rank 0, whose process runs the store, for ranks that have not reached the store yet
+//     torch's store, which has no wills; there torchrun's agent ends the other workers
 //------------------------------------------------------------------------------
 
-// The reason why a rank gave up. Value of the key "failed" (ring/join/join_failure.h).
+// The reason why a rank failed to join. Value of the key "failed" (ring/join/join_failure.h).
 typedef struct idist__failure {
     int32_t status;
     int32_t rank;    // -1 if the process had no rank yet
@@ -11941,9 +11964,9 @@ typedef struct idist__failure {
     char text[400];
 } idist__failure;
 
-// Adds 1 to the number of `key` and leaves a will. If this process ends before it withdraws the
-// will, the store sets the key `failed`, with the sum in place of '%'. For a NULL sum, see
-// idist__store_claim.
+// Adds 1 to the number stored under `key` and leaves a will. If this process ends before it
+// withdraws the will, the store sets the key `failed`, in which the sum replaces '%'. For a NULL
+// sum, see idist__store_claim.
 IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const char *key,
                                                    const char *failed, int rank, int64_t *sum) {
     idist__failure will;
@@ -11970,13 +11993,15 @@ IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const cha
 //     rank 0 sets idist/ranks to {drawn, a random number of this world}
 //     the other processes read idist/ranks and claim idist/drawn; the sum is the rank
 //
-// From then on everything works as with given ranks. The lock of the server ends with the server's
-// process, so it tells a new world from the remains of a dead one. If ranks are given, rank 0 also
-// sets idist/ranks. Then a process without a rank gets an error that says so.
+// From then on everything works as if the ranks were given. The server's lock ends with the
+// server's process, so the lock distinguishes a new world from the remains of a dead one. If ranks
+// are given, rank 0 also sets idist/ranks, so that a process without a rank gets an error that says
+// so.
 //
-// A rank may leave a world while rank 0 still holds the file. When the rank comes back, it finds
+// A rank may leave a world while rank 0 still holds the file. When the rank joins again, it finds
 // the number of its last world in the file and waits until the file is gone. This applies to
-// assigned and to given ranks. Each thread has its own last number, because threads can be ranks.
+// assigned and to given ranks. Each thread stores its own last number, because threads can be
+// ranks.
 //------------------------------------------------------------------------------
 
 typedef struct idist__draw_mark { // the value of idist/ranks
@@ -11986,7 +12011,7 @@ typedef struct idist__draw_mark { // the value of idist/ranks
 
 enum { IDIST__DRAW_AGAIN_MS = 3 };
 
-// Number of the world that this thread last met in a file.
+// Random number of the last world that this thread found in a file.
 IDIST__TLS uint64_t idist__draw_last_world;
 
 static const char *idist__draw_file(const idist__config *config) { return config->meet.name; }
@@ -12023,7 +12048,7 @@ static idist_status idist__draw_still_held(const idist__config *config) {
 
 // Checks that rank 0 was given its rank, as this process was. On rank 0, records in the store that
 // ranks are given. `store` is the open store in the file. Sets *again if the store belongs, or
-// belonged, to our last world; then the caller must open the next store.
+// belonged, to our last world; the caller must then open the next store.
 IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
                                                           idist_store *store, bool *again) {
     uint64_t last = idist__draw_last_world;
@@ -12121,7 +12146,7 @@ static void idist__draw_close(idist__config *config) {
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// Has a rank assigned to a configuration that has none. Leaves the store in config->drawn.
+// Gets a rank for a configuration that has none. Leaves the store in config->drawn.
 static idist_status idist__draw_rank(idist__config *config) {
     int64_t deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
     idist_status status = IDIST_OK;
@@ -12147,12 +12172,12 @@ static idist_status idist__draw_rank(idist__config *config) {
 
 // launch/config.h: settings from explicit fields, then the environment, then built-in defaults
 //
-// Turns the caller's idist_desc and the environment into one idist__config. The result says who we
-// are (rank and world size, from the launcher that started us), where the ranks meet, and every
-// other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once and reads
-// the environment nowhere else.
+// Turns the caller's idist_desc and the environment into one idist__config. The result contains our
+// rank and world size (from the launcher that started us), the place where the ranks meet, and
+// every other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once and
+// reads the environment nowhere else.
 //
-// Defaults are filled in only by idist__config_fill.
+// Only idist__config_fill fills in defaults.
 
 // Sets *choice to the index of a word among `names` ("a, b, c"). The word is `field`, or the value
 // of the variable `var` if `field` is NULL. Index 0 is the default.
@@ -12248,8 +12273,8 @@ static void idist__config_text(const char *field, const char *var, char *text, s
     if (value) idist__text_copy(text, capacity, value);
 }
 
-// Sets config->host_id. Cuts an id that is too long and appends a hash of the whole id, so that
-// different ids stay different.
+// Sets config->host_id. Truncates an id that is too long and appends a hash of the whole id, so
+// that different ids stay different.
 static void idist__config_host_id(idist__config *config, const char *field) {
     const char *value = field ? field : idist__os_env("IDIST_HOSTID");
     size_t nbytes = value ? strlen(value) : 0, end = sizeof config->host_id - 17;
@@ -12260,7 +12285,8 @@ static void idist__config_host_id(idist__config *config, const char *field) {
                  (unsigned long long)idist__hash(value, nbytes));
 }
 
-// Sets up a rank to be assigned, because desc.rank is IDIST__RANK_DRAWN. Asks no launcher.
+// Prepares for a rank that will be assigned, because desc.rank is IDIST__RANK_DRAWN. Ignores all
+// launchers.
 static idist_status idist__config_draws(idist__config *config, const idist_desc *desc) {
     const char *var = idist__env_either("IDIST_WORLD_SIZE", "WORLD_SIZE");
 
@@ -12366,8 +12392,8 @@ static idist_status idist__config_fill(idist__config *config, const idist_desc *
     return status;
 }
 
-// Returns a number that is equal on all processes that can reach each other by local sockets, and
-// therefore by loopback.
+// Returns a number that is equal in all processes that can reach each other through local sockets,
+// and therefore through loopback.
 IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
     char text[256];
 
@@ -12376,14 +12402,15 @@ IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
 }
 
 // Returns a number that is equal on all ranks that can share memory and local sockets, and
-// different on other ranks. The number is derived from host_id, or else from the operating system.
+// different on other ranks. The number is derived from host_id, or from the operating system if
+// there is no host_id.
 IDIST__UNUSED static uint64_t idist__config_host_key(const idist__config *config) {
     if (config->host_id[0]) return idist__hash(config->host_id, strlen(config->host_id));
     return idist__config_reach_key();
 }
 
-// Returns a number that is equal on all ranks that use the same processors of one machine, even if
-// the ranks see several hosts there.
+// Returns a number that is equal on all ranks that use the same processors of one machine. The
+// ranks may see this machine as several hosts.
 IDIST__UNUSED static uint64_t idist__config_processor_key(void) {
     char machine[65];
     idist__os_cpu_set cpus;
@@ -12427,8 +12454,8 @@ IDIST__UNUSED static inline void *idist__python_library(const char *file) {
 
 // core/kind.h: the operations and their traits
 //
-// A row says everything that is the same for all calls of an operation. The numbers of the rows
-// travel in fingerprints, so a new row goes at the end. A row without traits only labels a
+// A row says everything that is the same for all calls of an operation. Fingerprints contain the
+// numbers of the rows, so a new row goes at the end. A row without traits only labels a
 // fingerprint: most such rows are public calls that are built from other operations.
 
 enum {
@@ -12579,7 +12606,7 @@ typedef struct idist__user_dtype {
     idist_dtype dtype;
 } idist__user_dtype;
 
-// One part of a buffer whose parts lie in different places.
+// One part of a buffer that is not contiguous.
 typedef struct idist__part {
     char *data;
     size_t end; // number of elements in this part and all earlier parts
@@ -12685,7 +12712,7 @@ struct idist__task {
         bool asked;     // has asked the peer of a message which rank the peer waits for
         bool warned;    // has logged that the task is slow; may ask once more afterwards
     } late;
-    bool patient; // has the group's time-out: the caller expects no return without a result
+    bool patient; // has the world's time-out: the caller expects no return without a result
     uint32_t seq; // number within the group; 0 if point-to-point, or not numbered yet
     idist__fingerprint whole; // the larger call that the task is a part of; kind 0 if none
     uint16_t parent_past;     // digest of the calls before the larger call
@@ -12724,12 +12751,12 @@ struct idist_group {
     idist_status status;     // if not IDIST_OK, the group is unusable
     char cause[400];         // what made the group unusable
     bool freed;
-    int64_t asked_ns;        // time when the members were last asked for a sign of life; 0 if never
-    int64_t asked_before_ns; // previous value of asked_ns
-    int64_t asked_until_ns;  // time when the answers are used; nobody asks again before this time
-    bool inner;              // made by a backend for its own use
-    bool failure_flushed;    // we have waited for the failure to reach the other members
-    idist_group *host_group; // members on this host; idist_one_rank_first makes it when needed
+    int64_t asked_ns;          // time when `announce` last asked the members; 0 if never
+    int64_t asked_before_ns;   // previous value of asked_ns
+    int64_t asked_until_ns;    // time when the answers are used; nobody asks again before this time
+    bool inner;                // made by a backend for its own use
+    bool failure_flushed;      // this rank has waited until the failure was sent
+    idist_group *host_group;   // members on this host; idist_one_rank_first makes it when needed
     const idist_group *parent; // set while the group is being made; a failed parent fails the group
     void *impl;                // the backend's part
     void *device;              // the device backend's part
@@ -12776,7 +12803,7 @@ typedef struct idist__rank_info {
 // and group it allocates the bytes that the backend asks for (task_nbytes, group_nbytes). The bytes
 // of a group are zeroed; the bytes of a task are not. The caller's buffers, and the arrays of a
 // v-form, belong to the backend from start until it calls idist__task_complete, or until cancel
-// returns. Any other memory that a backend allocates (idist__mem_alloc with &w->cfg.mem), it frees
+// returns. The backend frees any other memory that it allocates (idist__mem_alloc with &w->cfg.mem)
 // in group_close or close.
 //
 // Failure. If a function that returns a status fails, it has undone everything it did. The core
@@ -12790,7 +12817,7 @@ typedef struct idist__rank_info {
 // and has numbered the call (task->seq). The backend gets all calls of the group, including:
 //
 //   - calls on a group of one rank. idist__self_collective performs the collectives. Messages of a
-//     rank to itself obey the rules of all messages;
+//     rank to itself obey the same rules as all other messages;
 //   - calls of count 0, whose buffers may be NULL. They synchronize, and are compared, like all
 //     other calls;
 //   - calls in place (idist__extent_call_in_place), except all_to_allv, for which the core makes a
@@ -12848,13 +12875,15 @@ struct idist_backend_api {
 
     // Returns IDIST_OK if the backend serves this configuration. If the backend does not, returns
     // IDIST_ERR_NO_BACKEND with the reason in *why, and the core asks the next backend. Any other
-    // failure ends idist_initialize. May initialize the library that the backend is made of, but
+    // failure ends idist_initialize. May initialize the library on which the backend is built, but
     // allocates nothing for this world. A backend that knows rank and world size better than the
     // launcher's variables sets both.
     //
-    // The core asks device backends in every world, before the host backends. A device backend
-    // returns IDIST_OK if the core should call wrap. It fails if config->device_backend is neither
-    // empty nor a name that the backend knows. Its own name is one of these names.
+    // The core asks device backends in every world, after a host backend has claimed the
+    // configuration. A device backend returns IDIST_OK if the core should call wrap. It returns
+    // IDIST_ERR_NO_BACKEND if the configuration names what only another device backend has. It
+    // fails if config->device_backend is any other name that it does not know. Its own name is one
+    // that it knows.
     idist_status (*claim)(idist__config *config, const char **why);
 
     // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl. For each rank,
@@ -12875,12 +12904,12 @@ struct idist_backend_api {
     // Frees the contents of g->impl, not g->impl itself. No task of the group is running.
     void (*group_close)(idist_group *g);
 
-    // Optional, both or neither. After group_open the members exchange one number each. group_offer
-    // returns the number that this rank offers to the other members. group_meet gets the offers of
-    // all members, by rank in the group. If group_meet fails, the group fails. The core owns
-    // `offers`. Without these two functions, the core lets only one thread at a time make a group,
-    // because group_open may block. The world's own group makes no offers, because open has done
-    // all the work.
+    // Optional; set both or neither. After group_open the members exchange one number each.
+    // group_offer returns the number that this rank offers to the other members. group_meet gets
+    // the offers of all members, by rank in the group. If group_meet fails, the group fails. The
+    // core owns `offers`. Without these two functions, the core lets only one thread at a time make
+    // a group, because group_open may block. The world's own group makes no offers, because open
+    // has done all the work.
     uint64_t (*group_offer)(idist_group *g);
     idist_status (*group_meet)(idist_group *g, const uint64_t *offers);
 
@@ -12898,15 +12927,15 @@ struct idist_backend_api {
     // begun.
     bool (*quick_message)(idist_group *g, const idist__call *call);
 
-    // Optional. Returns true if a call on this group may have its buffer in parts. The core asks
-    // only on this rank; for the other ranks the call is like any other call.
+    // Optional. Returns true if a call on this group may have its buffer in parts. The answer
+    // concerns only this rank; to the other ranks the call is like any other call.
     bool (*takes_parts)(const idist_group *g, const idist__call *call);
 
     // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
     // failed the group, start completes the task with g->status and g->cause.
     void (*start)(idist__task *t);
 
-    // Moves everything that can move now.
+    // Advances all tasks that can advance without waiting.
     void (*progress)(idist__world *w);
 
     // Sleeps until I/O arrives, `wake` is called, or the time until_ns passes. Handles the I/O.
@@ -12930,25 +12959,25 @@ struct idist_backend_api {
     // was called, or when the world closes.
     bool (*cancel)(idist__task *t);
 
-    // Optional, for idist_cancel. Cancels a receive, like cancel, and returns true if no message
-    // has begun to go to the receive. Otherwise changes nothing and returns false.
+    // Optional, for idist_cancel. If a receive has matched no message, cancels it as `cancel` does,
+    // and returns true. Otherwise changes nothing and returns false.
     bool (*retract)(idist__task *t);
 
     // ---- failures and waiting ----
 
     // Tells the other members that the group failed, and sends g->status and g->cause. On each of
-    // these members, idist__group_fail gets this status and cause. Called once for a group. Only
-    // queues the messages that cannot be sent at once.
+    // these members, idist__group_fail gets this status and cause. Called once for a group. Queues
+    // the messages that cannot be sent immediately.
     void (*tell)(idist_group *g);
 
-    // Sends until all messages of `tell` are out, or the time until_ns passes. Releases the lock
-    // while it sleeps.
+    // Sends the messages of `tell` until all are sent or the time until_ns passes. Releases the
+    // lock while it sleeps.
     void (*flush)(idist__world *w, int64_t until_ns);
 
-    // Tells the other members that this rank waits in t, so that they can object, and can answer
-    // that they are alive. Called when t has waited for a while. Called again before core/timer.h
-    // logs a warning, and before the deadline of t (g->asked_ns). For a message, the second call
-    // (late.asked) finds out which rank the peer waits for. May end any task.
+    // Tells the other members that this rank waits in t, so that they can report a mismatch, or
+    // answer that they are alive. Called when t has waited for a while. Called again before
+    // core/timer.h logs a warning, and before the deadline of t (g->asked_ns). For a message, the
+    // second call (late.asked) finds out which rank the peer waits for. May end any task.
     void (*announce)(idist__task *t);
 
     // Appends the ranks that are missing in t, for example "rank 3 on host b (last seen in barrier
@@ -12964,7 +12993,7 @@ struct idist_backend_api {
     // memory is left; the core then allocates plain memory.
     void *(*alloc)(idist__world *w, size_t nbytes);
 
-    // Both or neither. Without them, a group that lost a rank can only be freed. Both functions
+    // Set both or neither. Without them, a group that lost a rank can only be freed. Both functions
     // work in a group that has failed, and block until the surviving members have answered. shrink
     // lists the survivors as world ranks, in the group's order; all survivors get an equal list.
     // shrink raises *serial to the largest value that a survivor passed. group_open follows for
@@ -13011,14 +13040,14 @@ typedef struct idist_device_api {
                           bool *on_device, bool *detached);
 
     // Submits the calls that this thread's idist_group_begin held back. May wait for an earlier
-    // submission. Releases the lock while it is in the device's library. A failure goes to the
-    // groups of the tasks concerned.
+    // submission. Releases the lock while it is in the device's library. A failure fails the groups
+    // of the tasks concerned.
     void (*launch)(idist__world *w);
 
-    // Takes over a task with `on_device` when the host backend is done with it. The task ends with
-    // `status`. Returns true if the task is over. Returns false if the device still works on the
-    // task. The task then stays running, and the device backend calls idist__task_complete again.
-    // Does not block.
+    // Called by idist__task_complete for a task that has `on_device` set. `status` is the result of
+    // the host's part. Returns true if the task is done. Returns false if the device still works on
+    // the task. The task then stays running, and the device backend calls idist__task_complete
+    // again. Does not block.
     bool (*landed)(idist__task *t, idist_status status);
 
     // Makes `stream` wait for a task that is `followed` but not done. Detaches the task, even if
@@ -13126,7 +13155,7 @@ typedef struct idist__world_registered {
 typedef struct idist__world_life {
     bool closing;  // a thread closes the world: no request or deferred call may begin
     bool is_cause; // this rank has aborted the world, so no lost rank is the cause of its end
-    bool leaves;   // the world ends after a failure: the other ranks have not reached its end
+    bool leaves;   // the world ends after a failure: not all ranks have passed the last barrier
     // The world ends while a thread is still inside a call. Memory that the thread may touch is
     // never freed.
     bool abandoned;
@@ -13173,8 +13202,8 @@ struct idist__world {
 // is removed, so readers need no lock.
 //------------------------------------------------------------------------------
 
-// Constructor priorities of idist's own backends. A higher priority registers later, and the
-// backend is then asked earlier.
+// Constructor priorities of idist's own backends. A backend with a higher priority registers later
+// and is asked earlier.
 enum {
     IDIST__REGISTER_LAST_RESORT = 1000, // serves a world of 1
     IDIST__REGISTER_GENERAL = 1001,     // serves any world
@@ -13274,8 +13303,8 @@ typedef struct idist__tracer {
     void (*left)(void);
     // Runs idist__call_locked and records the call.
     idist_status (*call)(idist_group *g, const idist__call *call, const idist_opts *opts);
-    // Called before and after any other wait of this thread. If the thread waits for several calls,
-    // g and call are NULL.
+    // Called before and after every wait of this thread that `call` does not record. If the thread
+    // waits for several calls, g and call are NULL.
     void (*begin)(const char *category, const char *name, const idist_group *g,
                   const idist__call *call);
     void (*end)(idist_status status);
@@ -13285,7 +13314,7 @@ typedef struct idist__tracer {
 
 static const idist__tracer *idist__tracer_set;
 
-// Sets the table above if the environment asks for a timeline. Called before a world is joined.
+// Sets idist__tracer_set if the environment asks for a timeline. Called before a world is joined.
 static void (*idist__tracer_prepare)(void);
 
 static const idist__tracer *idist__tracer_now(void) {
@@ -13307,8 +13336,8 @@ static idist_status idist__tracer_end(idist_status status) {
 // core/world.h: the world, its lock, and which threads may enter it
 //
 // One mutex per world guards everything in the world. A caller that waits drives the backend
-// itself. When several callers wait, one drives (w->wait.driver) and the rest sleep on w->changed.
-// They sleep until the driver completes their task or stops driving. The progress thread
+// itself. When several callers wait, one drives (w->wait.driver). The others sleep on w->changed
+// until the driver completes their task or stops driving. The progress thread
 // (core/progress_thread.h) drives the requests that no caller waits for.
 
 static idist__world *idist__default_world; // set by idist_initialize; the only global world
@@ -13395,8 +13424,8 @@ static void idist__world_give_way(idist__world *w) {
     idist__os_mutex_lock(&w->lock);
 }
 
-// Wakes the driver, if there is one. Called by a thread that has moved the backend or ended tasks:
-// it may have consumed the event that the driver sleeps on.
+// Wakes the driver, if there is one. Called by a thread that has advanced the backend or ended
+// tasks, because it may have consumed the event that the driver sleeps on.
 static void idist__world_wake_driver(idist__world *w) {
     if (w->wait.driver != IDIST__DRIVER_NONE) w->backend->wake(w);
 }
@@ -13441,8 +13470,8 @@ static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dt
 //     bits 63 .. 40   the tag
 //     bits 39 .. 0    the count, or the low bits of a hash of counts
 //
-// In all_to_allv each pair of ranks may use a different dtype. That dtype travels with the count of
-// the pair (idist__extent_pair) or with the pair's message.
+// In all_to_allv each pair of ranks may use a different dtype. The pair's dtype is sent with the
+// pair's count (idist__extent_pair) or with its message.
 //
 // If a plan starts the collective, `root` also carries the number of the plan:
 //
@@ -13685,8 +13714,8 @@ IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const c
     idist__fingerprint_text(w, of_b, second, sizeof second);
     if (!field) field = "sequence";
 
-    // Counts of each rank, members and definitions are compared by a hash, so the texts may be
-    // equal.
+    // The counts of a v-form, the members of a group and the definitions of dtypes are compared as
+    // hashes. So the texts may be equal although the calls differ.
     if (!strcmp(first, second))
         snprintf(buf, cap, "the %s differs between rank %d and rank %d in %s", field, a, b, first);
     else
@@ -13713,8 +13742,8 @@ static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char 
              pair ? idist__world_dtype_name(w, dtype) : "elements");
 }
 
-// Writes what one rank sends to another rank and what the other rank expects. Both are values of
-// idist__fingerprint_pair.
+// Writes what one rank sends to another rank and what the other rank expects. `sent` and `expected`
+// are values of idist__fingerprint_pair.
 IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, uint64_t expected,
                                               const idist__task *t, char *buf, size_t cap) {
     const idist__world *w = t->group->w;
@@ -13728,8 +13757,8 @@ IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, u
 }
 
 // Writes that two ranks wait for each other and would wait forever. This rank waits in `ours`. The
-// rank `peer` waits in the call with this fingerprint. Both calls belong to one group if same_group
-// is true.
+// rank `peer` waits in the call whose fingerprint is `print`. If same_group is true, both calls
+// belong to the same group.
 IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int peer,
                                                   const idist__fingerprint *print, bool same_group,
                                                   char *text, size_t cap) {
@@ -13773,7 +13802,7 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
     }
 
     idist__text_append(text, cap, "rank %d on %s, which ", peer, g->w->nodes[peer].hostname);
-    if (t->call.kind == IDIST__SEND) // other ranks read it if the group fails
+    if (t->call.kind == IDIST__SEND) // names this rank, because other ranks may read the text
         idist__text_append(text, cap, "has not received the message of rank %d", g->w->group.rank);
     else idist__text_append(text, cap, "has sent no matching message");
 
@@ -13802,8 +13831,8 @@ static bool idist__task_is_detached(const idist__task *t) {
     return t->waiter == IDIST__WAITER_NOBODY || t->waiter == IDIST__WAITER_STREAM;
 }
 
-// Decrements the count of freed requests when a task ends whose request was freed. Logs a failure
-// of the task if the group itself has not failed, because nothing else reports the failure.
+// Decrements the count of freed requests. Called when a task ends and its request was freed. Logs a
+// failure of the task if the group itself has not failed, because nothing else reports the failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -13907,9 +13936,10 @@ static idist__task *idist__task_new(idist_group *g) {
     return t;
 }
 
-// Returns the call in which this rank is blocked, if the rank does nothing else. Parts of calls do
-// not count. Returns NULL if another thread could still make the call that the other ranks wait
-// for, or if the call waits for the device.
+// Returns the call in which this rank is blocked, if the rank does nothing else. Tasks that are
+// parts of a call do not count. Returns NULL if the rank has a request, or if the call has its own
+// time-out or waits for the device. Also returns NULL if another thread could still make the call
+// that the other ranks wait for.
 IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
     idist__task *t, *only = NULL;
     int own_threads = w->progress.running ? 2 : 1;
@@ -13957,7 +13987,8 @@ static void idist__task_free_request(idist__task *t) {
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
 
-// Numbers a task, adds it to the running tasks, and hands it to the backend.
+// Numbers the task of a collective, adds the task to the running tasks, and hands it to the
+// backend.
 static void idist__task_start(idist__task *t) {
     idist_group *g = t->group;
     idist__world *w = g->w;
@@ -13982,7 +14013,7 @@ static void idist__task_start(idist__task *t) {
 
     idist__fail_begin();
     w->backend->start(t);
-    idist__fail_end(IDIST_OK);   // failures are in the tasks
+    idist__fail_end(IDIST_OK);   // each task records its failure
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->wait.driver == IDIST__DRIVER_NONE && t->state != IDIST__TASK_DONE &&
         idist__task_is_async(t) && w->progress.running && !w->progress.naps &&
@@ -14025,7 +14056,8 @@ static void idist__ended_keep(idist__ended *list, idist_group *g) {
 }
 
 // Returns zeroed memory for a handle. Takes the oldest handle of the list if the list holds at
-// least `limit` handles, and allocates a new one otherwise. Returns NULL without memory.
+// least `limit` handles, and allocates a new one otherwise. Returns NULL if memory cannot be
+// allocated.
 static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nbytes) {
     idist_group *g = NULL;
 
@@ -14047,10 +14079,10 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 }
 
 #if defined(__PIC__) && !defined(__PIE__)
-// Frees the handles of a list. Only a shared library needs this code: after the program has
-// unloaded the library, nobody has a handle. The destructor below runs after all other destructors,
-// because these may still close worlds. Only tries the lock: in a forked child, the lock may be
-// held by a thread that exists only in the parent.
+// Frees the handles of a list. Only a shared library needs this code, because the program may
+// unload the library, and then uses no handle any more. The destructor below runs after all other
+// destructors, because these may still close worlds. The destructor only tries the lock: in a
+// forked child, the lock may be held by a thread that exists only in the parent.
 static void idist__ended_free(idist__ended *list) {
     while (list->first) {
         idist_group *g = list->first;
@@ -14079,7 +14111,7 @@ typedef struct idist__together {
     idist_status status;       // of the first call that failed, or IDIST_OK
     char text[1024];           // error text of the first call that failed
     idist__task *first, *last; // tasks that wait for idist_group_end
-    idist__world *held_world;  // its device backend holds back some of the tasks until the end
+    idist__world *held_world;  // its device backend holds some tasks back until group_end
 } idist__together;
 
 IDIST__TLS idist__together idist__together_now;
@@ -14105,9 +14137,9 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
     }
 }
 
-// Returns a new group with space for n ranks, which is in no list yet, or NULL if there is no
-// memory. A freed group keeps its struct, marked as freed, until a new group reuses the struct. So
-// a call with a stale handle gets an error.
+// Returns a new group with space for n ranks, or NULL if memory cannot be allocated. The group is
+// in no list yet. A freed group keeps its struct, marked as freed, until a new group reuses the
+// struct. So a call with a stale handle gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
     idist_group *g = w->groups.freed;
 
@@ -14133,8 +14165,9 @@ static idist_group *idist__group_new(idist__world *w, int n) {
     return NULL;
 }
 
-// Ends a group while a thread is still inside a call. That thread still finds the struct, and finds
-// that the group has failed. It does not wait for the other members to receive the failure.
+// Ends a group while a thread is still inside a call. That thread can still read the struct, and
+// sees that the group has failed. The thread does not wait until the failure has been sent to the
+// other members.
 static void idist__group_abandon(idist_group *g) {
     if (g->status == IDIST_OK) {
         g->status = IDIST_ERR_STATE;
@@ -14174,9 +14207,10 @@ static void idist__group_free(idist_group *g) {
     w->groups.freed = g;
 }
 
-// Fails a group, once. Its tasks end, later calls are refused, and the other members are told, even
-// if one of them told us. Otherwise a rank that sees our connection end before it receives the
-// reason from us would report us as the cause.
+// Fails a group, unless it has failed already. Ends its tasks, and tells the other members, even if
+// this rank learned of the failure from one of them. Otherwise a member that sees our connection
+// end before it receives the reason from us would report us as the cause. Later calls on the group
+// fail.
 static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
     idist__world *w = g->w;
     idist_group *child;
@@ -14243,8 +14277,8 @@ IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, cons
 
 enum { IDIST__FLUSH_MS = 100 };
 
-// Waits a moment, up to IDIST__FLUSH_MS, for the other members to receive the reason of a failure.
-// A caller that gets an error may exit at once, which ends its connections.
+// Waits up to IDIST__FLUSH_MS until the reason of a failure has been sent to the other members. A
+// caller that gets an error may exit at once, and its connections end with it.
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 
@@ -14264,17 +14298,18 @@ static void idist__group_flush(idist_group *g) {
 //
 // A task that waits goes through these steps. Times count from its start:
 //
-//     20 ms            announce: the other members learn that this rank waits, and may object
+//     20 ms            announce: the other members learn that this rank waits, and may report a
+//                      mismatch
 //     59 s             ask the members again whether they are alive
 //     60 s             log a warning that names the missing ranks
 //     the deadline     fail with IDIST_ERR_TIMEOUT; the text names the missing ranks
 //
-// The members are also asked again before the deadline: a second before, or half of the time-out if
-// that is less.
+// The members are also asked again before the deadline: a second before it, or half of the time-out
+// if that is less.
 //
 // Thousands of tasks may be running, and idist__timer_run is called before every sleep. So the
 // tasks are looked at only when something is due (w->wait.timers_due_ns). Announcements are delayed
-// slightly so that several are made at once.
+// slightly so that several are made together.
 
 #ifndef IDIST__WARN_NS // a test sets a shorter time
 #define IDIST__WARN_NS (60000 * IDIST__MS)
@@ -14376,7 +14411,8 @@ static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) 
     if (t->late.announced) return idist__timer_ask(w, t, now);
     if (now < idist__timer_announce_at(t, now)) return false;
     t->late.announced = true;
-    // A member that waits for the others to make a group may be right to wait, whatever they do.
+    // In idist_new_group_by_members, a rank may rightly wait while the other members are in other
+    // calls.
     if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
 
     return true;
@@ -14471,8 +14507,8 @@ typedef struct idist__waiter {
     bool slept;         // since the last step forward
 } idist__waiter;
 
-// Sleeps until something happens, then moves everything that can move. Does not sleep if the timers
-// have just ended a task, because the caller may be waiting for that task.
+// Sleeps in the backend until an event or the next timer, then calls the backend's `progress`. Does
+// not sleep if the timers have just ended a task, because the caller may be waiting for that task.
 static void idist__wait_turn(idist__world *w, idist__driver driver) {
     uint32_t ended = w->wait.ended_count;
     int64_t until = idist__timer_run(w);
@@ -14623,8 +14659,8 @@ static idist_status idist__wait_result(idist__task *t) {
 // core/progress_thread.h: the progress thread
 //
 // The progress thread drives the backend while there are requests and no caller is blocked. The
-// thread stops driving as soon as a caller blocks. The thread is started by the first request, or
-// by a device backend that needs the connections watched.
+// thread stops driving as soon as a caller blocks. The first request, or a device backend that
+// needs the connections watched, starts the thread.
 //
 // A program that starts requests usually waits for them soon, and then drives the backend itself.
 // Waking this thread and taking over from it costs more than many messages. So the thread naps when
@@ -14666,8 +14702,8 @@ static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *n
     return true;
 }
 
-// Handles what has arrived on the connections, without sleeping, so that the loss of a rank is
-// noticed. Called while the device waits for other ranks and no thread does.
+// Handles the data that has arrived on the connections, without sleeping, so that the loss of a
+// rank is noticed. Called while the device waits for other ranks and no caller does.
 static void idist__progress_thread_look(idist__world *w) {
     w->wait.driver = IDIST__DRIVER_THREAD;
     w->backend->sleep(w, idist__os_clock_now_ns());
@@ -14753,8 +14789,8 @@ static void idist__block_copy(void *dst, const void *src, size_t nbytes) {
 // the positions of a call's elements
 //------------------------------------------------------------------------------
 
-// Number of elements in the send and receive buffers of a call. For an in-place call: the position
-// at which one buffer starts inside the other.
+// Number of elements in the send and receive buffers of a call. For an in-place call, also the
+// position at which one buffer starts inside the other.
 typedef struct idist__extent {
     size_t send, recv; // number of elements
     size_t send_at;    // in place: recv starts at this element of send
@@ -14957,8 +14993,8 @@ IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const 
 //
 // Nothing has been sent yet when a check fails, so the group stays usable.
 
-// Checks that a call which only exists in a blocking form has no request and no plan, and is not
-// made between idist_group_begin and idist_group_end.
+// Checks that a call with only a blocking form has no request and no plan, and is not made between
+// idist_group_begin and idist_group_end.
 static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
     if (opts && (opts->request || opts->plan))
         return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.%s must be NULL", name,
@@ -14995,9 +15031,10 @@ static idist_status idist__check_buffers(const idist_group *g, const idist__call
     if (send + send_nbytes <= recv || recv + recv_nbytes <= send) return IDIST_OK; // disjoint
     if (idist__extent_in_place(&e, call)) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_ARG,
-                       "%s: send and receive buffers overlap, and not as the in-place form allows",
-                       name);
+    return idist__fail(
+        IDIST_ERR_ARG,
+        "%s: send and receive buffers overlap in a way that the in-place form does not allow",
+        name);
 }
 
 static idist_status idist__check_builtin_op(const idist__call *call) {
@@ -15005,7 +15042,7 @@ static idist_status idist__check_builtin_op(const idist__call *call) {
 
     if (!idist__dtype_is_builtin(call->dtype))
         return idist__fail(IDIST_ERR_ARG,
-                           "%s: %s takes no dtype of the program; see idist_op_create", name,
+                           "%s: %s does not take user-defined dtypes; see idist_op_create", name,
                            idist_op_name(call->op));
     if (!idist__reduce_table[(unsigned)call->dtype][(unsigned)call->op])
         return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(call->op),
@@ -15130,24 +15167,28 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 //
 // The core owns everything that does not depend on the backend that moves the data. It checks a
 // call's arguments, numbers the call within its group, and hands the call to the backend as a task.
-// It then waits for the task, watches its deadline, and spreads a failure to all members of the
-// group. The core names no backend. The contract with backends is idist_backend_api, and the
-// contract with devices is idist_device_api; both are in core/model.h.
+// It then waits for the task, watches its deadline, and reports a failure to all members of the
+// group. The core depends on no particular backend. The contract with backends is
+// idist_backend_api, and the contract with device backends is idist_device_api; both are in
+// core/model.h.
 //
-// Each public function in calls/ fills one idist__call and enters through idist__call_run. Backends
-// enter through idist__task_complete and idist__group_fail.
+// A public function in calls/ fills an idist__call and passes it to idist__call_run, or to
+// idist__call_message for a send or receive. Backends call back into the core through
+// idist__task_complete and idist__group_fail.
 //
 //     public function         fills an idist__call
-//     idist__call_message     a send or receive in the ordinary case: tries the backend's `quick`,
-//                             then continues at idist__call_begin
+//     idist__call_message     only for a send or receive: tries the backend's `quick` or
+//                             `quick_message`, then calls idist__call_begin; continues at
+//                             idist__call_run if the arguments need the full check
 //     idist__call_run         finds the group, locks its world, records the first error of a
-//                             group_begin
+//                             group_begin; stores the call if opts.plan is set
 //     idist__call_traced      passes the call through the timeline, if there is one
-//     idist__call_locked      checks the arguments, unless a plan has checked them before
-//     idist__call_checked     asks the device if the call is for the device; tries the backend's
-//                             `quick`
+//     idist__call_locked      checks the arguments; idist_plan_start skips this step if the op and
+//                             the dtype are built in and there is no timeline
+//     idist__call_checked     asks the device backend whether the call is for the device; tries
+//                             the backend's `quick` or `quick_message`
 //     idist__call_begin       makes a task
-//     idist__task_start       numbers the task and hands it to the backend
+//     idist__task_start       numbers the task of a collective, and hands the task to the backend
 //     idist__wait_task        waits, unless there is a request or an open group_begin
 //     idist__wait_result      returns status and text to the caller
 
@@ -15181,7 +15222,7 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     idist__world_lock(w);
     if (!group) group = &w->group;
 
-    if (!group->w || group->freed) { // before we got the lock; the struct remains for a while
+    if (!group->w || group->freed) { // while we waited for the lock; the struct remains for a while
         idist__os_mutex_unlock(&w->lock);
         return idist__fail(IDIST_ERR_STATE, "%s: the group was freed, or its world was closed",
                            name);
@@ -15198,7 +15239,7 @@ static bool idist__call_needs_copy(const idist__call *call) {
     return call->kind == IDIST__ALL_TO_ALLV && call->send == call->recv;
 }
 
-// Replaces the send buffer of a task with a copy. Returns false without memory.
+// Replaces the send buffer of a task with a copy. Returns false if memory cannot be allocated.
 static bool idist__call_copy_send(idist__task *t) {
     const idist_group *g = t->group;
     idist__call *call = &t->call;
@@ -15208,13 +15249,14 @@ static bool idist__call_copy_send(idist__task *t) {
     t->copy = idist__mem_raw(&g->w->cfg.mem, nbytes ? nbytes : 1);
     if (!t->copy) return false;
     if (nbytes) memcpy(t->copy, call->send, nbytes);
-    call->send = t->copy; // even an empty copy: Open MPI 4 takes equal addresses for in place
+    call->send = t->copy; // even if it is empty: to Open MPI 4, equal addresses mean in place
 
     return true;
 }
 
-// Tries a call without a task. Returns true if the backend has completed the call. With a request,
-// inside idist_group_begin, or beside other calls, only a message can succeed.
+// Tries a call without a task. Returns true if the backend has completed the call. If the call has
+// a request or is inside idist_group_begin, or if other tasks are running, only a send or receive
+// can complete here.
 static bool idist__call_quick(idist_group *g, const idist__call *call, const idist_opts *opts) {
     const idist_backend_api *backend = g->w->backend;
     bool blocks = !opts->request && !idist__together_now.depth;
@@ -15234,7 +15276,8 @@ static bool idist__call_was_complete(const idist_request *request) {
     return request->impl == &idist__call_complete;
 }
 
-// Checks if the device backend takes part in a call. A call with a stream needs a device backend.
+// Asks the device backend whether it takes part in a call, and whether anybody waits for the call's
+// task. Fails if the call has a stream and the world has no device.
 static idist_status idist__call_route(idist_group *g, const idist__call *call,
                                       const idist_opts *opts, bool *on_device, bool *detached) {
     idist__world *w = g->w;
@@ -15266,8 +15309,8 @@ static idist_status idist__call_check_open(const idist__world *w, const char *na
     return idist__fail(IDIST_ERR_STATE, "%s: another thread is closing the world", name);
 }
 
-// Keeps a task for idist_group_end, which waits for the task. Until then the world cannot be
-// closed.
+// Keeps a task for idist_group_end, which waits for the task. The world cannot be closed while it
+// has deferred tasks.
 static void idist__call_defer(idist__task *t) {
     idist__together *now = &idist__together_now;
 
@@ -15278,8 +15321,8 @@ static void idist__call_defer(idist__task *t) {
 }
 
 // Subtracts from the world's deferred count the tasks at the front of this thread's list that
-// belong to `w`. From here on, this thread must not leave the world before these tasks have been
-// waited for.
+// belong to `w`. These tasks no longer keep the world open, so the caller waits for all of them
+// before it releases the world's lock.
 static void idist__call_undefer(idist__world *w) {
     const idist__task *t;
     for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
@@ -15287,7 +15330,7 @@ static void idist__call_undefer(idist__world *w) {
 }
 
 // Ends this thread's idist_group_begin without waiting, before this thread closes a world. Called
-// without a lock.
+// with no world locked.
 static void idist__call_forget(idist__world *closed) {
     idist__together *now = &idist__together_now;
 
@@ -15313,7 +15356,8 @@ static void idist__call_forget(idist__world *closed) {
     }
 }
 
-// Begins a call that the backend could not complete at once.
+// Begins a call that the backend's `quick` has not completed, and waits for its task. Does not wait
+// if the task is detached, has a request, or belongs to an open idist_group_begin.
 static idist_status idist__call_begin(idist_group *g, const idist__call *call,
                                       const idist_opts *opts, bool on_device, bool detached) {
     const char *name = idist__kind_names[call->label];
@@ -15402,7 +15446,7 @@ static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
     return idist__fingerprint_equal(&kept, call);
 }
 
-// Returns in *number the number of a plan that is filled with this call, or 0 for a message, which
+// Sets *number to the number of a plan that is filled with this call, or to 0 for a message, which
 // needs no number. If the plan already keeps an equal call, the plan's number stays.
 static idist_status idist__call_number_plan(idist_group *g, const idist_plan *plan,
                                             const idist__call *c, uint32_t *number) {
@@ -15426,7 +15470,7 @@ static idist_status idist__call_number_plan(idist_group *g, const idist_plan *pl
     return IDIST_OK;
 }
 
-// Keeps a call for idist_plan_start.
+// Checks a call and stores it in opts->plan, for idist_plan_start.
 static idist_status idist__call_plan(idist_group *g, const idist__call *call,
                                      const idist_opts *opts) {
     idist_plan *plan = opts->plan;
@@ -15455,8 +15499,8 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     return IDIST_OK;
 }
 
-// Ends a call with this status, and returns the status. A failed call leaves an empty request.
-// Waiting for an empty request is allowed. Between idist_group_begin and idist_group_end, records
+// Ends a call with this status, and returns the status. A failed call leaves an empty request, and
+// waiting for an empty request is allowed. Between idist_group_begin and idist_group_end, records
 // the first failure, which idist_group_end returns.
 static idist_status idist__call_ended(idist_status status, idist_request *request) {
     if (status == IDIST_OK) return IDIST_OK;
@@ -15470,8 +15514,9 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
     return status;
 }
 
-// Returns true if a send or receive is the ordinary case: host memory, a buffer, a dtype of idist
-// and a tag.
+// Returns true if the arguments of a send or receive, other than the peer, need no further check.
+// The call has a buffer, a built-in dtype, a tag and a count that cannot overflow, but no stream
+// and no plan. The world has no device, and no timeline is recorded.
 static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
                                  const idist_opts *opts) {
     if (w->device_api || idist__tracer_now() || opts->stream || opts->plan) return false;
@@ -15479,9 +15524,9 @@ static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
     return call->tag >= 0 && (call->send || call->recv);
 }
 
-// Returns true if a group can take a message to or from the rank of the call by the short path.
-// Called with the world's lock held. Another thread may have closed the world; the rest of the
-// group's struct is then zero.
+// Returns true if the group is usable, this rank and the peer are members, and the backend has
+// quick_message. Called with the world's lock held. If another thread has closed the world, g->w is
+// NULL.
 static bool idist__call_is_ready(const idist_group *g, const idist__call *call) {
     if (!g->w || g->status != IDIST_OK || g->w->progress.stops || g->rank < 0) return false;
     return g->w->backend->quick_message && call->root >= 0 && call->root < g->size;
@@ -15503,8 +15548,9 @@ static idist_status idist__call_run(const idist__call *call, const idist_opts *o
     return idist__call_ended(status, own_opts->request);
 }
 
-// Performs a send or receive. In the ordinary case the arguments cannot be wrong, so fewer checks
-// suffice. Otherwise, or while another thread has the lock, uses idist__call_run.
+// Sends or receives a message. Skips the full check of the arguments if idist__call_is_ready and
+// idist__call_is_plain suffice. Otherwise, or if another thread holds the lock, calls
+// idist__call_run.
 static idist_status idist__call_message(const idist__call *call, const idist_opts *opts) {
     const idist_opts *own_opts = opts ? opts : &idist__call_defaults;
     idist_group *g = own_opts->group;
@@ -15537,8 +15583,7 @@ static idist_status idist__call_message(const idist__call *call, const idist_opt
 // core/survey.h: what the members of a group tell each other beside the program's calls
 
 // Gathers nbytes of each member, for a device backend. Collective. Called with the world's lock
-// held, which is released while waiting. An idist_group_begin of the caller does not hold this call
-// back.
+// held; releases the lock while it waits. Blocks even inside an idist_group_begin of the caller.
 IDIST__UNUSED static idist_status idist__survey(idist_group *g, const void *mine, void *all,
                                                 size_t nbytes) {
     int depth = idist__together_now.depth;
@@ -15598,7 +15643,7 @@ static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fin
 // Tags of matched messages: 2^30 - 1 numbers below the tags of idist_new_group_by_members.
 enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
 
-// Gives the message that a matched probe has found a tag of its own. Only idist_mrecv asks for this
+// Gives a new tag to the message that a matched probe has found. Only idist_mrecv asks for this
 // tag.
 static void idist__matching_match(const idist__task *t, int *tag) {
     idist_message *message = t->call.u.message;
@@ -15730,7 +15775,7 @@ static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     idist__matching_received(t, 0, tag, count);
 }
 
-// Returns the link to the oldest parcel that a receive of this group can take, or NULL.
+// Returns the address of the link to the oldest parcel that the receive t can take, or NULL.
 static idist__parcel **idist__self_find(const idist__task *t) {
     idist__parcel **at = &((idist__self_group *)t->group->impl)->parcels;
 
@@ -15811,8 +15856,8 @@ static bool idist__self_cancel(idist__task *t) {
     return true;
 }
 
-// Returns true. A running receive has found no message, because a message that is there goes to a
-// matching receive at once.
+// Returns true, because a receive that is still running has matched no message: a receive takes a
+// matching parcel at once.
 static bool idist__self_retract(idist__task *t) {
     (void)t;
     return true;
@@ -15922,9 +15967,10 @@ __attribute__((constructor(IDIST__REGISTER_LAST_RESORT))) static void idist__sel
 //
 // The registered backends are asked in turn, the most recently registered first. A world without a
 // list of names takes the first host backend that claims the configuration. A world with a list
-// tries the names in the order of the list. To move device memory, a world also takes the first
-// device backend that claims the configuration. The choice depends on no particular backend's name.
-// The hints only improve error texts and serve programs written for torch.distributed and Ignite.
+// tries the names in the order of the list. To move device memory, a world also lists the device
+// backends that claim the configuration, and takes the first one that finds a device
+// (idist__life_wrap). The choice depends on no particular backend's name. The hints only improve
+// error texts and serve programs written for torch.distributed and Ignite.
 
 // A backend name that the library knows even if the backend is not registered.
 typedef struct idist__backend_hint {
@@ -16090,8 +16136,8 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
 }
 
 // Lists the device backends of the program that claim the configuration. If there is none, writes
-// the reason to w->about.no_device. Fails if the configuration names a device that the program
-// cannot have.
+// the reason to w->about.no_device. Fails if the program has device backends, none of them claims
+// the configuration, and the configuration names a device or a device backend.
 static idist_status idist__choose_backend_find_device(idist__world *w) {
     const char *why = "this program has no device backend: include idist_nccl.h or idist_xla.h in "
                       "the file that defines IDIST_IMPLEMENTATION";
@@ -16110,7 +16156,8 @@ static idist_status idist__choose_backend_find_device(idist__world *w) {
 
     if (w->device_backend_count) return IDIST_OK;
     if (has_any && (w->cfg.device_backend[0] || w->cfg.device[0]))
-        return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for device \"%s\" with \"%s\": %s",
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "no device backend serves device \"%s\" with device_backend \"%s\": %s",
                            w->cfg.device, w->cfg.device_backend, why);
     idist__text_copy(w->about.no_device, sizeof w->about.no_device, why);
 
@@ -16133,7 +16180,7 @@ static idist_status idist__choose_backend_find_device(idist__world *w) {
 
 static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // held by initialize and finalize
 
-// A lock that keeps the default world alive while a thread holds the lock.
+// The default world cannot be closed while a thread holds this lock.
 static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
 
 // Resets the global locks and lists in a child made by fork. Another thread of the parent may have
@@ -16152,8 +16199,8 @@ static void idist__life_after_fork(void) {
 }
 
 // Registers idist__life_after_fork when the first world opens, so that every later fork prepares
-// its child. If there is no memory to register it, children go unprepared until a later world
-// succeeds.
+// its child. If registering fails for lack of memory, children are not prepared until a later world
+// registers it.
 static void idist__life_watch_forks(void) {
     static bool watches;
 
@@ -16162,8 +16209,7 @@ static void idist__life_watch_forks(void) {
     idist__os_mutex_unlock(&idist__default_lock);
 }
 
-// Computes local and node ranks from the table of hosts, which also covers uneven and cyclic
-// placements.
+// Computes local and node ranks from the table of hosts. Uneven and cyclic placements work, too.
 static void idist__life_count_nodes(idist__world *w) {
     int i, k, n = w->group.size;
 
@@ -16277,8 +16323,8 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
 
 // Decides where this rank runs and how it waits. Polling occupies a core, so its time is bounded.
 // With more ranks than cores, ranks do not poll, because polling would take the core from the rank
-// that everybody waits for. Such ranks start evenly spread over the cores. The kernel would need a
-// good part of a second to notice that one core has three ranks and another has one.
+// that everybody waits for. Such ranks start evenly spread over the cores. Otherwise the kernel
+// would take a good part of a second to notice that one core has three ranks and another has one.
 static void idist__life_settle_in(idist__world *w) {
     const idist__rank_info *me = &w->nodes[w->group.rank];
     int own = idist__os_cpu_count(), ncores = w->machine.ncores ? w->machine.ncores : own;
@@ -16324,8 +16370,8 @@ static idist_status idist__life_check_unused(const idist__world *w) {
     return IDIST_OK;
 }
 
-// Runs the last barrier. A rank that finalizes while other ranks are in another call is a mismatch,
-// which both sides report.
+// Runs the last barrier. If a rank finalizes while other ranks are in another call, all of them
+// report a mismatch.
 static idist_status idist__life_last_barrier(idist__world *w) {
     idist__call call;
     idist_opts opts;
@@ -16409,9 +16455,10 @@ static bool idist__life_is_settled(void *arg) {
     return !((const idist__world *)arg)->tasks.freed_request_count;
 }
 
-// Closes a world. With `force`, the worker has failed: requests may be open, and there is no last
-// barrier. The other ranks then see a lost rank. An open idist_group_begin of this thread ends. An
-// open idist_group_begin of another thread can still find its tasks.
+// Closes a world. If `force` is set, the worker or the world has failed: requests may be open, and
+// there is no last barrier. The other ranks then see a lost rank. Ends an open idist_group_begin of
+// this thread. If another thread has one, the world's memory stays, so that the thread still finds
+// its tasks.
 static idist_status idist__life_close(idist__world *w, bool force) {
     idist_status status = IDIST_OK;
     bool has_thread;
@@ -16471,10 +16518,10 @@ static idist_status idist__life_meet(idist__world *w) {
     return status;
 }
 
-// Lets the device backends of the program wrap the host backend, until one of them finds a device
-// on all ranks. Closes the world on failure. If
-// the world's group has not failed, all ranks have the same error and run a last barrier; otherwise
-// the world closes at once. Returns the error of the device backend.
+// Calls `wrap` of the device backends in turn, until one of them finds a device on all ranks. On
+// failure, closes the world and returns the error of the device backend. If the world's group has
+// not failed, all ranks have the same error and run a last barrier. Otherwise the world closes at
+// once.
 static idist_status idist__life_wrap(idist__world *w) {
     char text[sizeof idist__me.text];
     idist_status status = IDIST_OK;
@@ -16587,7 +16634,7 @@ idist_status idist_abort(idist_group *group) {
         if (g == &g->w->group && g->status == IDIST_OK) g->w->life.is_cause = true;
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
                  g->w->about.hostname);
-        // Members would treat such a frame from a rank outside the group as malformed, and drop it.
+        // Members would take an abort from outside the group as malformed, and close the link.
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
         idist__os_mutex_unlock(&g->w->lock);
@@ -16761,8 +16808,9 @@ const char *idist_show_config(void) {
 
 // calls/collective.h: the public collectives; each fills one call
 //
-// Each public collective checks its arguments, fills one idist__call and passes the call to
-// idist__call_run (core/call.h). No code in calls/ touches a connection.
+// Each public collective fills one idist__call and passes the call to idist__call_run
+// (core/call.h). The functions for bytes, and those that allocate their result, make several calls.
+// No code in calls/ touches a connection.
 
 // Runs any collective that is not a v-form. Pass IDIST_SUM as `op` if nothing is reduced, and -1 as
 // `root` if there is no root. Pass the public call that this call is part of as `label`, or `kind`
@@ -16866,8 +16914,8 @@ idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idi
     return *taken ? idist__call_run(&call, opts) : IDIST_OK;
 }
 
-// The v-forms put counts that must agree on all ranks into the fingerprint as a hash. They check
-// counts that concern only two ranks against the length of the message between these ranks.
+// The v-forms hash the counts that must agree on all ranks, and put the hash into the fingerprint.
+// The backend compares the counts that concern only two ranks (idist__extent_pair).
 idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {
@@ -16971,7 +17019,7 @@ idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, i
     if (!nbytes || (capacity && !buf))
         return idist__fail(IDIST_ERR_ARG, "%s: buf or nbytes is NULL", name);
     if (is_root && *nbytes > capacity)
-        return idist__fail(IDIST_ERR_ARG, "%s: root's message claims %zu bytes, but it has %zu",
+        return idist__fail(IDIST_ERR_ARG, "%s: root's *nbytes is %zu, but its capacity is %zu",
                            name, *nbytes, capacity);
 
     if (is_root) n = *nbytes;
@@ -17336,9 +17384,9 @@ idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype, idist_messa
 
 // calls/request.h: waits for requests, tests, cancels and frees them
 //
-// The field request->impl points to the task of a request. It is NULL once the request was waited
-// for. It points to idist__call_complete if the call completed before it returned; such a call has
-// no task.
+// The field request->impl points to the task of a request. The field is NULL once the request was
+// waited for. If the call completed before it returned, the call has no task, and the field points
+// to idist__call_complete.
 
 // A list of requests: a contiguous array, or an array of pointers.
 typedef struct idist__request_list {
@@ -17531,8 +17579,8 @@ idist_status idist_request_free(idist_request *request) {
 
 // Returns the task of a request that another thread may be waiting for, with the task's world
 // locked. Returns NULL, with nothing locked, if the request is empty or complete, or if *status is
-// an error. By the time this thread has the lock, the task may be in use again; the request is then
-// empty.
+// an error. While this thread waits for the lock, another thread may complete the request, and the
+// task may be used again; the request is then empty.
 static idist__task *idist__request_find(const idist_request *request, idist_status *status) {
     void *impl = __atomic_load_n(&request->impl, __ATOMIC_ACQUIRE);
     idist__task *t = impl == &idist__call_complete ? NULL : (idist__task *)impl;
@@ -17549,7 +17597,8 @@ static idist__task *idist__request_find(const idist_request *request, idist_stat
 }
 
 // Cancels a task if it is a receive that no message has reached. Returns true if the task was
-// cancelled in time. Otherwise sets *status if the task is one that cannot be cancelled.
+// cancelled in time. Otherwise returns false, and sets *status if tasks of this kind cannot be
+// cancelled.
 static bool idist__request_retract(idist__task *t, idist_status *status) {
     idist__world *w = t->group->w;
     const char *name = idist__kind_names[t->call.label];
@@ -17572,7 +17621,8 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
     }
 
     if (!w->backend->retract(t)) return false;
-    idist__task_complete(t, IDIST_ERR_CANCELLED, "cancelled by idist_cancel before a message came");
+    idist__task_complete(t, IDIST_ERR_CANCELLED,
+                         "cancelled by idist_cancel before a message arrived");
     idist__world_wake_driver(w); // the driver may be the thread that waits for this request
 
     return true;
@@ -17599,8 +17649,8 @@ static void idist__request_leave(idist__world *w) {
 }
 
 // Waits for a request. Between requests of one world, this thread keeps the lock and counts as
-// blocked, so that the progress thread stays out of the way. The caller's *held is the locked
-// world, or NULL.
+// blocked, so that the progress thread does not drive. The caller's *held is the locked world, or
+// NULL.
 static idist_status idist__request_wait_next(idist_request *request, idist__world **held) {
     idist_status status = IDIST_OK;
     idist__task *t = (idist__task *)request->impl;
@@ -17676,7 +17726,7 @@ static bool idist__request_any_ready(void *arg) {
     return false;
 }
 
-// Waits for any request of a list whose requests are all of world w.
+// Waits for any request of a list whose requests all belong to world w.
 static idist_status idist__request_wait_in(idist__request_list *list, idist__world *w) {
     idist_request empty, *request;
     idist__task *t;
@@ -17699,8 +17749,8 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     return status;
 }
 
-// Waits for any request of a list whose requests are of several worlds. Tests the requests in turn.
-// Yields after each of the first 49 rounds, then pauses for 1 ms after each round.
+// Waits for any request of a list whose requests belong to several worlds. Tests the requests in
+// turn. Yields after each of the first 49 rounds, then pauses for 1 ms after each round.
 static idist_status idist__request_wait_among(idist__request_list *list) {
     int64_t pause_ns = 0;
     idist_request empty;
@@ -17770,9 +17820,9 @@ static bool idist__request_any_follows(const idist__request_list *list) {
     return false;
 }
 
-// Waits for all requests of a list. While the list has splits, waits for any request at a time. If
-// it waited for one split after the other, two ranks with different orders would wait for each
-// other.
+// Waits for all requests of a list. While the list has splits, waits for whichever request
+// completes next. If two ranks waited for their splits one by one in different orders, they would
+// wait for each other.
 static idist_status idist__request_wait_all(idist__request_list *list) {
     idist__request_failure failure;
     idist_request empty;
@@ -17946,9 +17996,9 @@ idist_status idist_plan_free(idist_plan **plan) {
 //------------------------------------------------------------------------------
 // calls that progress together: sendrecv, group_begin and group_end
 //
-// Between group_begin and group_end, a blocking call starts its task and returns. The tasks gather
-// in idist__together_now.first (see idist__call_defer), and group_end waits for them. sendrecv
-// starts two tasks in this way, without releasing the lock in between.
+// Between group_begin and group_end, a blocking call starts its task and returns. The list
+// idist__together_now.first keeps the tasks (see idist__call_defer), and group_end waits for them.
+// The function sendrecv starts two tasks in this way, without releasing the lock in between.
 //------------------------------------------------------------------------------
 
 typedef struct idist__several_pair {
@@ -18101,7 +18151,7 @@ idist_status idist_group_end(void) {
 //     a collective               the ranks agree: a barrier whose fingerprint carries the list, an
 //                                all_gather of the colors, or messages between the members
 //     idist__new_group_make      puts the group into the world and opens it
-//     idist__new_group_meet      the members exchange what the backend wants to know
+//     idist__new_group_meet      the members exchange the offers of the backend
 
 int idist_group_translate(const idist_group *from, int rank, const idist_group *to) {
     int i, world_rank;
@@ -18161,7 +18211,7 @@ static idist_status idist__new_group_make(idist_group *parent, idist_group *g, u
     if (g->rank >= 0) status = w->backend->group_open(g);
 
     if (status != IDIST_OK) {
-        g->rank = -1; // never opened, so not to be closed
+        g->rank = -1; // never opened, so group_close must not be called
         idist__group_free(g);
         idist__group_fail_self(parent, status, "could not make its part of a new group");
         return status;
@@ -18231,7 +18281,7 @@ static idist_status idist__new_group_meet(idist_group **group, idist__kind label
     status = idist__new_group_exchange(g, label);
     g->parent = NULL;
     if (status == IDIST_OK) return IDIST_OK;
-    // Callers of idist_new_group_by_members learn whether all members have come.
+    // idist_new_group_by_members must report whether all members have called it.
     if (g->status != IDIST_OK && label != IDIST__NEW_GROUP_BY_MEMBERS) return IDIST_OK;
 
     idist__world_lock(w);
@@ -18253,8 +18303,8 @@ static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
     idist__world_lock(w);
 
     if (status == IDIST_OK) {
-        // Groups made by their members alone are not counted: other ranks of the parent do not know
-        // of them.
+        // Groups made by their members alone are not counted, because other ranks of the parent do
+        // not count them.
         if (label != IDIST__NEW_GROUP_BY_MEMBERS) child_count = ++parent->child_count;
         status = idist__new_group_make(parent, g, child_count, color, ranks, n, out);
     } else {
@@ -18492,8 +18542,8 @@ static idist_status idist__new_group_release(idist_group *g) {
             IDIST_ERR_STATE,
             "free_group: calls or requests of the group are still running; wait for them first");
     } else {
-        // Read the messages for the group that have already arrived. Once the group is gone, they
-        // belong to nobody.
+        // Read the messages for the group that have already arrived. Once the group is freed, they
+        // match no group.
         w->backend->progress(w);
         if (g->host_group) idist__group_free(g->host_group);
         idist__group_free(g);
@@ -18626,8 +18676,8 @@ static idist__split *idist__split_new(idist_group *parent) {
     return NULL;
 }
 
-// Completes the request with `status` and frees the split. If the failure is new, its text is the
-// last error text of this thread.
+// Completes the request with `status` and frees the split. If the task itself had not failed, takes
+// the text of a failure from the last error text of this thread.
 static void idist__split_end(idist__task *t, idist_status status) {
     idist__split *split = (idist__split *)t->then_arg;
 
@@ -19082,8 +19132,8 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
 //     idist_spawn_wait: watch, end all
 //     workers after a failure, report
 //
-// A worker's exit code alone does not tell everything. Its result adds the text of its last error,
-// and says whether the worker failed only because another rank did.
+// A worker's exit code alone is not enough. The worker's result adds the text of its last error,
+// and says whether the worker failed only because another rank failed.
 
 // The result that a worker leaves for its parent.
 typedef struct idist__worker_result {
@@ -19111,7 +19161,7 @@ typedef struct idist__worker {
     idist__os_process process;
     int watch_fd; // -1 if the kernel has no such descriptors, or the worker was reaped
     bool ended;
-    bool lost; // the program itself reaped the worker, so nobody knows how the worker ended
+    bool lost; // the program itself reaped the worker, so it is unknown how the worker ended
     bool late; // the executed program did not reach its call of idist_spawn in time
     idist__os_process_end end;
 } idist__worker;
@@ -19152,7 +19202,7 @@ static bool idist__is_worker; // true in a worker process
 static void idist__worker_exit(const idist_workers *spawn, idist__worker_result *result, int code) {
     __atomic_store_n(&result->finished, 1, __ATOMIC_RELEASE);
 
-    // An executed program may have threads of its own. Flushing all streams would wait for a thread
+    // An executed program may have its own threads. Flushing all streams would wait for a thread
     // that blocks in a read.
     if (spawn->shared_fd < 0) fflush(NULL);
     fflush(stdout);
@@ -19252,12 +19302,13 @@ static void idist__worker_run(idist_workers *spawn, int i) {
 // A program that has threads or uses a device cannot continue in a forked child. With start_method
 // "exec", a worker executes the program again, with unchanged arguments and one more variable,
 // IDIST_SPAWN=call,worker,descriptor,pid. The program runs to the call of idist_spawn with this
-// number and becomes the worker there. Earlier calls of idist_spawn return at once.
+// number and becomes the worker there. Earlier calls of idist_spawn return immediately.
 
 static int idist__rerun_call_count; // calls of idist_spawn_start in this process, atomic
 
-// What a worker needs to execute the program again. The parent prepares it before the fork. After
-// the fork only simple system calls are allowed, because another thread may have held any lock.
+// The data that a worker needs to execute the program again. The parent prepares the data before
+// the fork. After the fork only simple system calls are allowed, because another thread may have
+// held any lock.
 typedef struct idist__rerun {
     char path[4096];
     char variable[80]; // IDIST_SPAWN=..., see idist__rerun_find
@@ -19272,17 +19323,19 @@ static void idist__rerun_free(idist__rerun *r, const idist_allocator *mem) {
     idist__mem_free(mem, r->envp);
 }
 
-// Reads the arguments of this process. Leaves args NULL if there is no memory.
-static void idist__rerun_read_args(idist__rerun *r, const idist_allocator *mem, int fd) {
+// Reads the arguments of this process. Returns false if memory cannot be allocated.
+static bool idist__rerun_read_args(idist__rerun *r, const idist_allocator *mem, int fd) {
     size_t cap = 0, got;
 
     do {
         size_t used = r->args_nbytes;
 
-        if (!idist__buffer_reserve(mem, &r->args, &cap, used, used + 4096)) break;
+        if (!idist__buffer_reserve(mem, &r->args, &cap, used, used + 4096)) return false;
         got = idist__os_process_read_args(fd, r->args + used, cap - used - 1);
         r->args_nbytes += got;
     } while (got);
+
+    return true;
 }
 
 // Prepares the path, arguments and environment of the workers.
@@ -19290,21 +19343,23 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     char **variables = idist__os_process_variables();
     size_t argc = 0, envc = 0, i, n;
     int fd = idist__os_process_path(r->path, sizeof r->path) ? idist__os_process_open_args() : -1;
+    bool has_args;
 
     if (fd < 0)
         return idist__fail(
             IDIST_ERR_SYSTEM,
-            "spawn: start_method \"exec\" reads /proc/self/exe and /proc/self/cmdline, and "
-            "cannot: %s. Mount /proc, or use start_method \"fork\" or a launcher",
+            "spawn: start_method \"exec\" cannot read /proc/self/exe and /proc/self/cmdline: %s. "
+            "Mount /proc, or use start_method \"fork\" or a launcher",
             strerror(errno));
-    idist__rerun_read_args(r, mem, fd);
+    has_args = idist__rerun_read_args(r, mem, fd);
     idist__os_descriptor_close(&fd);
+    if (!has_args) return IDIST_ERR_NO_MEMORY;
 
-    for (i = 0; r->args && i < r->args_nbytes; i++) argc += !r->args[i];
+    for (i = 0; i < r->args_nbytes; i++) argc += !r->args[i];
     while (variables && variables[envc]) envc++;
     r->argv = (char **)idist__mem_alloc(mem, (argc + 1) * sizeof *r->argv);
     r->envp = (char **)idist__mem_alloc(mem, (envc + 2) * sizeof *r->envp);
-    if (!r->args || !r->argv || !r->envp) return IDIST_ERR_NO_MEMORY;
+    if (!r->argv || !r->envp) return IDIST_ERR_NO_MEMORY;
 
     for (i = n = 0; n < argc; i += strlen(r->args + i) + 1) r->argv[n++] = r->args + i;
     r->envp[0] = r->variable;
@@ -19314,9 +19369,9 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
     return IDIST_OK;
 }
 
-// Executes the program again, in the child. The descriptor of the shared memory stays open, and in
-// worker 0 also the listener's. Appends the process id to the variable, without snprintf, which may
-// take a lock.
+// Executes the program again, in the child. The descriptor of the shared memory stays open in every
+// worker, and the listener stays open in worker 0. Appends the process id to the variable, without
+// snprintf, which may take a lock.
 static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
     char *at = r->variable + strlen(r->variable), digits[16];
     int pid = (int)idist__os_process_id(), n = 0;
@@ -19329,9 +19384,10 @@ static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
     idist__os_process_exit(127);
 }
 
-// Returns true if this process was executed again as a worker, and fills in which call of
-// idist_spawn it belongs to. Programs that a worker starts inherit the variable, so the process id
-// in it must be this process's.
+// Returns true if this process was executed again as a worker. Sets the number of the call of
+// idist_spawn, the index of the worker, and the descriptor of the shared memory. Programs that a
+// worker starts inherit the variable, so the process id in the variable must be the id of this
+// process.
 static bool idist__rerun_find(int *call, int *worker, int *fd) {
     const char *text = idist__os_env("IDIST_SPAWN");
     int pid = 0, end = 0;
@@ -19358,8 +19414,8 @@ static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
     if (!shared || i < 0 || i >= spawn->n)
         return idist__fail(
             IDIST_ERR_STATE,
-            "spawn: the program, executed again as worker %d, requests another number of workers "
-            "than its parent",
+            "spawn: the program, executed again as worker %d, requests a different number of "
+            "workers than its parent",
             i);
 
     __atomic_store_n(&shared->results[i].arrived, 1, __ATOMIC_RELEASE);
@@ -19380,7 +19436,7 @@ static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
 // spawn/watch.h: the parent's watch over its workers
 //
 //     idist__watch_turn
-//       idist__watch_reap     collects workers that have ended
+//       idist__watch_reap     reaps workers that have ended
 //       idist__watch_judge    decides which failure came first
 //       idist__watch_expect   kills executed workers that do not arrive in time
 //       idist__watch_end      after a failure: grace, SIGTERM, 400 ms, SIGKILL
@@ -19392,7 +19448,7 @@ static bool idist__watch_has_failed(const idist_workers *spawn, int i) {
     return worker->ended && !(worker->end.exit_code == 0 && finished);
 }
 
-// Collects the workers that have ended. Returns true if there was one.
+// Reaps the workers that have ended. Returns true if there was at least one.
 static bool idist__watch_reap(idist_workers *spawn) {
     bool any = false;
     int i;
@@ -19420,8 +19476,8 @@ static bool idist__watch_reap(idist_workers *spawn) {
 }
 
 // Decides which failure came first. A rank that failed because its peer was killed may be reaped
-// before that peer, and its failure is secondary. While all known failures are secondary, the
-// decision waits for 500 ms.
+// before that peer; its failure is then secondary. While all known failures are secondary, the
+// decision is postponed for at most 500 ms.
 static void idist__watch_judge(idist_workers *spawn) {
     int i, secondary = -1;
 
@@ -19497,7 +19553,7 @@ static void idist__watch_turn(idist_workers *spawn) {
     idist__watch_end(spawn);
 }
 
-// Returns the time of the next turn if no worker ends before.
+// Returns the time of the next turn if no worker ends earlier.
 static int64_t idist__watch_next(const idist_workers *spawn, int64_t deadline_ns) {
     int64_t until_ns = spawn->signal_ns < deadline_ns ? spawn->signal_ns : deadline_ns;
 
@@ -19516,7 +19572,7 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
         idist__os_process_slot_set(&spawn->slots[n++], spawn->workers[i].watch_fd);
     }
 
-    if (blind && (ms < 0 || ms > 5)) ms = 5; // polls, because the end of a worker wakes nobody
+    if (blind && (ms < 0 || ms > 5)) ms = 5; // polls, because the end of a worker does not wake us
     idist__os_process_sleep(spawn->slots, n, ms);
 }
 
@@ -19569,7 +19625,8 @@ static idist_status idist__start_listen_local(idist_workers *spawn) {
 }
 
 // Creates the meeting point of the workers: a local socket without a file, which listens before the
-// first worker runs. Workers get the secret through memory.
+// first worker runs. If TCP is requested and local sockets are not allowed, the meeting point is a
+// TCP port of the loopback interface. Workers get the secret through memory.
 static idist_status idist__start_meeting_point(idist_workers *spawn) {
     bool by_tcp = spawn->cfg.transport == IDIST__TRANSPORT_TCP && idist__os_socket_local_error();
     idist_status status;
@@ -19588,7 +19645,7 @@ static idist_status idist__start_meeting_point(idist_workers *spawn) {
 }
 
 // Creates the memory that the workers share with the parent. Forked workers inherit the mapping.
-// Executed workers map a file again.
+// Executed workers map the file again.
 static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
     if (by_exec) {
         spawn->shared_fd = idist__os_memory_file(spawn->shared_nbytes);
@@ -19656,7 +19713,8 @@ static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun,
     return IDIST_OK;
 }
 
-// Starts all workers. On failure, kills the workers that run already and waits until they end.
+// Starts all workers. On failure, kills the workers that are already running and waits until they
+// end.
 static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
     idist__rerun rerun;
     idist_status status = idist__start_prepare(spawn, by_exec);
@@ -19696,8 +19754,8 @@ static void idist__start_free(idist_workers *spawn) {
     idist__mem_free(&mem, spawn);
 }
 
-// Fills in the configuration of worker 0. On one host the configuration starts as for a world of
-// one rank, because the workers need no rendezvous: spawn creates their meeting point.
+// Fills in the configuration of worker 0. On one host the configuration is first filled in as for a
+// world of one rank. The workers need no rendezvous, because spawn creates their meeting point.
 static idist_status idist__start_config(idist_workers *spawn, const idist_desc *d) {
     idist_desc alone = *d;
     int nnodes = d->nnodes > 1 ? d->nnodes : 1;
@@ -19823,13 +19881,14 @@ static void idist__report_text(const idist_workers *spawn, int i, const idist_re
         snprintf(text, cap, "rank %d: the program could not be executed again: %s", r->rank,
                  strerror(result->exec_errno));
     else if (worker->late)
-        snprintf(text, cap,
-                 "rank %d: the program, executed again, has not come to its call of idist_spawn "
-                 "in %d ms",
-                 r->rank, spawn->cfg.init_timeout_ms);
+        snprintf(
+            text, cap,
+            "rank %d: the program, executed again, did not reach its call of idist_spawn within "
+            "%d ms",
+            r->rank, spawn->cfg.init_timeout_ms);
     else if (worker->lost)
         snprintf(text, cap,
-                 "rank %d ended before its function returned; how is not known, because the "
+                 "rank %d ended before its function returned; the cause is unknown, because the "
                  "program ignores or reaps SIGCHLD",
                  r->rank);
     else if (r->signal)
@@ -19915,7 +19974,7 @@ idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_node,
 // spawn/parallel.h: Ignite's Parallel
 //
 // With nproc_per_node, idist_parallel_run spawns workers. Without nproc_per_node,
-// idist_parallel_run joins the world that a launcher made and runs fn in this process. Ignite's
+// idist_parallel_run joins the world that a launcher started and runs fn in this process. Ignite's
 // Parallel makes the same checks in the same order, and prints the same log lines.
 
 // Checks that every backend in a comma-separated list is available.
@@ -19973,7 +20032,7 @@ static idist_status idist__parallel_check(const idist_desc *d) {
     return idist__parallel_check_master(d);
 }
 
-// Joins the world that a launcher made, and runs fn in this process.
+// Joins the world that a launcher started, and runs fn in this process.
 static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn, void *arg,
                                          const char *name, const idist__log *log) {
     idist_status status;
@@ -20052,8 +20111,8 @@ idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn
 // a JSON array that is valid at any moment
 //
 // The array is closed after every event. A new event is first written after the closing bracket,
-// from end + 2 on, with a closing bracket of its own. Then two bytes are replaced: the newline and
-// the old bracket become a comma and a newline. Now the array has one more event:
+// from end + 2 on, with its own closing bracket. Then two bytes are replaced: the newline and the
+// old bracket become a comma and a newline. Now the array has one more event:
 //
 //     before            [ \n {...}  \n  ]  \n
 //                                 ^ end of the last event
@@ -20122,7 +20181,7 @@ static void idist__trace_file_give_up(const idist__log *log, const char *path, i
     __atomic_store_n(&idist__trace.on, false, __ATOMIC_RELEASE);
 }
 
-// Makes room for nbytes after the last event. Returns false if the timeline was given up.
+// Makes room for nbytes after the last event. Returns false if the timeline was abandoned.
 static bool idist__trace_file_reserve(size_t nbytes) {
     idist__log log;
     size_t window_end = idist__trace.window_begin + IDIST__TRACE_WINDOW_NBYTES;
@@ -20187,7 +20246,7 @@ static int idist__trace_file_create(const char *path) {
     if (idist__trace.file < 0) return errno;
 
     error = idist__os_file_try_lock(idist__trace.file, 0) ? 0 : errno;
-    if (error != EAGAIN) // the file system may have no locks
+    if (error != EAGAIN) // the file system may not support locks
         error = idist__os_file_resize(idist__trace.file, 0) ? 0 : errno;
     idist__trace.end = 0;
     if (!error) error = idist__trace_file_map();
@@ -20318,7 +20377,7 @@ static void idist__trace_event_label(int pid, int tid, const char *key, const ch
 
 #define IDIST__TRACE_FIRST_LANE 1000
 
-// A track for operations that run beside the threads, one at a time.
+// A track for operations that run alongside the threads, one at a time.
 typedef struct idist__lane {
     struct idist__lane *next;
     int pid, tid;
@@ -20326,7 +20385,7 @@ typedef struct idist__lane {
     int64_t until_ns;                    // when the lane becomes free
 } idist__lane;
 
-// A rank of this process. A process whose threads are ranks has several.
+// A rank of this process. A process whose threads are ranks has several ranks.
 typedef struct idist__trace_rank {
     struct idist__trace_rank *next;
     int pid, thread_count, lane_count;
@@ -20376,8 +20435,8 @@ static idist__trace_rank *idist__trace_track_this_rank(const idist__world *w) {
     return me->rank;
 }
 
-// Returns a lane of this kind that is free from start_ns on. Returns NULL if there is no memory for
-// a new lane.
+// Returns a lane of this kind that is free from start_ns on. Returns NULL if memory for a new lane
+// cannot be allocated.
 static idist__lane *idist__trace_track_lane(idist__trace_rank *rank, const char *kind,
                                             int64_t start_ns) {
     idist__lane **at = &rank->lanes, *created;
@@ -20463,10 +20522,10 @@ static void idist__trace_track_leave(const idist__lane *lane, const char *status
 //------------------------------------------------------------------------------
 // what the library adds to the timeline
 //
-// These are the functions of idist__tracer, which core/call.h calls. A blocking call is a begin and
-// an end on the track of its thread. A request goes to a lane. idist__trace_call_record begins the
-// event of the request. idist__trace_call_done ends the event, in the thread that completes the
-// request.
+// These are the functions of idist__tracer, which core/call.h calls. A blocking call becomes a
+// begin and an end on its thread's track. A request becomes an event in a lane. The function
+// idist__trace_call_record begins the event of the request. idist__trace_call_done ends the event,
+// in the thread that completes the request.
 //------------------------------------------------------------------------------
 
 // Writes the args of a call's event:
@@ -20651,7 +20710,7 @@ static void idist__trace_mark_one_line(char *out, size_t capacity, const char *a
         if (out[i] == '\n' || out[i] == '\r') out[i] = ' ';
 }
 
-// Returns true if a category goes to the track of the thread, not to a lane.
+// Returns true if events of a category belong on the thread's track, not in a lane.
 static bool idist__trace_mark_is_of_thread(const char *category) {
     return strcmp(category, "compute") == 0 || strcmp(category, "call") == 0 ||
            strcmp(category, "wait") == 0;
@@ -20808,8 +20867,8 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
 #endif
 #endif
 
-// Makes a pointer of a wrong type an error in C. Until gcc 14 and clang 16, such a pointer is only
-// a warning. If the parameter is a transparent union, the pointer is an error, except a void
+// Makes a pointer of a wrong type an error in C. Before gcc 14 and clang 16, such a pointer causes
+// only a warning. If the parameter is a transparent union, the pointer is an error, except a void
 // pointer and NULL. The functions themselves have no such parameters, because gcc would issue a
 // pedantic warning for each call. Instead, each macro casts the result to the type of an
 // unevaluated call of a prototype with such parameters.

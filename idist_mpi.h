@@ -20,9 +20,9 @@ WHAT IT IS
 
     Before MPI sees a collective, the ranks exchange headers that describe the call
     (mpi/exchange.h). This costs each rank ceil(log2 n) messages, the first of 56 bytes. The
-    exchange detects ranks that make another call and ranks that do not come. It also carries
-    contributions of up to 24 bytes (built-in ops, groups of up to 64 ranks), which then need no
-    collective of MPI. Before ranks block inside MPI they exchange headers a second time.
+    exchange detects ranks that make a different call and ranks that do not enter the call. It also
+    carries contributions of up to 24 bytes (built-in ops, groups of up to 64 ranks), which then
+    need no collective of MPI. Before ranks block inside MPI they exchange headers a second time.
 
     IDIST_CHECK=0, set on all ranks, skips the exchange. That is faster, but
 
@@ -30,11 +30,12 @@ WHAT IT IS
       - blocking collectives have no deadline
       - this rank's requests do not progress during a blocking collective, not even inside
         group_begin and group_end
-      - MPI's own rule applies: either all ranks block or none, and either all are in place or none
+      - MPI's own rules apply: either all ranks block or none does, and either all are in place or
+        none is
 
     Send and receive use control messages (mpi/control.h), because MPI neither compares dtypes nor
-    keeps a message that does not fit. Large messages go straight from buffer to buffer once both
-    sides know of each other.
+    keeps a message that does not fit. Large messages go straight from buffer to buffer after sender
+    and receiver have matched.
 
 WHO OWNS MPI
 
@@ -44,13 +45,14 @@ WHO OWNS MPI
 
     If MPI is not initialized, idist_initialize calls MPI_Init_thread, and closing the last world
     calls MPI_Finalize. MPI cannot be initialized twice, so a later idist_initialize returns
-    IDIST_ERR_STATE. MPI is not finalized if the world failed and some rank does not reach the end
-    within a second, nor after a failure under ULFM. In these cases MPI_Finalize could block
-    forever; mpirun ends the job when the process exits.
+    IDIST_ERR_STATE. MPI is not finalized after a failure under ULFM, or if the world failed and
+    some rank does not close it within a second. In these cases MPI_Finalize could block forever;
+    mpirun ends the job when the process exits.
 
-    A thread of idist makes requests progress. While a request is open, a program that itself calls
-    MPI needs MPI_THREAD_MULTIPLE. So do several worlds at once. Below MPI_THREAD_SERIALIZED
-    (MPI_Init) there is no such thread, and only the thread that initialized MPI may call idist.
+    idist advances requests in a thread of its own. While a request is open, a program that itself
+    calls MPI needs MPI_THREAD_MULTIPLE. A program that has several worlds open at the same time
+    also needs it. Below MPI_THREAD_SERIALIZED (MPI_Init) there is no such thread, and only the
+    thread that initialized MPI may call idist.
 
 WHAT MPI DOES NOT GIVE
 
@@ -58,18 +60,18 @@ WHAT MPI DOES NOT GIVE
     5 under `mpirun --with-ft ulfm` does not: the survivors get IDIST_ERR_PEER_LOST, and
     idist_shrink gives them a group to continue with. Groups without the dead rank remain usable.
     From them and from the survivors' group, the ranks can make further groups with idist_split and
-    idist_new_group_by_members. There is one exception: a rank that dies inside
-    MPI_Comm_create_group, which all members have entered by then, leaves the others blocked there.
-    Open MPI 5.0 does not bring them back.
+    idist_new_group_by_members. There is one exception: if a rank dies inside MPI_Comm_create_group
+    after all members have entered it, the others stay blocked there, because the call does not
+    return in Open MPI 5.0.
 
     Deadlines and idist_abort inside blocking collectives, idist_new_group, _split, _shrink and
     _agree, once all ranks have entered.
 
     Several threads of one rank that make groups at the same time.
 
-    Buffers of a failed request: an operation that all ranks have entered cannot be taken back. It
-    gets a tenth of a second to end. After that, MPI may still use the buffers, and the fn and arg
-    of a user-defined op, so keep them.
+    Buffers of a failed request: an operation that all ranks have entered cannot be taken back.
+    idist waits a tenth of a second for it to end. After that, MPI may still use the buffers, and
+    the fn and arg of a user-defined op, so keep them.
 
     Sleep: a rank that waits for others to enter polls every 1 to 4 ms. A rank whose call is inside
     MPI polls the way MPI does.
@@ -149,7 +151,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may enable these warnings, but code that is also C needs the casts they report.
+// C++ programs may enable these warnings, but code that must also compile as C needs the casts they
+// report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -159,8 +162,7 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #endif
 #endif
 
-// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
-// memory.
+// gcc's thread sanitizer does not support fences, and warns about each fence for shared memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -184,8 +186,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 // IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
 // catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
-// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
-// the macro is IDIST__NOINLINE.
+// ends the process as if fn were noexcept: std::terminate prints the exception. A function that
+// uses the macro must be IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -245,8 +247,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has locks of
-// its own.
+// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
+// locks.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
@@ -261,7 +263,7 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #if defined(__clang__)
 #pragma float_control(precise, on, push)
 #elif defined(__GNUC__)
-// In C, pop_options alone would leave these undefined.
+// In C, pop_options alone would leave these macros undefined.
 #pragma push_macro("__FAST_MATH__")
 #pragma push_macro("__FINITE_MATH_ONLY__")
 #pragma push_macro("__ASSOCIATIVE_MATH__")
@@ -631,7 +633,7 @@ static bool idist__mpi_type_exists(idist_dtype dtype) {
     return idist__dtype_is_builtin(dtype) && !idist__dtype_is_pair(dtype);
 }
 
-// Returns the MPI datatype of dtype. Floats of 16 and 8 bits travel as unsigned integers;
+// Returns the MPI datatype of dtype. Floats of 16 and 8 bits are sent as unsigned integers;
 // reductions convert them to F32 first.
 static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
     switch ((int)dtype) {
@@ -709,12 +711,12 @@ static idist__user_op idist__mpi_type_pair_op(idist_op op) {
     return user;
 }
 
-// Key of the attribute that attaches an idist__mpi_hook to the datatype of a call. MPI passes our
-// dtype and the user's arg to no user-defined op, but it does pass the datatype.
+// Key of the attribute that attaches an idist__mpi_hook to the datatype of a call. MPI does not
+// pass our dtype and the user's arg to a user-defined op, but it passes the datatype.
 static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
 
-// Calls a user-defined op. An exception ends the process here: MPI cannot be told, and would
-// continue with a wrong operand.
+// Calls a user-defined op. An exception ends the process here, because MPI cannot be told of it and
+// would continue with a wrong operand.
 IDIST__NOINLINE static void idist__mpi_type_call_user(const idist__mpi_hook *hook, void *in,
                                                       void *inout, size_t count) {
     IDIST__CALLBACK(hook->user.fn(in, inout, count, hook->dtype, hook->user.arg));
@@ -735,10 +737,10 @@ static void idist__mpi_type_user(void *in, void *inout, int *count, MPI_Datatype
 
 // mpi/native.h: runs one call as calls of MPI
 //
-// Translates an idist__call into MPI's arguments and calls MPI, with blocking functions or with
-// requests. Most calls become one call of MPI. The exceptions:
+// This file translates an idist__call into MPI's arguments and calls MPI, with blocking functions
+// or with requests. Most calls become one call of MPI. There are these exceptions:
 //
-//     counts above INT_MAX       reductions and broadcast go in pieces; everything else as
+//     counts above INT_MAX       reductions and broadcasts run in pieces, all other calls as
 //                                messages between each pair of ranks
 //     floats of 16 and 8 bits    reduced as F32, in scratch memory
 //     premultiplied sums         scaled in scratch memory, then summed
@@ -1058,8 +1060,8 @@ static void idist__native_reduction(idist__native *nat) {
     }
 }
 
-// Makes the call in place on all ranks, because some rank is in place and MPI requires in place on
-// all ranks or none. In all_to_all, where MPI is slower in place, makes no rank in place.
+// Makes the call in place on all ranks. Called if some rank is in place, because MPI requires that
+// all ranks are or none is. Makes all_to_all in place on no rank, because MPI is slower in place.
 static void idist__native_same_place(idist__native *nat) {
     const idist__call *call = nat->call;
     bool is_all_to_all = call->kind == IDIST__ALL_TO_ALL,
@@ -1121,7 +1123,8 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
         idist__native_same_place(nat);
 }
 
-// Hands the call to MPI. If `blocking`, returns when MPI is done. idist__native_end follows.
+// Hands the call to MPI. If `blocking` is true, returns when MPI is done. The caller then calls
+// idist__native_end.
 static void idist__native_begin(idist__native *nat, bool blocking) {
     const idist__call *call = nat->call;
     bool reduces = idist__kind_reduces(call->kind), scatters = idist__kind_scatters_sum(call->kind);
@@ -1183,8 +1186,9 @@ static void idist__native_free(idist__native *nat) {
     nat->group = NULL;
 }
 
-// Abandons a call. An operation cannot be taken back from MPI. It usually ends soon, because all
-// ranks have entered or one is lost. If it does not, MPI keeps our memory and the user's buffers.
+// Abandons a call. An operation cannot be taken back from MPI, but usually ends soon, because all
+// ranks have entered or one is lost. If the operation does not end, MPI keeps our memory and the
+// user's buffers.
 static void idist__native_abandon(idist__native *nat) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FLUSH_MS);
     int i;
@@ -1203,8 +1207,8 @@ static void idist__native_abandon(idist__native *nat) {
     idist__native_free(nat);
 }
 
-// Waits for the remaining requests and ends the call. A blocking call has requests too if it went
-// pair by pair.
+// Waits for the remaining requests and ends the call. A blocking call also has requests if it runs
+// as messages between pairs of ranks.
 static int idist__native_end(idist__native *nat) {
     while (!idist__native_done(nat)) continue;
 
@@ -1230,10 +1234,10 @@ static int idist__native_end(idist__native *nat) {
 //         own      | r+1      | r+2 r+3  | r+4
 //         header   | step 0   | step 1   | step 2
 //
-// This takes ceil(log2 n) steps of one message each, and every rank sends n - 1 headers. The
-// exchange uses sends and receives, because MPI_Allgather cannot be abandoned at a deadline and
-// cannot tell us who is missing. Headers of consecutive calls cannot be confused: every step
-// receives from one rank, on the group's communicator, and MPI keeps messages in order.
+// The exchange takes ceil(log2 n) steps of one message each, and every rank sends n - 1 headers. It
+// uses sends and receives, because MPI_Allgather cannot be abandoned at a deadline and cannot tell
+// us which ranks are missing. Headers of consecutive calls cannot be confused: every step receives
+// from one rank, on the group's communicator, and MPI keeps messages in order.
 //
 // A second exchange of the same headers commits: it tells every rank that this rank has all headers
 // and will enter MPI (mpi/mpi_coll.h).
@@ -1425,9 +1429,9 @@ static void idist__exchange_result(const idist_group *g, const idist__call *call
 
 // mpi/control.h: control messages between two ranks
 //
-// Carries everything between two ranks except bulk data: user messages of up to 3.5 KiB, the
-// handshake of larger messages, and notices about waiting and failure. One receive from any rank is
-// always posted.
+// Control messages carry everything between two ranks except bulk data: user messages of up to 3.5
+// KiB, the handshake of larger messages, and notices about waiting and failure. One receive from
+// any rank is always posted.
 //
 // The path of a control message:
 //
@@ -1612,8 +1616,8 @@ static void idist__control_drain(idist__mpi *mpi) {
 //
 // MPI_Comm_free is collective, and MPICH 5 ends the program if the communicator still holds a
 // message that no rank has received. idist_free_group waits for nobody, and a member may fail the
-// group at the same time. So a member that frees a sound group sends FREED to the others. It frees
-// the communicator when it has FREED from all of them.
+// group at the same time. So a member that frees a sound group sends FREED to the others. The
+// member frees the communicator when it has received FREED from all of them.
 //
 // If a group failed on any member, its communicator stays until the program ends. Its entry stays
 // until the world closes, because other members may still send messages about the group.
@@ -1676,9 +1680,9 @@ static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
 //
 // A rank blocked inside MPI cannot be told of a failure. So no rank blocks before all have
 // committed to the call. A rank that has committed no longer leaves, not even at a deadline or
-// because of idist_abort. The exception is that a rank fails which has not committed. A rank that
-// several threads call sets BUSY when it commits: another thread may make a group, and block while
-// doing so, before this call.
+// because of idist_abort. There is one exception: the rank leaves if another rank fails before
+// committing. If several threads of a rank make calls, the rank sets BUSY when it commits: before
+// this call, another thread may make a group and block in MPI.
 //
 // Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit even if their data
 // was in the headers.
@@ -1695,7 +1699,7 @@ static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
 //       |        done, data in the headers -------------------------> result, no task
 //       |        otherwise: no result, and ...
 //       v
-//     idist__mpi_engine_start                      queues a task for the call
+//     idist__mpi_engine_start               queues a task for the call
 //       v
 //     idist__mpi_coll_step                  first in the queue, at every poll
 //       |  QUEUED, ENTERING, COMMITTING:
@@ -1997,9 +2001,9 @@ static void idist__mpi_coll_poll_control(idist__mpi *mpi) {
     mpi->polled_ns = now_ns;
 }
 
-// Runs a blocking collective without a task if all data fits into headers and the other ranks come
-// soon. Otherwise, and after any error, returns false; the task that follows continues the
-// exchange. With IDIST_CHECK=0 hands the call to MPI.
+// Runs a blocking collective without a task if all data fits into headers and the other ranks enter
+// it soon. Otherwise, and after any error, returns false; the task that follows continues the
+// exchange. With IDIST_CHECK=0, hands the call to MPI.
 static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__mpi *mpi = idist__mpi_of(g->w);
     idist__exchange_state state;
@@ -2013,7 +2017,7 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__mpi_coll_poll_control(mpi);
     if (g->status != IDIST_OK) return false;
 
-    // A call that binds, or that needs MPI, only begins here: its headers leave early.
+    // A call that binds, or that needs MPI, only begins here, so that its headers are sent early.
     if (idist__exchange_contribution(g, call) < 0 || idist__mpi_coll_binds(call)) polls = 0;
     fingerprint = idist__fingerprint_of_call(g->w, call, g->seq + 1);
     state = idist__mpi_coll_exchange(g, call, &fingerprint, false, polls, &error);
@@ -2233,14 +2237,14 @@ static void idist__mpi_p2p_done(idist__mpi *mpi, idist__task *t) {
 
 // mpi/mpi_wait.h: waiting ranks, missing ranks, and deadlocks of two ranks
 //
-// A rank that has waited for a while sends WAITING to the other members of the group. A member that
-// has entered the same call answers ENTERED; a member that has not answers ABSENT. At the deadline,
-// the members that never entered are missing.
+// A rank that has waited for a while sends WAITING to the other members of the group. A member
+// answers ENTERED if it has entered the same call, and ABSENT otherwise. At the deadline, the
+// members that never entered are missing.
 //
-// Ranks in calls of different groups compare no fingerprints, nor do a rank in a receive and a rank
-// in a collective. Their deadlock is detected from what they wait for. Two ranks are deadlocked
-// when, on both sides,
-//   - the rank has one thread and one call, which blocks without a timeout,
+// Two ranks in calls of different groups compare no fingerprints. Neither do a rank in a receive
+// and a rank in a collective. A deadlock of such ranks is detected from what they wait for. Two
+// ranks are deadlocked when, on both of them,
+//   - the rank has one thread and one call, which blocks without a time-out of its own,
 //   - the call needs something that only the other rank can begin to send,
 //   - the other rank has not begun to send it.
 //
@@ -2251,7 +2255,7 @@ static void idist__mpi_p2p_done(idist__mpi *mpi, idist__task *t) {
 //     idist__mpi_wait_find_deadlock      runs on both ranks after WAITING and after ABSENT
 //     idist__mpi_wait_missing            names the missing ranks at the deadline
 
-// Returns true if t needs something that this rank of its group has to begin.
+// Returns true if t needs something that `rank`, a rank of its group, must begin.
 static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
     const idist__mpi_group *mg = idist__mpi_model_group(t->group);
     const idist__mpi_op *op = idist__mpi_op_of(t);
@@ -2408,9 +2412,9 @@ static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) 
 
 // mpi/mpi_engine.h: progress, sleep, cancellation, failure
 //
-// The functions that the core calls while a world is open. MPI offers no way to sleep until
-// something happens. So a rank that has nothing to do polls, and sleeps outside MPI for longer and
-// longer between two polls. A call of another thread wakes it through a futex.
+// These are the functions that the core calls while a world is open. MPI offers no way to sleep
+// until something happens. So a rank that has nothing to do polls. Between two polls it sleeps
+// outside MPI, longer each time. A call of another thread wakes it through a futex.
 //
 // A group that fails on one rank sends FAILED to all members. Under ULFM the rank also revokes the
 // communicator, which releases ranks that are blocked in MPI.
@@ -2447,7 +2451,7 @@ static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_co
             idist__control_keep(mpi, source, control, payload);
         break;
     case IDIST__CONTROL_FAILED:
-        if (!g) { // it does not exist yet, or no longer
+        if (!g) { // the group does not exist yet, or no longer exists
             if (!idist__comms_keep(mpi, control->ctx))
                 idist__control_keep(mpi, source, control, payload);
             break;
@@ -2606,8 +2610,8 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     return false;
 }
 
-// Cancels a receive that has not matched. After the match, the data of a large message goes to the
-// buffer.
+// Cancels a receive that has matched no message. After the match, MPI writes the data of a large
+// message to the buffer.
 static bool idist__mpi_engine_retract(idist__task *t) {
     return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_engine_cancel_p2p(t);
 }
@@ -2681,7 +2685,7 @@ static void idist__mpi_engine_flush(idist__world *w, int64_t until_ns) {
 
 static idist__os_mutex idist__mpi_lock = IDIST__OS_MUTEX_INIT;
 static int idist__mpi_world_count;     // open worlds
-static bool idist__mpi_initialised;    // by us
+static bool idist__mpi_initialized;    // by us
 static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
 static bool idist__mpi_never_finalize; // MPI_Finalize would block, or was called
 
@@ -2708,7 +2712,7 @@ static bool idist__mpi_life_is_asked(const idist__config *cfg) {
 
 // Returns true if the user asked for MPI, a launcher of MPI started us, or the program uses MPI
 // itself. A rank and size from the user or from torchrun belong to another world.
-static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialised) {
+static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialized) {
     static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
     static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
     bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
@@ -2720,7 +2724,7 @@ static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialised)
         idist__mpi_life_is_one_of(cfg->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
         return true;
 
-    return initialised && strcmp(cfg->launcher, "none") == 0;
+    return initialized && strcmp(cfg->launcher, "none") == 0;
 }
 
 static idist_status idist__mpi_life_sizes_differ(const idist__config *cfg, int rank, int size) {
@@ -2739,14 +2743,14 @@ static idist_status idist__mpi_life_sizes_differ(const idist__config *cfg, int r
         cfg->world_size, library, rank, size);
 }
 
-static idist_status idist__mpi_life_initialise(void) {
+static idist_status idist__mpi_life_initialize(void) {
     int level, error;
 
     idist__mpi_thread_count = -idist__os_thread_count();
     error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Init_thread", error);
     idist__mpi_thread_count += idist__os_thread_count();
-    idist__mpi_initialised = true;
+    idist__mpi_initialized = true;
 
     return IDIST_OK;
 }
@@ -2769,22 +2773,22 @@ static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
 }
 
 static idist_status idist__mpi_life_claim(idist__config *cfg, const char **why) {
-    int initialised = 0, finalized = 0, rank, size;
+    int initialized = 0, finalized = 0, rank, size;
     bool explicit_rank = strcmp(cfg->launcher, "explicit") == 0, size_known;
     idist_status status;
 
-    MPI_Initialized(&initialised);
+    MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     *why = "no launcher of MPI started this process";
-    if (!idist__mpi_life_is_meant(cfg, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
+    if (!idist__mpi_life_is_meant(cfg, initialized && !finalized)) return IDIST_ERR_NO_BACKEND;
     if (finalized)
         return idist__fail(IDIST_ERR_STATE,
                            "initialize: MPI was finalized in this process and cannot be "
-                           "initialised again; to open several worlds one after the other, "
-                           "initialise MPI yourself");
+                           "initialized again; to open several worlds one after the other, "
+                           "initialize MPI yourself");
 
-    if (!initialised) {
-        status = idist__mpi_life_initialise();
+    if (!initialized) {
+        status = idist__mpi_life_initialize();
         if (status != IDIST_OK) return status;
     }
 
@@ -2811,9 +2815,8 @@ static idist_status idist__mpi_life_claim(idist__config *cfg, const char **why) 
 
 // mpi/mpi_world.h: opening and closing a world
 //
-// Opening duplicates the communicator twice, exchanges what the ranks know of each other, and finds
-// out which ranks share a host. Only the first step has a deadline: after it, all ranks are known
-// to be here.
+// Opening duplicates the communicator twice, exchanges hosts and settings, and finds out which
+// ranks share a host. Only the first step has a deadline: after it, all ranks are known to be here.
 //
 // Closing waits for control messages in flight and frees what MPI still lets us free. After the
 // last world it finalizes MPI if idist initialized MPI.
@@ -2980,8 +2983,9 @@ static void idist__mpi_world_close_window(idist__mpi *mpi) {
 }
 
 // Fails the world because the program calls MPI_Finalize while the world is open. MPI_Finalize
-// begins by deleting our attribute of MPI_COMM_SELF, and that calls this function. The world fails
-// here and on the other ranks, and never uses MPI again. Also called when the world closes.
+// first deletes our attribute of MPI_COMM_SELF, and the deletion calls this function. The world
+// fails here and on the other ranks, and never uses MPI again. Closing the world also calls this
+// function, which then does nothing.
 static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
     idist__mpi *mpi = (idist__mpi *)value;
     idist__world *w = mpi->w;
@@ -3007,7 +3011,7 @@ static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, vo
     return MPI_SUCCESS;
 }
 
-// Adds the attribute that detects MPI_Finalize. Without memory for the attribute the call goes
+// Adds the attribute that detects MPI_Finalize. If MPI cannot create the attribute, the call goes
 // undetected.
 static void idist__mpi_world_watch_finalize(idist__mpi *mpi) {
     int keyval;
@@ -3051,9 +3055,9 @@ static idist_status idist__mpi_world_open(idist__world *w) {
     return IDIST_OK;
 }
 
-// Returns true if, after a failure, the other ranks close the world too within a second. Without
-// them MPI_Finalize blocks forever. After a loss, MPI_Finalize of Open MPI 5 may block even with
-// them.
+// Returns true if, after a failure, all other ranks also close the world within a second. Otherwise
+// MPI_Finalize would block forever. Returns false under ULFM, because MPI_Finalize of Open MPI 5
+// may block after a loss in any case.
 static bool idist__mpi_world_all_close(idist__mpi *mpi) {
     MPI_Request request;
 
@@ -3067,7 +3071,7 @@ static bool idist__mpi_world_all_close(idist__mpi *mpi) {
 static void idist__mpi_world_release(idist__world *w, bool all_closed) {
     idist__os_mutex_lock(&idist__mpi_lock);
 
-    if (!all_closed && idist__mpi_initialised && !idist__mpi_of(w)->finalized &&
+    if (!all_closed && idist__mpi_initialized && !idist__mpi_of(w)->finalized &&
         !idist__mpi_never_finalize) {
         idist__mpi_never_finalize = true;
         idist__log_print(&w->log, IDIST_LOG_WARN,
@@ -3077,7 +3081,7 @@ static void idist__mpi_world_release(idist__world *w, bool all_closed) {
 
     if (idist__mpi_of(w)->finalized) idist__mpi_never_finalize = true; // the program has done it
     idist__mpi_world_count--;
-    if (idist__mpi_world_count == 0 && idist__mpi_initialised && !idist__mpi_never_finalize)
+    if (idist__mpi_world_count == 0 && idist__mpi_initialized && !idist__mpi_never_finalize)
         MPI_Finalize();
     idist__os_mutex_unlock(&idist__mpi_lock);
 }
@@ -3129,11 +3133,11 @@ static void *idist__mpi_world_alloc(idist__world *w, size_t nbytes) {
 
 // mpi/mpi_group.h: opens and closes groups; shrink and agree
 
-// Finds or makes the communicator of a group. The world's communicator and a shrunk group's
-// communicator exist already; any other is made by the members alone. ULFM makes none from a
-// communicator with a lost rank, so under ULFM the new one is made from the parent's, which has no
-// lost rank unless the parent has failed. Without ULFM it is made from a communicator with all
-// ranks; MPICH 4.0 may crash in MPI_Comm_create_group on any other.
+// Finds or makes the communicator of a group. The communicators of the world and of a shrunk group
+// exist already; any other is made by its members alone. ULFM makes no communicator from one that
+// has a lost rank. So under ULFM the new communicator is made from the parent's, which has no lost
+// rank unless the parent has failed. Without ULFM it is made from a communicator of all ranks,
+// because MPICH 4.0 may crash in MPI_Comm_create_group on any other.
 static int idist__mpi_group_comm(idist__mpi *mpi, const idist_group *g, MPI_Comm *comm) {
     MPI_Comm from;
     MPI_Group all, members;

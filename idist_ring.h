@@ -11,16 +11,15 @@ WHAT IT IS
 
     Every rank has one stream to every other rank: a pipe in shared memory (or a local socket)
     inside a host, TCP between hosts. Messages up to 64 KiB are sent at once (eager), within a
-    window of 2 MiB that the receiver keeps free. Where the receiver reads larger messages fast in
-    the sender's memory, that limit is 8 KiB. Larger messages are announced (rendezvous). They are
-    sent when the receiver has named a place for them, or the receiver reads them in the sender's
-    memory. In a collective over sockets, the receiver names the place without being asked. So
-    nothing is ever buffered without bound. Every message carries the fingerprint of the call it
-    belongs to.
+    window of 2 MiB that the receiver keeps free. Where the receiver can read the sender's memory
+    fast, that limit is 8 KiB. Larger messages are announced (rendezvous). They are sent when the
+    receiver has provided a buffer for them, or the receiver reads them from the sender's memory. In
+    a collective over sockets, the receiver provides the buffer without being asked. So nothing is
+    ever buffered without bound. Every message carries the fingerprint of the call it belongs to.
 
-    Ranks that share memory make a collective through memory that all of them can read (ring/share).
-    Otherwise a collective is an algorithm over non-blocking sends and receives (ring/algo), over
-    several hosts in two levels (ring/algo/host_plan.h).
+    Ranks that share memory run a collective through memory that all of them can read (ring/share).
+    Otherwise a collective is an algorithm over non-blocking sends and receives (ring/algo). Over
+    several hosts the algorithm has two levels (ring/algo/host_plan.h).
 
 CONTENTS
 
@@ -45,7 +44,7 @@ LIMITS
     in calls. Either of two ranks may have to connect to the other, so ranks listen until the world
     is closed. While the ranks meet, rank 0 needs about n + 8 more descriptors.
 
-    A dead machine, as opposed to a dead process, is noticed only by the time-out.
+    A dead machine, unlike a dead process, is detected only by the time-out.
 
     Over several hosts, gather, scatter, all_to_all, scan and the v-forms are made of messages among
     all ranks. So are reductions of 16-bit and 8-bit floats, and reductions in a fixed order.
@@ -101,7 +100,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may enable these warnings, but code that is also C needs the casts they report.
+// C++ programs may enable these warnings, but code that must also compile as C needs the casts they
+// report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -111,8 +111,7 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #endif
 #endif
 
-// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
-// memory.
+// gcc's thread sanitizer does not support fences, and warns about each fence for shared memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -136,8 +135,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 // IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
 // catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
-// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
-// the macro is IDIST__NOINLINE.
+// ends the process as if fn were noexcept: std::terminate prints the exception. A function that
+// uses the macro must be IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -197,8 +196,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has locks of
-// its own.
+// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
+// locks.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
@@ -213,7 +212,7 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #if defined(__clang__)
 #pragma float_control(precise, on, push)
 #elif defined(__GNUC__)
-// In C, pop_options alone would leave these undefined.
+// In C, pop_options alone would leave these macros undefined.
 #pragma push_macro("__FAST_MATH__")
 #pragma push_macro("__FINITE_MATH_ONLY__")
 #pragma push_macro("__ASSOCIATIVE_MATH__")

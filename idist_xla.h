@@ -41,8 +41,8 @@ BUFFERS
 
     XLA has no device pointers, and a PJRT_Buffer never changes. So device memory is an
     idist_xla_buffer, a handle that a program passes wherever a call takes a buffer. A call that
-    writes to the handle replaces the PJRT_Buffer behind the handle. A program in place may give the
-    memory of the input to the result (donation).
+    writes to the handle replaces the PJRT_Buffer behind the handle. A call in place may reuse the
+    memory of the input for the result (donation).
 
     A handle has addresses of its own, as many as the buffer has bytes. (char *)x + 8 is the part of
     the buffer from byte 8 on, and a call takes such a part as well. Nobody can read or write these
@@ -61,8 +61,8 @@ WHO IS A RANK
 
 HOW DEVICE MEMORY TRAVELS
 
-    idist_device_backend() returns the way, and desc.device_backend or IDIST_DEVICE_BACKEND asks for
-    one:
+    idist_device_backend() returns the device backend in use. desc.device_backend or
+    IDIST_DEVICE_BACKEND selects one:
 
         xla      programs in StableHLO, compiled once and kept: all_reduce, reduce, broadcast,
                  all_gather, reduce_scatter and all_to_all of whole buffers, for the ops SUM, PROD,
@@ -87,8 +87,8 @@ CALLS
     barriers, bytes, strings, numbers   stay on the host
 
     Before a program is launched, all ranks meet on the host. They compare the call, and agree on
-    its place among all programs. So different calls, late ranks and lost ranks give the same errors
-    as on the host, before any rank has entered XLA. Programs of several groups never wait for each
+    the order of all programs. So different calls, late ranks and lost ranks give the same errors as
+    on the host, before any rank has entered XLA. Programs of several groups never wait for each
     other in a circle. Calls of two worlds of one process have no such order: do not let them
     overlap.
 
@@ -143,11 +143,11 @@ typedef struct idist_xla_buffer idist_xla_buffer;
 IDIST_API idist_status idist_xla_buffer_put(const void *data, size_t count, idist_dtype dtype,
                                             idist_group *group, idist_xla_buffer **buffer);
 
-// Makes a buffer of a PJRT_Buffer on this rank's device, for example a result of a program of your
-// own. The buffer may have up to 16 dimensions; calls take its elements in row-major order. A
-// buffer of bools is IDIST_U8 to idist; a result that is not 0 becomes 1, so IDIST_SUM is a logical
-// "or". On success the PJRT_Buffer belongs to idist. Returns the errors of idist_xla_buffer_put,
-// and IDIST_ERR_UNSUPPORTED for a type that idist does not have.
+// Makes a buffer from a PJRT_Buffer on this rank's device, for example from a result of your own
+// program. The buffer may have up to 16 dimensions; calls take its elements in row-major order.
+// idist treats a buffer of bools as IDIST_U8. A result that is not 0 becomes 1, so IDIST_SUM is a
+// logical "or". On success the PJRT_Buffer belongs to idist. Returns the errors of
+// idist_xla_buffer_put, and IDIST_ERR_UNSUPPORTED for a type that idist does not have.
 IDIST_API idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
                                               idist_xla_buffer **buffer);
 
@@ -165,11 +165,11 @@ IDIST_API void *idist_xla_buffer_pjrt(const idist_xla_buffer *buffer);
 // buffer may outlive the world.
 IDIST_API idist_status idist_xla_buffer_free(idist_xla_buffer **buffer);
 
-// Returns the PJRT_Api of the plug-in, or NULL if none is loaded. With desc.xla_api, returns that
-// table until the last world and the last buffer are gone. Any thread may call.
+// Returns the PJRT_Api of the plug-in, or NULL if none is loaded. If desc.xla_api is set, returns
+// that table until the last world and the last buffer are gone. Any thread may call.
 IDIST_API const void *idist_xla_api(void);
 
-// Returns the PJRT_Client of this process, which idist owns unless desc.xla_client gave it.
+// Returns the PJRT_Client of this process, which idist owns unless it came from desc.xla_client.
 IDIST_API void *idist_xla_client(idist_group *group);
 
 // Returns the PJRT_Device of this rank.
@@ -212,7 +212,8 @@ IDIST_API const idist_backend_api *idist_xla_backend(void);
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may enable these warnings, but code that is also C needs the casts they report.
+// C++ programs may enable these warnings, but code that must also compile as C needs the casts they
+// report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -222,8 +223,7 @@ IDIST_API const idist_backend_api *idist_xla_backend(void);
 #endif
 #endif
 
-// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
-// memory.
+// gcc's thread sanitizer does not support fences, and warns about each fence for shared memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -247,8 +247,8 @@ IDIST_API const idist_backend_api *idist_xla_backend(void);
 
 // IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
 // catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
-// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
-// the macro is IDIST__NOINLINE.
+// ends the process as if fn were noexcept: std::terminate prints the exception. A function that
+// uses the macro must be IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -308,8 +308,8 @@ IDIST_API const idist_backend_api *idist_xla_backend(void);
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has locks of
-// its own.
+// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
+// locks.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
@@ -324,7 +324,7 @@ IDIST_API const idist_backend_api *idist_xla_backend(void);
 #if defined(__clang__)
 #pragma float_control(precise, on, push)
 #elif defined(__GNUC__)
-// In C, pop_options alone would leave these undefined.
+// In C, pop_options alone would leave these macros undefined.
 #pragma push_macro("__FAST_MATH__")
 #pragma push_macro("__FINITE_MATH_ONLY__")
 #pragma push_macro("__ASSOCIATIVE_MATH__")
@@ -616,20 +616,21 @@ static void idist__pjrt_ask_text(const idist__pjrt_api *api, int place, void *cl
 
 // ---- xla/tpu.h -----------------------------------------------------------------------------------
 
-// xla/tpu.h: what libtpu must know before it is loaded
+// xla/tpu.h: the variables that libtpu reads when it is loaded
 //
-// libtpu forms a slice from TPU_* variables. Where they are missing, libtpu asks the metadata
-// server of Google's cloud, 30 times per value: minutes, on a machine without that server. idist
-// knows the ranks and their hosts, so idist sets the variables that the user has not set, for a
-// process per chip. Nothing is set if several ranks are threads of this process: then the process
-// owns all chips of the host. The values follow torch_xla (torch_xla/_internal/tpu.py).
+// libtpu forms a slice from TPU_* variables. If a variable is missing, libtpu asks the metadata
+// server of Google's cloud, 30 times per value. On a machine without that server this takes
+// minutes. idist knows the ranks and their hosts. For a process per chip, idist sets the variables
+// that the user has not set. Nothing is set if several ranks are threads of one process, because
+// that process owns all chips of the host. The values follow torch_xla
+// (torch_xla/_internal/tpu.py).
 
 enum { IDIST__TPU_VENDOR = 0x1ae0, IDIST__TPU_PORT = 8476 };
 
 // Returns true if this machine has a TPU chip. Without a chip, libtpu must not be loaded.
 static bool idist__tpu_has_chip(void) { return idist__os_pci_has_vendor(IDIST__TPU_VENDOR); }
 
-// Returns how the processes of one host lie in its grid of chips, or NULL if idist does not know.
+// Returns the grid of the processes of one host, or NULL if idist does not know the grid.
 static const char *idist__tpu_bounds(int processes) {
     switch (processes) {
     case 1: return "1,1,1";
@@ -714,7 +715,7 @@ static bool idist__tpu_set_variables(const idist__world *w, int chip, char *why,
 
 // xla/pjrt_load.h: finds and loads a PJRT plug-in
 //
-// The first of these that there is:
+// The first of these that exists is used:
 //
 //     IDIST_XLA_LIB       any plug-in: a TPU's, a CPU's, a GPU's
 //     TPU_LIBRARY_PATH    libtpu.so, as for JAX
@@ -784,13 +785,13 @@ static const idist__pjrt_api *idist__pjrt_load(char *why, size_t capacity) {
 //
 // A call on device memory passes through these states:
 //
-//     QUEUED     the calls before it in its group are not with the host's backend yet
+//     QUEUED     earlier calls of the group have not reached the host's backend yet
 //     COMPILING  the worker compiles the program of the call
 //     COMPILED   ready for the first meeting
 //     MEETING    the members meet, and compare their programs
 //     MET        all members make the call
 //     ORDERING   the members agree on the place of the call among all calls
-//     LAUNCHING  the worker runs the program when its place has come
+//     LAUNCHING  the worker runs the program when its turn comes
 //
 // A call is staged if it has no program, or if the programs of the members differ:
 //
@@ -830,8 +831,8 @@ typedef struct idist__xla_value {
 } idist__xla_value;
 
 // The state behind an idist_xla_buffer. The buffer has an address for each of its bytes, in a range
-// that nobody can access. So the core sees which buffers overlap, and a program that reads a buffer
-// as host memory ends at once.
+// that nobody can access. The core compares addresses to find buffers that overlap. A program that
+// reads a buffer as host memory gets a fault at once.
 typedef struct idist__xla_buffer {
     char *at;
     size_t nbytes;
@@ -848,8 +849,8 @@ typedef struct idist__xla_buffer {
 
 // The state that the worlds of a process share.
 typedef struct idist__xla_home {
-    idist__os_mutex lock; // over everything below; no call of the plug-in is made under it ...
-    idist__os_mutex slow; // ... but under this one: opening the client, compiling
+    idist__os_mutex lock;          // protects all members; held during no call of the plug-in
+    idist__os_mutex slow;          // held while a client is opened or closed, or a program compiled
     const idist__pjrt_api *api;    // of the client
     const idist__pjrt_api *loaded; // the plug-in that idist has loaded, or NULL
     void *client;
@@ -915,7 +916,7 @@ typedef struct idist__xla_job {
     bool in_place;               // the result may take the memory of the input
     uint64_t ticket;             // this rank's proposal, then the place that the members agreed on
     bool placed;                 // they have agreed
-    char *send_copy, *recv_copy; // host memory; the same memory where both buffers are one
+    char *send_copy, *recv_copy; // host memory; one block if both buffers are one
     bool fetches_recv;           // the root of a broadcast sends what the receive buffer holds
     idist__xla_range *ranges;    // STORE: the parts of the receive buffer that the call has written
     int range_count;
@@ -938,8 +939,8 @@ typedef enum idist__xla_state {
     IDIST__XLA_ENDED
 } idist__xla_state;
 
-// Calls of a group that go to the host's backend in the program's order. A receive waits for
-// nothing, so it has no lane.
+// Calls of a group that go to the host's backend in the program's order. A receive has no lane,
+// because a receive waits for no other call.
 typedef enum idist__xla_lane {
     IDIST__XLA_COLLECTIVES,
     IDIST__XLA_SENDS,
@@ -954,8 +955,8 @@ typedef struct idist__xla_op {
     idist__task *next_queued;
     idist__call call;               // as the program made it; the host's backend gets parts of it
     idist__fingerprint fingerprint; // what the ranks compare
-    idist__user_op user;            // a copy, because the program may free the op meanwhile
-    idist_recv_info info;           // of a receive, if the program does not ask for it
+    idist__user_op user;            // a copy, because the program may free the op during the call
+    idist_recv_info info;           // used by a receive if the program passes no info
     idist__xla_job *job;            // NULL for a call on host memory
     bool worked;                    // the worker has finished the job of the call
     bool may_have_program;          // all members may have a program for the call
@@ -979,7 +980,7 @@ typedef struct idist__xla_rank_info {
     int32_t process_index;
     uint64_t process;     // equal for ranks of one process
     uint64_t version;     // hash of the plug-in's platform and version
-    uint64_t launch_base; // a random number; that of rank 0 is used
+    uint64_t launch_base; // a random number; all ranks use rank 0's
     char reason[200];
 } idist__xla_rank_info;
 
@@ -1019,7 +1020,7 @@ static idist__xla_op *idist__xla_op_of(const idist__task *t) { return (idist__xl
 
 // ---- xla/compile_options.h -----------------------------------------------------------------------
 
-// xla/compile_options.h: CompileOptionsProto, written by hand
+// xla/compile_options.h: an encoder for CompileOptionsProto
 //
 // A program over a group has one replica per member; replica i runs on the device of rank i:
 //
@@ -1032,7 +1033,7 @@ static idist__xla_op *idist__xla_op_of(const idist__task *t) { return (idist__xl
 // Each field is a tag, and a number or a length with bytes. All integers are varints: seven bits
 // per byte, lowest first.
 
-// A message being written. With `data` NULL only the size is computed.
+// A message being written. If `data` is NULL, only the size is computed.
 typedef struct idist__proto {
     char *data;
     size_t nbytes;
@@ -1098,8 +1099,8 @@ static size_t idist__proto_write(const idist_group *g, char *data, size_t capaci
     idist__proto proto;
     int turn;
 
-    // The length of a message has more bytes when the message is long. Three turns settle that: a
-    // longer length lengthens only the messages around it.
+    // The length of a message has more bytes when the message is long. Five turns are enough: a
+    // longer length changes only the messages around it.
     for (turn = 0; turn < 5; turn++) {
         proto.data = NULL;
         proto.nbytes = 0;
@@ -1342,10 +1343,10 @@ static char *idist__hlo_write(const idist_group *g, const idist__call *call,
 
 // ---- xla/xla_home.h ------------------------------------------------------------------------------
 
-// xla/xla_home.h: the plug-in and its client, which the worlds of a process share
+// xla/xla_home.h: the plug-in and its client, shared by the worlds of a process
 
-// Creates the client. A plug-in for CPUs makes as many devices as IDIST_XLA_CPU_DEVICES says; other
-// plug-ins have no such option. Returns false with the reason in `why`.
+// Creates the client. A plug-in for CPUs creates IDIST_XLA_CPU_DEVICES devices; other plug-ins have
+// no such option. Returns false with the reason in `why`.
 static bool idist__xla_home_create(idist__xla_home *home, char *why, size_t capacity) {
     static const char name[] = "cpu_device_count";
     const char *text = idist__os_env("IDIST_XLA_CPU_DEVICES");
@@ -1400,14 +1401,14 @@ static void idist__xla_home_set_api(idist__xla_home *home, const idist__pjrt_api
 }
 
 // Closes the client, and forgets the program's. Called with home->slow held. A plug-in that idist
-// loaded is kept for the next client.
+// loaded stays loaded for the next client.
 static void idist__xla_home_close(idist__xla_home *home) {
     if (!home->adopted) idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
     else idist__xla_home_set_api(home, home->loaded);
     home->client = NULL;
 }
 
-// Opens the client, or takes the program's. Called with home->slow held.
+// Opens a client, or uses the program's. Called with home->slow held.
 static bool idist__xla_home_open(idist__xla_home *home, const idist__config *cfg, char *why,
                                  size_t capacity) {
     bool ok;
@@ -1458,7 +1459,7 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     return ok;
 }
 
-// Destroys programs from this one on.
+// Destroys a list of programs.
 static void idist__xla_home_free_programs(idist__xla_home *home, idist__xla_program *program) {
     while (program) {
         idist__xla_program *next = program->next;
@@ -1471,8 +1472,9 @@ static void idist__xla_home_free_programs(idist__xla_home *home, idist__xla_prog
     }
 }
 
-// Counts one user less. The last one destroys the client, unless the program owns it. Only that can
-// block, so a thread that holds a world's lock may drop a buffer.
+// Counts one user less. The last one destroys the client, unless the program owns it. Only
+// destroying the client can block. A world has one user of its own, so a thread that holds a
+// world's lock never destroys the client.
 static void idist__xla_home_leave(idist__xla_home *home) {
     bool last;
 
@@ -1500,11 +1502,11 @@ static void idist__xla_home_leave(idist__xla_home *home) {
 
 // xla/xla_value.h: contents of buffers, and copies between host and device
 //
-// A PJRT_Buffer never changes: whoever writes to a buffer creates a new value. A thread that reads
-// the old value meanwhile counts itself as a user of it.
+// A PJRT_Buffer never changes: whoever writes to a buffer creates a new value. A thread that still
+// reads the old value is one of its users.
 
-// Wraps a PJRT_Buffer, which the value owns from now on. Returns NULL without memory; the caller
-// keeps the PJRT_Buffer then.
+// Wraps a PJRT_Buffer, and takes ownership of it. Returns NULL if memory cannot be allocated; the
+// caller keeps the PJRT_Buffer then.
 static idist__xla_value *idist__xla_value_new(void *pjrt) {
     idist__xla_value *value = (idist__xla_value *)idist__mem_alloc(NULL, sizeof *value);
 
@@ -1550,8 +1552,8 @@ static void idist__xla_value_drop(idist__xla_home *home, idist__xla_value *value
     idist__mem_free(NULL, value);
 }
 
-// Gives a buffer new contents. Takes the PJRT_Buffer over. Returns false without memory; then the
-// PJRT_Buffer is destroyed and the buffer keeps its old contents.
+// Gives a buffer new contents. Takes ownership of the PJRT_Buffer. Returns false if memory cannot
+// be allocated; then the PJRT_Buffer is destroyed and the buffer keeps its old contents.
 static bool idist__xla_value_replace(idist__xla_home *home, idist__xla_buffer *buffer, void *pjrt) {
     idist__xla_value *value = idist__xla_value_new(pjrt), *old;
 
@@ -1651,7 +1653,7 @@ static bool idist__xla_value_wait(const idist__xla_home *home, const idist__xla_
 // xla/xla_buffer.h: handles of device memory, and their addresses
 
 // Returns true if a pointer is in the range of addresses for buffers. Takes no lock, because the
-// range never moves: this is what a call on host memory costs.
+// range never moves. Every call on host memory pays for this check and no more.
 static bool idist__xla_buffer_is(const void *p) {
     const char *arena = __atomic_load_n(&idist__xla_home_one.arena, __ATOMIC_ACQUIRE);
     size_t nbytes = idist__xla_home_one.arena_nbytes;
@@ -1659,7 +1661,7 @@ static bool idist__xla_buffer_is(const void *p) {
     return arena && (uintptr_t)p - (uintptr_t)arena < nbytes;
 }
 
-// Returns the place in home->buffers of the first buffer that ends above an address. Called with
+// Returns the index in home->buffers of the first buffer that ends above an address. Called with
 // home->lock held.
 static size_t idist__xla_buffer_search(const idist__xla_home *home, const char *p) {
     size_t low = 0, high = home->buffer_count;
@@ -1693,7 +1695,7 @@ static idist__xla_buffer *idist__xla_buffer_take(idist__xla_home *home, const vo
     return buffer;
 }
 
-// Counts one user less. The last one gives the addresses back and drops the contents.
+// Counts one user less. The last user releases the addresses and the contents.
 static void idist__xla_buffer_drop(idist__xla_home *home, idist__xla_buffer *buffer) {
     idist__xla_buffer **at;
     bool last;
@@ -1717,8 +1719,8 @@ static void idist__xla_buffer_drop(idist__xla_home *home, idist__xla_buffer *buf
     idist__xla_home_leave(home);
 }
 
-// Reserves the range of addresses, half as many while a limit forbids more. Called with home->lock
-// held.
+// Reserves the range of addresses. Halves the size until the limit of the process allows the range.
+// Called with home->lock held.
 static bool idist__xla_buffer_reserve(idist__xla_home *home) {
     int bits = IDIST__XLA_ARENA_BITS < sizeof(size_t) * 8 ? IDIST__XLA_ARENA_BITS : 30;
     char *arena = NULL;
@@ -1732,7 +1734,7 @@ static bool idist__xla_buffer_reserve(idist__xla_home *home) {
     return true;
 }
 
-// Makes room for one more entry of home->buffers. Called with home->lock held.
+// Grows home->buffers if needed, so that one more entry fits. Called with home->lock held.
 static bool idist__xla_buffer_grow(idist__xla_home *home) {
     size_t capacity = home->buffer_capacity ? 2 * home->buffer_capacity : 64;
     idist__xla_buffer **buffers;
@@ -1777,8 +1779,8 @@ static bool idist__xla_buffer_place(idist__xla_home *home, idist__xla_buffer *bu
     return true;
 }
 
-// Enters a buffer that owns its value, as a user of the client. Returns false without memory or
-// addresses; then nothing has changed.
+// Enters a buffer that owns its value, as a user of the client. Returns false, and changes nothing,
+// if memory or addresses run out.
 static bool idist__xla_buffer_enter(idist__xla_home *home, idist__xla_buffer *buffer) {
     bool ok;
 
@@ -1839,8 +1841,8 @@ static void idist__xla_program_drop(idist__xla_home *home, idist__xla_program *p
     idist__os_mutex_unlock(&home->lock);
 }
 
-// Takes the programs out of the list that were not used for the longest time, if there are more
-// than a process keeps. Called with home->lock held. Returns a list for
+// Removes the least recently used programs from the list if the list is longer than
+// IDIST__XLA_PROGRAMS. Called with home->lock held. Returns a list for
 // idist__xla_home_free_programs.
 static idist__xla_program *idist__xla_program_evict(idist__xla_home *home) {
     idist__xla_program **at = &home->programs, *out = NULL, *program;
@@ -1882,9 +1884,9 @@ static void idist__xla_program_load(const idist__xla_home *home, idist__xla_prog
         program->loaded = args.loaded;
 }
 
-// Compiles a program, unless another thread has compiled an equal program meanwhile. A new program
-// takes the source over and clears *source. Counts one more user. Returns NULL without memory. If
-// the plug-in refuses the program, `why` has the reason; otherwise `why` is "".
+// Compiles a program, unless another thread has just compiled an equal program. A new program takes
+// ownership of the source and clears *source. Counts one more user. Returns NULL if memory cannot
+// be allocated. If the plug-in refuses the program, `why` has the reason; otherwise `why` is "".
 static idist__xla_program *idist__xla_program_make(idist__xla_home *home, idist__xla_source *source,
                                                    char *why, size_t capacity) {
     idist__xla_program *program, *old = NULL;
@@ -1917,14 +1919,14 @@ static idist__xla_program *idist__xla_program_make(idist__xla_home *home, idist_
 
 // xla/xla_worker.h: the thread that waits for the device
 //
-// The worker of a world takes one job after another: first the jobs in x->jobs, which compile and
-// copy and need no other rank, then the programs in x->ordered. All ranks must launch their
-// programs in one order. Otherwise two devices could wait for each other. So a program runs when
-// its ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
+// The worker of a world takes one job after another. Jobs in x->jobs come first: they compile and
+// copy, and need no other rank. Programs in x->ordered come next. All ranks must launch their
+// programs in one order, because otherwise two devices could wait for each other. A program runs
+// when its ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
 // multicast: the members propose tickets, and the largest proposal becomes the ticket.)
 //
-// A proposal is made when all members have started the call. From then on, becoming final depends
-// on no action of the program, so a proposal never holds up others for long.
+// A proposal is made when all members have started the call. From then on the ticket becomes final
+// without any action of the program, so a proposal does not delay other calls for long.
 
 // Frees a job and what the job holds.
 static void idist__xla_worker_free(idist__xla *x, idist__xla_job *job) {
@@ -1962,7 +1964,7 @@ static void idist__xla_worker_order(idist__xla *x, idist__xla_job *job) {
     idist__os_cond_signal(&x->work);
 }
 
-// Removes a job from the list that contains the job, if any.
+// Removes a job from its list. Does nothing if the job is in no list.
 static void idist__xla_worker_remove(idist__xla *x, idist__xla_job *job) {
     idist__xla_job **at;
 
@@ -1978,7 +1980,8 @@ static void idist__xla_worker_remove(idist__xla *x, idist__xla_job *job) {
     if (*at && (*at = job->next) == NULL) x->jobs_end = at;
 }
 
-// Ends the call's part in a job. Frees the job, or leaves that to the worker if it uses the job.
+// Detaches a job from its call. Frees the job, unless the worker is using it; then the worker frees
+// the job.
 static void idist__xla_worker_release(idist__xla *x, idist__xla_job *job) {
     idist__xla_worker_remove(x, job);
     job->task = NULL;
@@ -2135,7 +2138,7 @@ static void idist__xla_call_dequeue(idist__task *t) {
     }
 }
 
-// Ends the device's part of a call: nothing is moved any more.
+// Ends the device's part of a call. No data is moved after this.
 static void idist__xla_call_end(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
 
@@ -2152,7 +2155,7 @@ static void idist__xla_call_complete(idist__task *t) {
 }
 
 // Gives the host's backend a part of a call. The first part carries the fingerprint of the call,
-// which the ranks compare. The part may be done on return.
+// which the ranks compare. The part may have ended already on return.
 static void idist__xla_call_start_part(idist__task *t, const idist__call *part) {
     idist__xla_op *op = idist__xla_op_of(t);
     const idist_backend_api *host = idist__xla_of(t->group->w)->host_backend;
@@ -2208,7 +2211,7 @@ static bool idist__xla_call_has_program(const idist__task *t) {
            idist__xla_call_fits(op->job->recv, call->recv, e.recv, call->dtype);
 }
 
-// Writes the source of a call's program. Returns false without memory.
+// Writes the source of a call's program. Returns false if memory cannot be allocated.
 static bool idist__xla_call_write_source(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
@@ -2248,9 +2251,9 @@ static bool idist__xla_call_find_program(idist__task *t) {
     return false;
 }
 
-// Lets the members meet, and compare their programs. A rank whose buffers do not fit, or whose
-// plug-in refuses the program, votes with 0. All members run the program if the largest vote equals
-// the smallest, whose complement is the largest complement.
+// Starts the meeting, in which the members compare their programs. A rank whose buffers do not fit,
+// or whose plug-in refuses the program, votes with 0. All members run the program if the largest
+// vote equals the smallest, whose complement is the largest complement.
 static void idist__xla_call_meet(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     const idist__xla_program *program = op->job->program;
@@ -2297,7 +2300,7 @@ static void idist__xla_call_place(idist__task *t) {
 // ---- a staged call ----
 
 // Allocates host memory for the buffers of a staged call. Sets *fetches if the worker has to fill
-// some of it. Returns false without memory.
+// some of it. Returns false if memory cannot be allocated.
 static bool idist__xla_call_allocate(idist__task *t, bool *fetches) {
     const idist_allocator *mem = &t->group->w->cfg.mem;
     idist__xla_op *op = idist__xla_op_of(t);
@@ -2335,7 +2338,7 @@ static bool idist__xla_call_stage(idist__task *t) {
     return false;
 }
 
-// Gives the host's backend a staged call: the same call on the copies of the buffers.
+// Starts a staged call on the host's backend, with the host copies of the buffers.
 static void idist__xla_call_start_staged(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
@@ -2497,7 +2500,7 @@ static void idist__xla_call_log_refusal(const idist__task *t) {
                          idist__kind_names[op->call.label], op->job->why);
 }
 
-// Takes over from the worker, which has done its part of a call.
+// Continues a call after the worker has done its part.
 static void idist__xla_call_worked(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
@@ -2540,12 +2543,13 @@ static void idist__xla_call_worked(idist__task *t) {
 
 // xla/xla_engine.h: the device's part of a backend
 //
-// A world with a device has a backend that consists of these functions. They pass on to the host's
-// backend what concerns host memory.
+// A world with a device has a backend that consists of these functions. Calls on host memory go on
+// to the host's backend.
 //
 // The parts of a call reach the host's backend in the program's order, so that all ranks number
-// them alike. So a collective waits in its lane until those before it in the group have begun their
-// last part, even if the collective is on host memory. A send waits for the sends before it.
+// them alike. A collective waits in its lane until all earlier collectives of the group have begun
+// their last part. This is also true for a collective on host memory. A send waits for earlier
+// sends.
 
 // Allocates this rank's part of a group.
 static idist_status idist__xla_engine_group_make(idist_group *g) {
@@ -2592,7 +2596,7 @@ static bool idist__xla_engine_has(const idist_group *g, const void *p, size_t nb
     return buffer != NULL;
 }
 
-// Decides by its buffers whether a call is for the device.
+// Decides whether a call is for the device, from the addresses of its buffers.
 static idist_status idist__xla_engine_route(idist_group *g, const idist__call *call,
                                             const idist_opts *opts, bool *on_device,
                                             bool *detached) {
@@ -2623,8 +2627,8 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
     return idist__xla_engine_group_make(g);
 }
 
-// Makes the task ready for an op, which is kept when the task is used again. Returns false without
-// memory.
+// Gives a task an empty op. The memory of the op is kept when the task is used again. Returns false
+// if memory cannot be allocated.
 static bool idist__xla_engine_op_make(idist__task *t) {
     const idist_allocator *mem = &t->group->w->cfg.mem;
 
@@ -2677,7 +2681,7 @@ static idist__xla_lane idist__xla_engine_lane_of(const idist__call *call) {
     return call->kind == IDIST__SEND ? IDIST__XLA_SENDS : IDIST__XLA_COLLECTIVES;
 }
 
-// Puts a call behind those before it.
+// Appends a call to its lane.
 static void idist__xla_engine_enqueue(idist__task *t) {
     idist__xla_group *group = idist__xla_group_of(t->group);
     idist__xla_op *op = idist__xla_op_of(t);
@@ -2746,7 +2750,8 @@ static void idist__xla_engine_start(idist__task *t) {
     idist__xla_call_run(t->group);
 }
 
-// Lets a message on host memory overtake no message before it.
+// Returns true if the host's backend can send or receive a message at once. Returns false while
+// earlier sends wait in the lane, so that no message overtakes another.
 static bool idist__xla_engine_quick_message(idist_group *g, const idist__call *call) {
     const idist__xla_group *group = idist__xla_group_of(g);
 
@@ -2769,7 +2774,7 @@ static void idist__xla_engine_continue(idist__world *w) {
     }
 }
 
-// Moves what can move on the host, then performs the steps of calls that can continue.
+// Progresses the host's backend, then performs the steps of calls that can continue.
 static void idist__xla_engine_progress(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
     idist_group *g;
@@ -2783,14 +2788,15 @@ static void idist__xla_engine_progress(idist__world *w) {
         if (g->device) idist__xla_call_run(g);
 }
 
-// Sleeps in the host's backend, unless a call can go on.
+// Sleeps in the host's backend, unless a call can continue.
 static void idist__xla_engine_sleep(idist__world *w, int64_t until_ns) {
     const idist__xla *x = idist__xla_of(w);
 
     x->host_backend->sleep(w, x->queue_changed ? 0 : until_ns);
 }
 
-// Forgets a task. A program that runs already goes on in the worker, which drops its result.
+// Forgets a task. A program that is already running continues in the worker, which drops the
+// result.
 static bool idist__xla_engine_cancel(idist__task *t) {
     idist__xla *x = idist__xla_of(t->group->w);
     bool done = true;
@@ -2841,9 +2847,9 @@ static idist_status idist__xla_engine_follow(idist__task *t, void *stream) {
     return idist__fail(IDIST_ERR_UNSUPPORTED, "wait_stream: XLA has no streams: use idist_wait");
 }
 
-// Continues after a job. If a cancelled program has taken the memory of its input, the result takes
-// the place of the input. If the host's backend allows one thread only, a thread of the program
-// continues.
+// Continues after a job. If a cancelled program has taken the memory of its input, the result
+// becomes the buffer's contents. If the host's backend allows one thread only, the call continues
+// in a thread of the program.
 static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
     void *output = job->output;
 
@@ -2902,7 +2908,7 @@ static void *idist__xla_engine_work(void *arg) {
 }
 
 // Ends the worker, as idist_device_api demands of threads that have released the lock. A worker
-// inside a program that another rank never runs does not come back: then the world is abandoned.
+// stays in a program forever if another rank never runs that program. Then the world is abandoned.
 static void idist__xla_engine_end_calls(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__XLA_LEAVE_MS);
@@ -2969,7 +2975,7 @@ static void idist__xla_engine_close(idist__world *w, bool clean) {
 
 // ---- xla/xla_join.h ------------------------------------------------------------------------------
 
-// xla/xla_join.h: which device and which way, agreed by all ranks
+// xla/xla_join.h: the choice of the device and of the path, agreed by all ranks
 
 // The names of the paths, which desc.device_backend may have besides "auto".
 static const char *const idist__xla_path_names[] = {"auto", "xla", "staged"};
@@ -3146,7 +3152,7 @@ static idist_status idist__xla_join_agree(idist__world *w, bool *all) {
     return IDIST_OK;
 }
 
-// Puts the device in front of the host's backend.
+// Installs the device backend in front of the host's backend.
 static void idist__xla_join_install(idist__world *w) {
     static const idist_device_api device_api = {idist__xla_engine_route, idist__xla_engine_launch,
                                                 idist__xla_call_landed, idist__xla_engine_follow,
@@ -3222,8 +3228,8 @@ static idist_status idist__xla_join_meet(idist__world *w, bool *all) {
     return idist__xla_join_agree(w, all);
 }
 
-// Looks for a device on each rank of a new world, and puts the device backend in front of the
-// host's backend if all ranks have one. Collective.
+// Looks for a device on each rank of a new world. If all ranks have one, puts the device backend in
+// front of the host's backend. Collective.
 static idist_status idist__xla_join_wrap(idist__world *w) {
     idist_status status = idist__xla_join_allocate(w);
     bool all = false;
@@ -3287,7 +3293,7 @@ __attribute__((constructor(IDIST__REGISTER_XLA))) static void idist__xla_join_re
 
 // ---- xla/xla_api.h -------------------------------------------------------------------------------
 
-// xla/xla_api.h: what programs call: buffers, and the plug-in for programs of their own
+// xla/xla_api.h: the public functions: buffers, and access to the plug-in
 
 // Locks the world of a group, which must have a device of XLA. On failure nothing is locked.
 static idist_status idist__xla_api_enter(const char *name, idist_group *group, idist_group **g) {
@@ -3343,7 +3349,7 @@ size_t idist_xla_compile_options(idist_group *group, void *options, size_t capac
     return nbytes;
 }
 
-// Enters a buffer whose value is this PJRT_Buffer. Takes the PJRT_Buffer over on success.
+// Enters a buffer whose value is this PJRT_Buffer. Takes ownership of the PJRT_Buffer on success.
 static idist_status idist__xla_api_enter_buffer(idist__xla_home *home, idist__xla_buffer *shape,
                                                 void *pjrt, const char *name,
                                                 idist_xla_buffer **out) {
@@ -3370,7 +3376,8 @@ static idist_status idist__xla_api_enter_buffer(idist__xla_home *home, idist__xl
                        name, shape->nbytes);
 }
 
-// Puts data, or zeros, into a new buffer. Blocks, without the world's lock.
+// Creates a buffer with the caller's data, or with zeros if data is NULL. Blocks, without the
+// world's lock.
 static idist_status idist__xla_api_put(idist__xla_home *home, idist__xla_buffer *shape,
                                        const void *data, idist_xla_buffer **buffer) {
     void *zeros = data ? NULL : idist__mem_alloc(NULL, shape->nbytes), *pjrt;
@@ -3387,7 +3394,7 @@ static idist_status idist__xla_api_put(idist__xla_home *home, idist__xla_buffer 
     return status;
 }
 
-// Counts one more user of the client, which is open.
+// Counts one more user of the open client.
 static void idist__xla_api_stay(idist__xla_home *home) {
     idist__os_mutex_lock(&home->lock);
     home->users++;
@@ -3496,7 +3503,7 @@ idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
     return status;
 }
 
-// Finds the buffer that a handle stands for, and counts one more user.
+// Finds the buffer of a handle, and counts one more user.
 static idist_status idist__xla_api_take(const char *name, const idist_xla_buffer *handle,
                                         idist__xla_buffer **buffer) {
     *buffer = NULL;

@@ -69,7 +69,7 @@ CONTENTS
 
       idist_mpi.h      the MPI backend
       idist_nccl.h     device memory through NCCL, CUDA IPC or pinned memory
-      idist_xla.h      device memory of XLA: TPUs, and whatever else has a PJRT plug-in
+      idist_xla.h      device memory of XLA: TPUs, and other devices with a PJRT plug-in
       idist_train.h    data-parallel training: samplers, loaders, gradient averaging, metrics
       idist.hpp        this API for C++: exceptions, spans, owners of handles, lambdas as workers
 
@@ -125,8 +125,8 @@ CONCEPTS
     sizes and ranks. Another number of ranks, or another message size, may round differently.
 
     On x86 and 64-bit ARM, reductions, conversions and user ops run in the floating-point mode that
-    a program starts with. The mode of the calling thread does not matter: rounding, traps, or
-    flush-to-zero that a library built with -ffast-math has set.
+    a program starts with. The calling thread's mode (rounding, traps, or the flush-to-zero that a
+    library built with -ffast-math sets) does not matter.
 
 BACKENDS
 
@@ -136,7 +136,7 @@ BACKENDS
 
     gloo   an alias of ring, for programs that ask for torch.distributed's gloo.
     nccl   ring with the device backend nccl, as in Ignite; needs idist_nccl.h.
-    xla    ring with a device of XLA; xla-tpu, as in Ignite: with a TPU. Both need idist_xla.h.
+    xla    ring with an XLA device; xla-tpu, as in Ignite, with a TPU. Both need idist_xla.h.
 
     idist_nccl.h and idist_xla.h add device memory to any of them. A program has the backends whose
     headers it includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
@@ -178,7 +178,7 @@ LAUNCHING
       - nothing is set, but an init method other than env:// (see below) says that there are ranks
         to meet
 
-    Half of a pair is no error for
+    Half of a pair is not an error for
 
       - JOB_COMPLETION_INDEX, which pods of other kinds have as well
       - PMI_ID or PMI_PORT, which count only together
@@ -192,20 +192,19 @@ LAUNCHING
 
     The ranks meet at desc.store, or else at desc.init_method, or else at IDIST_INIT_METHOD:
 
-        env://                MASTER_ADDR and MASTER_PORT (the default). Without them, what the
-                              launcher offers: a local socket on one host, torchrun's agent, PMI-1,
-                              or the first host of a Slurm step
+        env://                MASTER_ADDR and MASTER_PORT (the default). Without these variables,
+                              what the launcher offers: a local socket on one host, torchrun's
+                              agent, PMI-1, or the first host of a Slurm step
         tcp://host:port       the given host and port
         tcp://239.x.y.z:port  a multicast group (224 to 239) where ranks of one subnet find rank 0
         file:///path          a file on a file system that all ranks share and that supports locks;
                               ranks can be assigned from the file (see below)
 
-    Any other text gives IDIST_ERR_ENV, or IDIST_ERR_ARG if it is in desc.init_method. This also
-    holds in a world of 1.
+    Any other text gives IDIST_ERR_ENV, or IDIST_ERR_ARG if it is in desc.init_method, even in a
+    world of 1.
 
-    If LOCAL_WORLD_SIZE says that all ranks are on this host, they meet at a local socket named
-    after the port. They also do so if the address is a loopback address. No TCP port is opened
-    then.
+    If LOCAL_WORLD_SIZE says that all ranks are on this host, or if the address is a loopback
+    address, the ranks meet at a local socket named after the port. Then no TCP port is opened.
 
         for r in 0 1 2; do
             RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./app &
@@ -221,15 +220,15 @@ LAUNCHING
         done; wait
 
     Rank 0 removes the file when all ranks have joined. The same processes may then make another
-    world there. A file left over from ranks that died is not used: the next rank 0 replaces it,
-    whether ranks are assigned or given.
+    world at the same path. A file left over from ranks that died is not used: the next rank 0
+    replaces it, whether ranks are assigned or given.
 
     While the world is forming, a surplus process gets IDIST_ERR_RANK_TAKEN, with path, group and
-    size; the other processes do not notice. A process that comes later is the first one of the next
-    world. If a process dies after it was assigned its rank, the others get IDIST_ERR_PEER_LOST. If
-    a rank is not assigned in time, IDIST_ERR_TIMEOUT names the rank.
+    size in the text; the other processes do not notice. A process that arrives later is the first
+    process of the next world. If a process dies after it was assigned its rank, the others get
+    IDIST_ERR_PEER_LOST. If a rank is not assigned in time, IDIST_ERR_TIMEOUT names the rank.
 
-    Either all processes are given a rank, or none is: those that differ from rank 0 get
+    Either all processes must be given a rank, or none: processes that differ from rank 0 get
     IDIST_ERR_ENV. If several worlds start at one path at the same time, IDIST_GROUP_NAME
     (desc.group_name) keeps them apart.
 
@@ -249,7 +248,7 @@ LAUNCHING
                              names (=eth0), or all interfaces except some (^docker). If unset,
                              NCCL_SOCKET_IFNAME is used, in the same grammar, then
                              GLOO_SOCKET_IFNAME, a list of whole names. If none of them is set,
-                             idist uses the interface on the way to rank 0, or else the first
+                             idist uses the interface that leads to rank 0, or else the first
                              interface. See idist_show_config for the address and the interface
         IDIST_SOCKETS        number of TCP connections between two ranks, for networks that limit
                              each connection; see desc.sockets
@@ -293,14 +292,14 @@ ERRORS
         of init     IDIST_ERR_ENV, _NO_BACKEND, _AUTH ...: there is no world.
 
     If a rank dies, or exits without idist_finalize, every rank that is blocked in a call finds out
-    within milliseconds. The connection ends or, within a host, a waiting rank checks every 10 to 30
-    ms (less often if more than 32 ranks wait there). A machine that disappears without closing its
-    connections is detected by the time-out.
+    within milliseconds. Its connection to the rank ends or, within a host, a waiting rank checks
+    every 10 to 30 ms (less often if more than 32 ranks wait there). A machine that disappears
+    without closing its connections is detected by the time-out.
 
     In a world of more than 64 ranks, not every rank is connected to every other rank (see
-    idist_ring.h). There the ranks that are in calls pass on any failure of a group, including
-    idist_abort. A rank that makes its call long after the others have left may name one of those
-    that left.
+    idist_ring.h). In such a world, the ranks that are in calls pass on any failure of a group,
+    including idist_abort. A rank that makes its call long after the others have left may name one
+    of the ranks that left.
 
     If a rank leaves after the world has failed, groups that need that rank fail with the status of
     the world. The text begins with the cause of the world's failure.
@@ -317,7 +316,7 @@ ERRORS
 
 TIME-OUTS AND ABORT
 
-    Every call has a deadline: idist_opts.timeout_ms, else desc.timeout_ms, else 30 minutes.
+    Every call has a deadline: idist_opts.timeout_ms, or else desc.timeout_ms, or else 30 minutes.
     IDIST_ERR_TIMEOUT names the ranks that did not enter the call, or entered it and stopped
     responding, and where they were last seen. If such a rank waits for another rank, the text
     follows the chain to its end (not with idist_mpi.h). The text says which rank got no answer:
@@ -332,8 +331,8 @@ TIME-OUTS AND ABORT
 THREADS
 
     Every function may be called from any thread. Calls on a group must be made in the same order on
-    all ranks. If two threads use one group, guard the calls with a lock of your own, held from
-    idist_group_begin to idist_group_end. Or give each thread a group of its own.
+    all ranks. If two threads use one group, guard the calls with your own lock, and hold it from
+    idist_group_begin to idist_group_end. Or give each thread its own group.
 
     Callbacks (user ops, logger, allocator) run in whichever thread is inside the library. The first
     non-blocking call of a world starts one thread, which advances requests while the program
@@ -361,10 +360,10 @@ THREADS
 
 MEMORY
 
-    desc.allocator provides all memory except idist_alloc, shared memory, the handles of worlds and
-    groups, and a few short-lived buffers. Handles of closed worlds (up to 16) and of their groups
-    (up to 256) are kept, about 340 KiB in all. So a call with a stale handle returns
-    IDIST_ERR_STATE (see idist_close). In a shared library, the handles are kept until it is
+    desc.allocator provides all memory except the memory from idist_alloc, shared memory, the
+    handles of worlds and groups, and a few short-lived buffers. Handles of closed worlds (up to 16)
+    and of their groups (up to 256) are kept, about 340 KiB in all. So a call with a stale handle
+    returns IDIST_ERR_STATE (see idist_close). In a shared library, the handles are kept until it is
     unloaded.
 
     A ring world takes 32 KiB, and another 32 KiB per rank. Messages that arrive before their
@@ -377,16 +376,16 @@ MEMORY
     no memfd, or a limit on memory, address space or file size forbids the file, the ranks use local
     sockets. A log line at info level says why.
 
-    Large buffers are read directly from the memory of the other process if the kernel permits it
-    and does it fast. The ranks measure that when they join. A message up to 1 MiB goes through the
-    file if sender and receiver wait. A program that changes its user after joining, or restricts
-    its own system calls (seccomp), must set IDIST_TRANSPORT=socket.
+    Large buffers are read directly from the memory of the other process if the kernel permits this
+    and the reads are fast. The ranks measure the speed when they join. A message up to 1 MiB goes
+    through the file if sender and receiver wait. A program that changes its user after joining, or
+    restricts its own system calls (seccomp), must set IDIST_TRANSPORT=socket.
 
-    Memory from idist_alloc also lies in a shared file, and reserves address space only as it is
-    allocated. The other ranks of the host map the memory in their next large collective and read it
-    in place from then on. If a limit keeps a rank from mapping more, data is copied.
+    Memory from idist_alloc is also part of a shared file, which takes address space only as memory
+    is allocated. The other ranks of the host map the memory in their next large collective and read
+    it in place from then on. If a limit keeps a rank from mapping more, data is copied.
 
-    A program that locks its memory (mlockall, MCL_FUTURE) also locks what idist maps. That is
+    A program that locks its memory (mlockall, MCL_FUTURE) also locks the memory that idist maps:
     desc.shm_nbytes for each rank of the host, the memory from idist_alloc, and the stacks of
     idist's threads. If a limit on locked memory (ulimit -l) is too low for the shared file, the
     ranks use local sockets. Log lines, idist_show_config and error texts name the limit.
@@ -416,8 +415,8 @@ SECURITY
     only while they join.
 
     A rank that cannot prove the secret fails at once. Rank 0 warns of such a process and keeps
-    waiting, because a stranger must not end the job. The data itself is neither encrypted nor
-    signed: on a network you do not trust, use a tunnel.
+    waiting, because a stranger must not be able to end the job. The data itself is neither
+    encrypted nor signed: on a network you do not trust, use a tunnel.
 
 WRITING A BACKEND
 
@@ -572,10 +571,10 @@ typedef struct idist_i64_i64 {
     int64_t index;
 } idist_i64_i64;
 
-// How two elements are combined. The algorithm fixes the order of the operands, never timing, so
-// every rank gets the same bits in every run. MIN and MAX yield NaN if any operand is NaN. The
-// bitwise and logical ops take integers only. The logical ops yield 0 or 1. AVG is SUM divided by
-// the number of ranks (integers: rounded toward zero).
+// How two elements are combined. The order of the operands depends on the algorithm, never on
+// timing, so every rank gets the same bits in every run. MIN and MAX yield NaN if any operand is
+// NaN. The bitwise and logical ops take integers only. The logical ops yield 0 or 1. AVG is SUM
+// divided by the number of ranks (integers: rounded toward zero).
 //
 // MINLOC and MAXLOC take the pair dtypes, which take no other built-in op. They yield the pair with
 // the smallest or largest value and, among equal values, the lowest index. A NaN beats every
@@ -626,7 +625,7 @@ typedef struct idist_request {
 typedef struct idist_plan idist_plan;
 
 // Options of a call, the last argument of every communication call. Passing NULL or all zeros means
-// the default world, a blocking call, and the group's time-out.
+// the default world, a blocking call, and the world's time-out.
 typedef struct idist_opts {
     // Group of the call: its roots, sources and destinations are ranks of this group (NULL means
     // the default world).
@@ -643,7 +642,7 @@ typedef struct idist_opts {
     // Deadline of the call in milliseconds (0 means desc.timeout_ms of the world, < 0 means none).
     int timeout_ms;
 
-    // If not NULL, the call is not made but stored in this plan. See idist_plan_create.
+    // If not NULL, the call is stored in this plan instead of being made. See idist_plan_create.
     idist_plan *plan;
 } idist_opts;
 
@@ -708,8 +707,8 @@ typedef enum idist_log_level {
 } idist_log_level;
 
 // Receiver of log lines. Any thread that calls idist, and the progress thread, may call log_fn, but
-// only one at a time. It must not call idist. The line has no newline and names rank and host. If
-// log_fn is NULL, lines go to stderr.
+// only one at a time. The function log_fn must not call idist. The line has no newline and names
+// rank and host. If log_fn is NULL, lines go to stderr.
 typedef struct idist_logger {
     void (*log_fn)(idist_log_level level, const char *line, void *user);
     void *user;
@@ -743,8 +742,9 @@ typedef struct idist_desc {
     const char *backend;
 
     // "env://", "tcp://host:port", "tcp://239.x.y.z:port" or "file:///path". All but the first need
-    // world_size and, except for file:///path, rank, from this struct, the environment or MPI. If
-    // they are missing, the status is IDIST_ERR_ARG. Environment: IDIST_INIT_METHOD.
+    // world_size and, except for file:///path, also rank, which come from this struct, the
+    // environment or MPI. If they are missing, the status is IDIST_ERR_ARG. Environment:
+    // IDIST_INIT_METHOD.
     const char *init_method;
 
     // Store for the rendezvous, instead of an init method. The caller keeps ownership. Several
@@ -780,7 +780,7 @@ typedef struct idist_desc {
     // at once. There are three exceptions, in which the others wait until this deadline:
     //
     //   - The process ends before it has told rank 0 which rank it is.
-    //   - Rank 0 ends before they have reached it.
+    //   - Rank 0 ends before the others have reached it.
     //   - The ranks meet at the store of torchrun, whose agent then ends them.
     int init_timeout_ms;
 
@@ -856,17 +856,18 @@ typedef struct idist_desc {
     const void *xla_api;
     void *xla_client;
 
-    // Give idist's own work on the device priority. Environment: IDIST_HIGH_PRIORITY_STREAM=1.
+    // Give idist's own work priority on the device. Environment: IDIST_HIGH_PRIORITY_STREAM=1.
     bool high_priority_stream;
 
     // Number of TCP connections between two ranks, at most 8, over which messages are spread. The
     // highest number that any rank asks for is used. The default, 0, is one connection, or more if
-    // the round trip is so long that one cannot fill the network. Environment: IDIST_SOCKETS.
+    // the round trip is so long that one connection cannot fill the network. Environment:
+    // IDIST_SOCKETS.
     int sockets;
 
     // For init_method "file:///path": worlds of different names meet at one path, each in a file of
     // its own, path.NAME. A name has up to 63 letters, digits and ._-. Without a name, the file is
-    // path itself. Other methods do not use it. Environment: IDIST_GROUP_NAME.
+    // path itself. Other methods ignore it. Environment: IDIST_GROUP_NAME.
     const char *group_name;
 } idist_desc;
 
@@ -888,8 +889,8 @@ IDIST_API idist_status idist_initialize(const idist_desc *desc);
 // completed the calls that involve this rank, then frees everything.
 //
 // Call it before the process exits, even after a last barrier. A call that is complete on this rank
-// may still be under way on other ranks. They get IDIST_ERR_PEER_LOST from it when this rank is
-// gone.
+// may still be under way on other ranks. When this rank is gone, the call returns
+// IDIST_ERR_PEER_LOST there.
 //
 // If requests are pending or an idist_group_begin is open, idist_finalize returns IDIST_ERR_STATE
 // and does nothing. In all other cases the world and its groups are gone afterwards, even if the
@@ -973,8 +974,8 @@ IDIST_API idist_status idist_close(idist_group **world);
 //
 // Counts are in elements. In the rules, n is the number of ranks of the group and r the rank of the
 // caller in the group. Send and receive buffers are disjoint, or overlap as the in-place rule says;
-// each rank chooses for itself. A count may be 0, and then buffers may be NULL. Any thread, but the
-// same order on all ranks.
+// each rank chooses for itself. A count may be 0, and then buffers may be NULL. Any thread may
+// call, but the calls must have the same order on all ranks.
 //
 // Without opts.request a call blocks until it is complete on this rank: the send buffer may be
 // written, and the receive buffer holds the result. Other ranks may still be in the call, or may
@@ -1042,8 +1043,8 @@ IDIST_API idist_status idist_exscan(const void *send, void *recv, size_t count, 
 // overlap.
 //
 // Both arrays are size_t. In C, gcc and clang reject arrays of int, which MPI takes, with an error
-// and not only a warning. They also reject an int where another call stores a size_t or a bool,
-// such as *index of idist_wait_any and *done of idist_test. For this purpose, each of these
+// and not only a warning. They also reject a pointer to int where another call stores a size_t or a
+// bool, such as *index of idist_wait_any and *done of idist_test. For this purpose, each of these
 // functions is also a macro in C. Its name without parentheses, as in a function pointer, is still
 // the function.
 
@@ -1078,17 +1079,17 @@ IDIST_API idist_status idist_reduce_scatterv(const void *send, void *recv, const
 
 // Exchanges elements with every rank k, including the caller: sends sendcounts[k] elements at send
 // + senddispls[k], and receives recvcounts[k] elements at recv + recvdispls[k]. Two ranks that
-// exchange elements must have the same dtype; other ranks may have another one.
-// In place: send == recv. Then sendcounts and senddispls are ignored and may be NULL: as many
-// elements from rank k replace those that go to rank k. This takes a copy of the buffer, up to the
-// end of the last block.
+// exchange elements must pass the same dtype; other ranks may pass another one.
+// In place: send == recv. Then sendcounts and senddispls are ignored and may be NULL. The elements
+// from rank k replace the same number of elements that go to rank k. The call copies the buffer
+// first, up to the end of the last block.
 IDIST_API idist_status idist_all_to_allv(const void *send, const size_t *sendcounts,
                                          const size_t *senddispls, void *recv,
                                          const size_t *recvcounts, const size_t *recvdispls,
                                          idist_dtype dtype, const idist_opts *opts);
 
-// For bytes and strings whose size the receivers do not know. These functions always block:
-// opts.request must be NULL, and they are not allowed between idist_group_begin and
+// The next two functions send bytes and strings whose size the receivers do not know. They always
+// block: opts.request must be NULL, and they are not allowed between idist_group_begin and
 // idist_group_end.
 
 // Copies the *nbytes bytes in buf of root to buf of all ranks, which holds up to capacity bytes,
@@ -1109,8 +1110,8 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 // The result of idist_broadcast_alloc and idist_all_gather_alloc is allocated: *recv points to host
 // memory, which idist_free frees. A zero byte follows the elements, so that text can be printed. On
 // failure *recv is NULL. Both functions always block: opts.request must be NULL, and they are not
-// allowed between idist_group_begin and idist_group_end. If a rank has no memory, the group fails
-// with IDIST_ERR_NO_MEMORY.
+// allowed between idist_group_begin and idist_group_end. If a rank cannot allocate the memory, the
+// group fails with IDIST_ERR_NO_MEMORY.
 
 // Gives every rank, including root, a copy of the count elements at send of root. Sets *recvcount
 // to their number and *recvdtype to their dtype, as in idist_recv_info. On other ranks send, count
@@ -1131,21 +1132,21 @@ IDIST_API idist_status idist_all_gather_alloc(const void *send, size_t count, id
 //
 // dst and src are ranks of the group, and may be the caller's own. Messages from one rank to
 // another with the same tag arrive in the order in which they were sent. A send may return before
-// the receiver asks for the message (up to some KiB), or only afterwards; do not rely on either. In
-// a world of more than 64 ranks, the first message to a rank may wait until that rank makes a call
-// on the same world. Tags are 0 .. 2^31 - 1.
+// the receiver asks for the message (up to some KiB), or only afterwards; do not rely on either
+// behavior. In a world of more than 64 ranks, the first message to a rank may wait until that rank
+// makes a call on the same world. Tags are 0 .. 2^31 - 1.
 //
 // A receive that times out before a message arrives ends with IDIST_ERR_TIMEOUT, and the group
 // remains usable. A send of more than some KiB that times out also fails the group, because the
-// receiver already knows of the message.
+// message was already announced to the receiver.
 //------------------------------------------------------------------------------
 
 // Sends count elements to rank dst. Blocks until buf may be written to.
 IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst,
                                   int tag, const idist_opts *opts);
 
-// Receives a message of at most count elements into buf; blocks until the message is there.
-// Describes in *info what arrived. If info is not NULL, it must stay valid until the operation is
+// Receives a message of at most count elements into buf; blocks until the message has arrived.
+// Describes the message in *info. If info is not NULL, it must stay valid until the operation is
 // complete. The source may be IDIST_ANY_SOURCE and the tag IDIST_ANY_TAG (which also matches
 // messages meant for later receives).
 //
@@ -1158,8 +1159,8 @@ IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, in
 
 // Waits until there is a message that idist_recv would take with this src and tag, and describes
 // the message in *info. The message stays. Receives that were posted before take precedence. In all
-// other respects it is like a receive: opts.request, time-out, lost ranks. Does not see messages
-// from device memory that do not pass through the host.
+// other respects (opts.request, time-out, lost ranks) a probe is like a receive. Does not see
+// messages from device memory that do not pass through the host.
 IDIST_API idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts);
 
 // Probes for a message without waiting; see idist_probe. Sets *found to true if there is one, and
@@ -1168,17 +1169,17 @@ IDIST_API idist_status idist_probe(int src, int tag, idist_recv_info *info, cons
 IDIST_API idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
                                     const idist_opts *opts);
 
-// Probes for a message and takes it away. From then on, no receive and no probe finds the message,
-// only idist_mrecv with this *message (not with a copy of it). The function idist_mprobe waits for
-// a message, like idist_probe. The function idist_improbe does not wait; found and opts are as in
-// idist_iprobe. So several threads may probe and receive with IDIST_ANY_SOURCE, and each gets the
-// message that it probed.
+// Probes for a message and reserves it. From then on, other receives and probes do not find the
+// message; only idist_mrecv with this *message (not with a copy of it) receives it. The function
+// idist_mprobe waits for a message, like idist_probe. The function idist_improbe does not wait;
+// found and opts are as in idist_iprobe. So several threads may probe and receive with
+// IDIST_ANY_SOURCE, and each gets the message that it probed.
 //
 // message->info describes the message. The old contents of *message are overwritten. With a
 // request, *message must stay valid until the request is complete. A matched message that is never
-// received is like any other such message. A small one is dropped with its group or world, and the
-// sender of a large one waits for its receive. Small messages that are kept for long may make a
-// sender wait, too.
+// received is treated like any other message that is never received. A small one is dropped with
+// its group or world, and the sender of a large one waits for its receive. Small messages that are
+// kept for long may make a sender wait, too.
 IDIST_API idist_status idist_mprobe(int src, int tag, idist_message *message,
                                     const idist_opts *opts);
 IDIST_API idist_status idist_improbe(int src, int tag, bool *found, idist_message *message,
@@ -1197,8 +1198,8 @@ IDIST_API idist_status idist_improbe(int src, int tag, bool *found, idist_messag
 IDIST_API idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype,
                                    idist_message *message, const idist_opts *opts);
 
-// Sends and receives at once, so that neighbors can exchange data without deadlock. Always blocks:
-// opts.request must be NULL, and the call is not allowed between idist_group_begin and
+// Sends and receives at the same time, so that neighbors can exchange data without deadlock. Always
+// blocks: opts.request must be NULL, and the call is not allowed between idist_group_begin and
 // idist_group_end. The buffers are disjoint.
 IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag,
                                       void *recv, size_t recvcount, int src, int recvtag,
@@ -1216,7 +1217,7 @@ IDIST_API idist_status idist_test(idist_request *request, bool *done);
 
 // Makes a stream (a cudaStream_t) wait for an operation on device memory: work added to the stream
 // from now on sees the result. Empties the request. Does not wait for the device, only for the
-// host's part of a staged call. A later failure is a failure of the group.
+// host's part of a staged call. A later failure fails the group.
 IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 
 // Detaches a request without waiting: the request becomes empty and the operation continues. The
@@ -1226,7 +1227,7 @@ IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 // idist_split_start, which must be waited for.
 IDIST_API idist_status idist_request_free(idist_request *request);
 
-// Cancels a receive or a probe, unless a message has begun to go to it. Then *cancelled is true,
+// Cancels a receive or a probe, unless it has already matched a message. Then *cancelled is true,
 // buffer and *info stay as they are, and the next receive can get the message that would have
 // matched. Otherwise *cancelled is false, and the receive completes as if this function had not
 // been called. Local; does not block.
@@ -1248,14 +1249,14 @@ IDIST_API idist_status idist_wait_all(idist_request *requests, size_t n);
 
 // Waits until one of the requests is complete, returns its status and empties it. *index is the
 // index of that request. If all requests are empty, returns IDIST_OK and sets *index to n. The
-// requests may belong to different worlds. Then the function looks at one world after the other,
-// and may notice a completion up to a millisecond late.
+// requests may belong to different worlds. In that case, the function looks at one world after the
+// other, and may notice a completion up to a millisecond late.
 IDIST_API idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index);
 
-// Waits until at least one of the requests is complete, and completes all requests that are
-// complete by then. Writes their positions to indices (n entries), in ascending order, and their
-// number to *count, which is 0 if all requests are empty. Returns the failure with the lowest index
-// among them.
+// Waits until at least one of the requests is complete, and empties every request that is complete
+// at that time. Writes the positions of these requests to indices (n entries), in ascending order,
+// and their number to *count. The number is 0 if all requests are empty. Returns the failure with
+// the lowest index among them.
 IDIST_API idist_status idist_wait_some(idist_request *requests, size_t n, size_t *indices,
                                        size_t *count);
 
@@ -1305,12 +1306,12 @@ IDIST_API idist_status idist_plan_start(const idist_plan *plan, idist_request *r
 // Frees a plan and sets the pointer to NULL. Calls that the plan has started continue.
 IDIST_API idist_status idist_plan_free(idist_plan **plan);
 
-// Starts at once all calls that this thread makes between begin and end, and completes them
-// together in idist_group_end. So their order does not matter: exchanges that would deadlock one by
-// one work. The calls return when they have started. Results are valid after idist_group_end, which
-// returns the first failure. Wait for a call with opts.request by idist_wait; idist_group_end does
-// not wait for it. Calls that have no request form (finalize, the groups, sendrecv, bytes, alloc)
-// return IDIST_ERR_STATE in between. Begin and end may be nested; the outermost end waits.
+// Between begin and end, the calls of this thread only start and return, and idist_group_end
+// completes all of them together. So their order does not matter: exchanges that would deadlock one
+// by one work. Results are valid after idist_group_end, which returns the first failure. Wait for a
+// call with opts.request by idist_wait; idist_group_end does not wait for it. Calls that have no
+// request form (finalize, the groups, sendrecv, bytes, alloc) return IDIST_ERR_STATE in between.
+// Begin and end may be nested; the outermost end waits.
 IDIST_API idist_status idist_group_begin(void);
 IDIST_API idist_status idist_group_end(void);
 
@@ -1319,8 +1320,8 @@ IDIST_API idist_status idist_group_end(void);
 //------------------------------------------------------------------------------
 
 // Creates a group of the listed ranks of the default world. The list has no duplicates and may be
-// in any order; the group is sorted by rank. Collective over the world, with the same list on every
-// rank, or else IDIST_ERR_MISMATCH; blocks. A rank that is not listed gets a group in which its
+// in any order; the group is sorted by rank. Collective over the world; blocks. If the list differs
+// between ranks, fails with IDIST_ERR_MISMATCH. A rank that is not listed gets a group in which its
 // rank is -1 and on which communication returns IDIST_ERR_STATE. On failure *group is NULL.
 IDIST_API idist_status idist_new_group(const int *ranks, int n, idist_group **group);
 
@@ -1350,7 +1351,7 @@ IDIST_API idist_status idist_split_start(idist_group *parent, int color, int key
                                          idist_group **group, idist_request *request);
 
 // Frees a group and sets the pointer to NULL. Each rank that has the group calls it. Does not wait
-// for the other ranks, except until calls with opts.stream have started on all of them. Returns
+// for the other ranks, except that calls with opts.stream must have started on all of them. Returns
 // IDIST_ERR_STATE if requests on the group are pending. Returns IDIST_ERR_ARG for the group of a
 // world, and for NULL.
 IDIST_API idist_status idist_free_group(idist_group **group);
@@ -1382,9 +1383,9 @@ IDIST_API int idist_group_translate(const idist_group *from, int rank, const idi
 //------------------------------------------------------------------------------
 
 // A user-defined reduction: inout[i] = in[i] (op) inout[i] for i < count. `in` comes from the lower
-// ranks. It must be associative. It runs in any thread that is inside idist, including the progress
-// thread, and must not call idist. An exception fails the group with IDIST_ERR_CALLBACK or ends the
-// process (see THREADS).
+// ranks. The reduction must be associative. The function runs in any thread that is inside idist,
+// including the progress thread, and must not call idist. An exception fails the group with
+// IDIST_ERR_CALLBACK or ends the process (see THREADS).
 typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dtype dtype,
                             void *arg);
 
@@ -1395,7 +1396,7 @@ typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dty
 IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative,
                                        idist_group *group, idist_op *op);
 
-// Creates an op for the SUM of factor * send, with a factor of each rank's own. Floating-point
+// Creates an op for the SUM of factor * send, where each rank has its own factor. Floating-point
 // dtypes only.
 IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op);
 
@@ -1405,7 +1406,7 @@ IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *gr
 IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
 
 // Creates a dtype for an element of nbytes bytes, 1 to 2^22: a struct, a complex number, a small
-// vector. The element travels as it is, padding included, in every call that takes a dtype.
+// vector. The elements are sent as they are, padding included, in every call that takes a dtype.
 // Reductions need a user-defined op, which always gets whole elements. Error texts name the dtype
 // by `name`, of which 31 bytes are kept.
 //
@@ -1467,8 +1468,8 @@ IDIST_API idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_
 IDIST_API idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node,
                                          const idist_desc *desc, idist_workers **workers);
 
-// Sets *done if all workers have ended. Never blocks. Only this function and idist_spawn_wait take
-// the steps that follow a first failure. Returns IDIST_OK if workers is NULL.
+// Sets *done to true if all workers have ended. Never blocks. Only this function and
+// idist_spawn_wait take the steps that follow a first failure. Returns IDIST_OK if workers is NULL.
 IDIST_API idist_status idist_spawn_poll(idist_workers *workers, bool *done);
 
 // Waits until all workers have ended, frees `workers` and returns what idist_spawn would. Returns
@@ -1511,7 +1512,7 @@ IDIST_API idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank
 // Allocates zeroed memory for communication buffers, aligned to at least 64 bytes. Any rank may
 // call it at any time. All ranks of the host map the memory, so a collective whose buffers are all
 // in such memory moves the data directly; this pays from about 16 KiB on. The world is the world of
-// opts->group, or the default world. Without a world, or if ranks share no memory, it is ordinary
+// opts->group, or the default world. Without a world, or if ranks share no memory, returns ordinary
 // memory. Does not wait for other ranks. Returns NULL on failure (see idist_last_error).
 IDIST_API void *idist_alloc(size_t nbytes, const idist_opts *opts);
 
@@ -1551,7 +1552,7 @@ typedef struct idist_store_desc {
 //                      append-only log: each change of a key adds the key, the value and 8 bytes,
 //                      and it never shrinks while the server runs. Every process reads all of it
 //                      once, so keep it to a few KiB per rank. A process whose requests follow each
-//                      other without a pause lets others go first every few milliseconds.
+//                      other without a pause gives way to others every few milliseconds.
 //   "unix://name"      like tcp, within this host, network namespace and user; leaves no file.
 //   "mem://"           within this process: share the pointer between threads.
 IDIST_API idist_status idist_store_open(const char *url, const idist_store_desc *desc,
@@ -1579,15 +1580,15 @@ IDIST_API idist_status idist_store_get(idist_store *store, const char *key, void
                                        size_t capacity, size_t *nbytes, int timeout_ms);
 
 // Adds delta to a number that is stored as decimal text and starts at 0. *result is the new number.
-// Returns IDIST_ERR_ARG, and the value stays, if it is not a number or the sum is not between -2^63
-// + 1 and 2^63 - 1.
+// If the value is not a number, or the sum is not between -2^63 + 1 and 2^63 - 1, returns
+// IDIST_ERR_ARG and changes nothing.
 IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int64_t delta,
                                        int64_t *result);
 
 // Replaces the value by `desired` if it equals `expected`; a missing key equals an empty value.
-// Both have up to 4 MiB. Returns IDIST_OK whether or not the value was replaced. `value` gets what
-// the key has afterwards, *nbytes bytes. If that exceeds capacity, returns IDIST_ERR_TRUNCATED, and
-// `value` is untouched.
+// Both have up to 4 MiB. Returns IDIST_OK whether or not the value was replaced. Copies what the
+// key has afterwards to `value`, and sets *nbytes to its size. If that exceeds capacity, returns
+// IDIST_ERR_TRUNCATED, and `value` is untouched.
 IDIST_API idist_status idist_store_compare_set(idist_store *store, const char *key,
                                                const void *expected, size_t nexpected,
                                                const void *desired, size_t ndesired, void *value,
@@ -1655,7 +1656,7 @@ IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 //
 // Times are microseconds since 1970. They are computed from the monotonic clock and its offset,
 // measured at the start, from the clock of the host. So ranks of a host agree, and hosts agree as
-// well as NTP makes them.
+// well as NTP synchronizes their clocks.
 //
 // If the file cannot be written, a warning is logged, and the program continues without it.
 //
@@ -1680,10 +1681,10 @@ IDIST_API void idist_trace_begin(const char *name);
 IDIST_API void idist_trace_end(void);
 
 // Records something that has already happened, from start_ns to end_ns of CLOCK_MONOTONIC. Spans of
-// the categories "compute", "call" and "wait" go to the track of this thread. There they must lie
-// inside or beside other spans. Any other category, such as "bucket", has tracks of its own on
-// which nothing overlaps. args is NULL or a JSON object, "{\"bytes\": 4096}". It is left out if it
-// is longer than 1,000 bytes.
+// the categories "compute", "call" and "wait" go to the track of this thread. There a span must be
+// inside another span or not overlap it. Any other category, such as "bucket", has tracks of its
+// own on which nothing overlaps. args is NULL or a JSON object, "{\"bytes\": 4096}". It is left out
+// if it is longer than 1,000 bytes.
 IDIST_API void idist_trace_span(const char *name, const char *category, int64_t start_ns,
                                 int64_t end_ns, const char *args);
 
@@ -1874,8 +1875,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #endif
 #endif
 
-// Makes a pointer of a wrong type an error in C. Until gcc 14 and clang 16, such a pointer is only
-// a warning. If the parameter is a transparent union, the pointer is an error, except a void
+// Makes a pointer of a wrong type an error in C. Before gcc 14 and clang 16, such a pointer causes
+// only a warning. If the parameter is a transparent union, the pointer is an error, except a void
 // pointer and NULL. The functions themselves have no such parameters, because gcc would issue a
 // pedantic warning for each call. Instead, each macro casts the result to the type of an
 // unevaluated call of a prototype with such parameters.

@@ -20,9 +20,9 @@ WHAT IT IS
 
     Before MPI sees a collective, the ranks exchange headers that describe the call
     (mpi/exchange.h). This costs each rank ceil(log2 n) messages, the first of 56 bytes. The
-    exchange detects ranks that make another call and ranks that do not come. It also carries
-    contributions of up to 24 bytes (built-in ops, groups of up to 64 ranks), which then need no
-    collective of MPI. Before ranks block inside MPI they exchange headers a second time.
+    exchange detects ranks that make a different call and ranks that do not enter the call. It also
+    carries contributions of up to 24 bytes (built-in ops, groups of up to 64 ranks), which then
+    need no collective of MPI. Before ranks block inside MPI they exchange headers a second time.
 
     IDIST_CHECK=0, set on all ranks, skips the exchange. That is faster, but
 
@@ -30,11 +30,12 @@ WHAT IT IS
       - blocking collectives have no deadline
       - this rank's requests do not progress during a blocking collective, not even inside
         group_begin and group_end
-      - MPI's own rule applies: either all ranks block or none, and either all are in place or none
+      - MPI's own rules apply: either all ranks block or none does, and either all are in place or
+        none is
 
     Send and receive use control messages (mpi/control.h), because MPI neither compares dtypes nor
-    keeps a message that does not fit. Large messages go straight from buffer to buffer once both
-    sides know of each other.
+    keeps a message that does not fit. Large messages go straight from buffer to buffer after sender
+    and receiver have matched.
 
 WHO OWNS MPI
 
@@ -44,13 +45,14 @@ WHO OWNS MPI
 
     If MPI is not initialized, idist_initialize calls MPI_Init_thread, and closing the last world
     calls MPI_Finalize. MPI cannot be initialized twice, so a later idist_initialize returns
-    IDIST_ERR_STATE. MPI is not finalized if the world failed and some rank does not reach the end
-    within a second, nor after a failure under ULFM. In these cases MPI_Finalize could block
-    forever; mpirun ends the job when the process exits.
+    IDIST_ERR_STATE. MPI is not finalized after a failure under ULFM, or if the world failed and
+    some rank does not close it within a second. In these cases MPI_Finalize could block forever;
+    mpirun ends the job when the process exits.
 
-    A thread of idist makes requests progress. While a request is open, a program that itself calls
-    MPI needs MPI_THREAD_MULTIPLE. So do several worlds at once. Below MPI_THREAD_SERIALIZED
-    (MPI_Init) there is no such thread, and only the thread that initialized MPI may call idist.
+    idist advances requests in a thread of its own. While a request is open, a program that itself
+    calls MPI needs MPI_THREAD_MULTIPLE. A program that has several worlds open at the same time
+    also needs it. Below MPI_THREAD_SERIALIZED (MPI_Init) there is no such thread, and only the
+    thread that initialized MPI may call idist.
 
 WHAT MPI DOES NOT GIVE
 
@@ -58,18 +60,18 @@ WHAT MPI DOES NOT GIVE
     5 under `mpirun --with-ft ulfm` does not: the survivors get IDIST_ERR_PEER_LOST, and
     idist_shrink gives them a group to continue with. Groups without the dead rank remain usable.
     From them and from the survivors' group, the ranks can make further groups with idist_split and
-    idist_new_group_by_members. There is one exception: a rank that dies inside
-    MPI_Comm_create_group, which all members have entered by then, leaves the others blocked there.
-    Open MPI 5.0 does not bring them back.
+    idist_new_group_by_members. There is one exception: if a rank dies inside MPI_Comm_create_group
+    after all members have entered it, the others stay blocked there, because the call does not
+    return in Open MPI 5.0.
 
     Deadlines and idist_abort inside blocking collectives, idist_new_group, _split, _shrink and
     _agree, once all ranks have entered.
 
     Several threads of one rank that make groups at the same time.
 
-    Buffers of a failed request: an operation that all ranks have entered cannot be taken back. It
-    gets a tenth of a second to end. After that, MPI may still use the buffers, and the fn and arg
-    of a user-defined op, so keep them.
+    Buffers of a failed request: an operation that all ranks have entered cannot be taken back.
+    idist waits a tenth of a second for it to end. After that, MPI may still use the buffers, and
+    the fn and arg of a user-defined op, so keep them.
 
     Sleep: a rank that waits for others to enter polls every 1 to 4 ms. A rank whose call is inside
     MPI polls the way MPI does.

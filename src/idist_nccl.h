@@ -25,8 +25,8 @@ DO THIS
 
     idist_initialize picks a device for each rank and makes it the calling thread's current device.
     The device is the local rank modulo the number of devices; desc.device or IDIST_DEVICE overrides
-    that. Another thread that has not chosen a device gets this one with its first call on device
-    memory. A thread that has chosen a device keeps its own.
+    that. If another thread has not chosen a device, its first call on device memory makes this
+    device current. A thread that has chosen a device keeps its own.
 
     From then on, every communication call takes device pointers as well as host pointers. The CUDA
     runtime tells them apart. Managed memory counts as host memory.
@@ -39,20 +39,21 @@ DO THIS
 HOW DEVICE MEMORY TRAVELS
 
     idist_device_backend() returns the device backend in use. desc.device_backend or
-    IDIST_DEVICE_BACKEND asks for one, and must be the same on all ranks.
+    IDIST_DEVICE_BACKEND selects one, and must be the same on all ranks.
 
         nccl     where each rank has a GPU of its own. NCCL 2.30.3 or later also takes several ranks
                  on one GPU, if you ask for nccl here and set NCCL_MULTI_RANK_GPU_ENABLE=1.
         ipc      for ranks of one host that share a GPU: they read each other's memory
         staged   everywhere: through pinned memory and the host's backend, a chunk at a time
 
-    What the device backend does not support is staged: scan, exscan, user-defined ops, bitwise and
-    logical ops, messages without a stream, and reductions of I16, U16 and 8-bit floats. NCCL
-    supports 8-bit floats from 2.24 on, if all ranks have GPUs of compute capability 9.0 or more.
+    Calls that the device backend does not support are staged: scan, exscan, user-defined ops,
+    bitwise and logical ops, messages without a stream, and reductions of I16, U16 and 8-bit floats.
+    NCCL supports 8-bit floats from 2.24 on, if all ranks have GPUs of compute capability 9.0 or
+    more.
 
     NCCL rounds 16-bit and 8-bit floats at every step. For an AVG it multiplies by 1/n before it
     sums. It does not define MIN and MAX of a NaN. The other device backends give the same bits as
-    the host. MPI is always given host memory, even if it was built for CUDA.
+    the host. MPI always gets host memory, even if it was built for CUDA.
 
 CALLS
 
@@ -72,28 +73,28 @@ CALLS
                       lock that orders the calls of several threads must be held all that time.)
 
     In one collective, either all ranks pass device memory or none does; otherwise the call fails
-    with IDIST_ERR_MISMATCH. A rank of a v-form may contribute and receive nothing. It passes any
-    device pointer, or its stream, to show that the others use device memory. A message may go from
-    a device to the host memory of another rank.
+    with IDIST_ERR_MISMATCH. A rank that contributes and receives nothing in a v-form passes any
+    device pointer, or its stream, to show that the other ranks use device memory. A message may go
+    from a device to the host memory of another rank.
 
     If several threads of a process are ranks, NCCL reads and writes the buffers of each from the
-    GPUs of the others. Memory of cudaMallocAsync has to allow that (cudaMemPoolSetAccess).
+    GPUs of the others. Memory from cudaMallocAsync must allow this access (cudaMemPoolSetAccess).
 
     Over NCCL, a send on a stream (without a request) needs a receive on a stream, of the same
-    count. It blocks its stream until then, so ranks that send to each other must do so between
-    group_begin and group_end. Tags are compared, not matched: messages between two ranks arrive in
-    order.
+    count. The send blocks its stream until the receive starts, so ranks that send to each other
+    must do so between group_begin and group_end. Tags are compared, not matched: messages between
+    two ranks arrive in order.
 
     The first call of a group on device memory waits for the other members; for the world that
-    happens in idist_initialize. It also connects the members for every collective. NCCL alone
+    happens in idist_initialize. It also connects the members for every collective. By itself, NCCL
     connects them in the first call of each algorithm, and that call waits on the host until all
-    ranks make it. Algorithms are tried with up to IDIST_NCCL_CONNECT_BYTES (default 16 MiB; 0 tries
-    none). The macro is defined where the implementation is compiled, with the same value for all
-    ranks. An algorithm that NCCL chooses only for larger calls waits once.
+    ranks make it. idist tries the algorithms with calls of up to IDIST_NCCL_CONNECT_BYTES (default
+    16 MiB; 0 tries none). The macro is defined where the implementation is compiled, with the same
+    value for all ranks. An algorithm that NCCL chooses only for larger calls waits once.
 
     Some calls move data between pairs of ranks: messages on a stream, all_to_all, gather, scatter,
-    and the v-forms except all_gatherv. NCCL connects a pair in its first such call, and that call
-    does wait on the host for the other rank. One all_to_all connects all pairs of a group.
+    and the v-forms except all_gatherv. NCCL connects a pair in the pair's first such call, which
+    waits on the host for the other rank. One all_to_all connects all pairs of a group.
 
 FAILURES
 
@@ -107,13 +108,13 @@ FAILURES
     creates non-blocking communicators. A blocking communicator of yours (desc.nccl_comm,
     desc.nccl_config) is not aborted before the call has returned.
 
-    After a failure, do not launch a graph again that holds calls of the group. Until the graph is
+    After a failure, do not relaunch a graph that contains calls of the group. Until the graph is
     destroyed, a thread waits in ncclCommAbort; from 2.28.7 on, the communicator stays in memory
     instead.
 
     NCCL itself may report that a peer is gone or late (over InfiniBand and sockets, not inside a
-    host). Then the host has a second to find out which peer. After that, the error is
-    IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without the name of a rank.
+    host). idist then takes up to a second to find out which peer, through the host's backend. After
+    that, the error is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without the name of a rank.
 
 OPTIONS
 
@@ -132,7 +133,7 @@ WHEN THERE IS NO DEVICE
     IDIST_ERR_NO_DEVICE with the reason.
 
     If any rank asks for a device by name ("cuda", "cuda:1"), idist_initialize fails on all ranks
-    instead. It also fails if NCCL or IPC is asked for and cannot be used. A program that must start
+    instead. It also fails if NCCL or IPC is requested and cannot be used. A program that must start
     without libcudart.so links libcudart_static.a. Either all ranks include this header or none
     does.
 

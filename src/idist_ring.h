@@ -11,16 +11,15 @@ WHAT IT IS
 
     Every rank has one stream to every other rank: a pipe in shared memory (or a local socket)
     inside a host, TCP between hosts. Messages up to 64 KiB are sent at once (eager), within a
-    window of 2 MiB that the receiver keeps free. Where the receiver reads larger messages fast in
-    the sender's memory, that limit is 8 KiB. Larger messages are announced (rendezvous). They are
-    sent when the receiver has named a place for them, or the receiver reads them in the sender's
-    memory. In a collective over sockets, the receiver names the place without being asked. So
-    nothing is ever buffered without bound. Every message carries the fingerprint of the call it
-    belongs to.
+    window of 2 MiB that the receiver keeps free. Where the receiver can read the sender's memory
+    fast, that limit is 8 KiB. Larger messages are announced (rendezvous). They are sent when the
+    receiver has provided a buffer for them, or the receiver reads them from the sender's memory. In
+    a collective over sockets, the receiver provides the buffer without being asked. So nothing is
+    ever buffered without bound. Every message carries the fingerprint of the call it belongs to.
 
-    Ranks that share memory make a collective through memory that all of them can read (ring/share).
-    Otherwise a collective is an algorithm over non-blocking sends and receives (ring/algo), over
-    several hosts in two levels (ring/algo/host_plan.h).
+    Ranks that share memory run a collective through memory that all of them can read (ring/share).
+    Otherwise a collective is an algorithm over non-blocking sends and receives (ring/algo). Over
+    several hosts the algorithm has two levels (ring/algo/host_plan.h).
 
 CONTENTS
 
@@ -45,7 +44,7 @@ LIMITS
     in calls. Either of two ranks may have to connect to the other, so ranks listen until the world
     is closed. While the ranks meet, rank 0 needs about n + 8 more descriptors.
 
-    A dead machine, as opposed to a dead process, is noticed only by the time-out.
+    A dead machine, unlike a dead process, is detected only by the time-out.
 
     Over several hosts, gather, scatter, all_to_all, scan and the v-forms are made of messages among
     all ranks. So are reductions of 16-bit and 8-bit floats, and reductions in a fixed order.

@@ -29,8 +29,8 @@ DO THIS
         idist_ddp_free(&ddp);
         idist_sampler_free(&sampler);
 
-    Call idist_ddp_ready(ddp, i) from the backward pass to reduce gradients while those of the
-    layers before them are still being computed.
+    Call idist_ddp_ready(ddp, i) from the backward pass to reduce gradients while the gradients of
+    earlier layers are still being computed.
 
     idist never zeroes gradients between iterations. Either backward() overwrites them, or it adds
     to them and your program zeroes them first.
@@ -40,18 +40,20 @@ WHAT IT IS
     sampler     Deals out the same indices as torch.utils.data.DistributedSampler. Every rank makes
                 the same permutation (torch.randperm with a generator seeded by seed + epoch) and
                 takes every n-th index, starting with its rank. All ranks get the same number of
-                samples. Without drop_last, some samples are assigned twice if the ranks do not
-                divide the length evenly. Duplicates distort validation. From 214,748,364 samples
-                on, idist uses the method of PyTorch 2.6, which differs from earlier versions. Ranks
-                exchange no messages. Ranks with equal length, seed and epoch agree. The function
-                idist_partition is the DataPartitioner of PyTorch's tutorial "Writing distributed
-                applications".
-    loader Worker threads that call your function for each batch, a few batches before the program
-    needs them. ddp Does what DistributedDataParallel and Horovod's DistributedOptimizer do.
-                For a picture, see src/train/ddp/ddp_model.h in the repository.
-    metrics Local sums, which are added over all ranks when you read the value. checkpoint Rank 0
-    writes and reads; a file is either complete or absent. log Only rank 0 logs. summary Rank 0
-    writes losses and other scalars for TensorBoard and as CSV.
+                samples. Without drop_last, some samples are assigned twice if the number of ranks
+                does not divide the length evenly. Duplicates distort validation. From 214,748,364
+                samples on, idist uses the method of PyTorch 2.6, which differs from earlier
+                versions. Ranks exchange no messages. Ranks with equal length, seed and epoch agree.
+                The function idist_partition is the DataPartitioner of PyTorch's tutorial "Writing
+                distributed applications".
+    loader      Worker threads that call your function for each batch, a few batches before the
+                program needs them.
+    ddp         Does what DistributedDataParallel and Horovod's DistributedOptimizer do. For a
+                picture, see src/train/ddp/ddp_model.h in the repository.
+    metrics     Local sums, which are added over all ranks when you read the value.
+    checkpoint  Rank 0 writes and reads; a file is either complete or absent.
+    log         Only rank 0 logs.
+    summary     Rank 0 writes losses and other scalars for TensorBoard and as CSV.
 
     Names and rules follow PyTorch, Ignite or Horovod where one of them has an equivalent.
     Everything also works in a world of 1. This header is not a tensor library: it moves arrays and
@@ -105,12 +107,12 @@ typedef struct idist_sampler_desc {
     int rank;           // index of this rank among num_replicas
     bool in_order;      // do not shuffle
     // Leave out the remainder that does not divide evenly. Otherwise the first samples of the
-    // epoch's order are repeated to fill up.
+    // epoch's order are repeated to fill it up.
     bool drop_last;
     uint64_t seed; // the same on all ranks
     // Your own order instead of the permutation, like ignite's DistributedProxySampler. Writes
     // `length` indices for this epoch, the same on all ranks. It is called again (run 1, 2, ...)
-    // until there are enough indices. Excludes drop_last and in_order.
+    // until there are enough indices. Cannot be combined with drop_last or in_order.
     void (*order_fn)(size_t *indices, size_t length, uint64_t epoch, int run, void *arg);
     void *arg; // passed to order_fn
 } idist_sampler_desc;
@@ -118,17 +120,18 @@ typedef struct idist_sampler_desc {
 // Creates a sampler, which starts in epoch 0. Local. The sampler keeps 8 bytes per sample of this
 // rank. Dealing out an epoch (here and in set_epoch, set_state and reshard) temporarily takes
 // another 8 bytes per sample of all ranks. With an order_fn, it takes 8 bytes per index requested
-// from it. The indices of the last epoch still exist at that time. Returns IDIST_ERR_ARG if there
-// are no samples, more samples than memory can have, or a rank outside 0 .. num_replicas - 1.
+// from order_fn. The indices of the last epoch still exist at that time. Returns IDIST_ERR_ARG if
+// there are no samples, more samples than memory can hold, or a rank outside 0 .. num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
                                             idist_sampler **sampler);
 // Frees a sampler and sets the pointer to NULL. Does nothing if it is NULL.
 IDIST_API void idist_sampler_free(idist_sampler **sampler);
 
 // Starts an epoch with all of its samples. Without this call every pass has the same order. If
-// idist_sampler_set_state has just set this epoch, what is left of the epoch stays. So a loop over
-// the epochs may call this function in each of them, including the epoch that it resumes. Returns
-// IDIST_ERR_NO_MEMORY or IDIST_ERR_CALLBACK (order_fn failed), and then nothing has changed.
+// idist_sampler_set_state has just set this epoch, the epoch continues at that state. So a loop
+// over the epochs may call this function in each of them, including the epoch that it resumes.
+// Returns IDIST_ERR_NO_MEMORY or IDIST_ERR_CALLBACK (order_fn failed), and then nothing has
+// changed.
 IDIST_API idist_status idist_sampler_set_epoch(idist_sampler *sampler, uint64_t epoch);
 // Returns the number of samples that this rank gets in an epoch; it is the same on all ranks. If
 // other ranks have done a part of the epoch (see idist_sampler_set_state and
@@ -138,8 +141,8 @@ IDIST_API size_t idist_sampler_count(const idist_sampler *sampler);
 // goes back to the start (position 0). The call after that gets the first index again.
 IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 
-// Position of this rank in its epoch, for checkpoints. It may be resumed by another number of
-// ranks:
+// Position of this rank in its epoch, for checkpoints. A different number of ranks may resume from
+// it:
 //
 //     idist_sampler_set_state(sampler, state); // of rank 0, on all ranks
 //     for (epoch = state.epoch; epoch < 10; epoch++) {
@@ -149,7 +152,7 @@ IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 typedef struct idist_sampler_state {
     uint64_t epoch, position; // position: samples of this rank done since the last reshard
     uint64_t processed;       // samples of all ranks done before the last reshard
-    uint64_t ranks;           // that share the samples; 0 means as many as where the state is set
+    uint64_t ranks;           // that share the samples; 0 means the number where the state is set
 } idist_sampler_state;
 // Returns the position of the next index. Once idist_sampler_next has returned false, the state is
 // the beginning of the next epoch. So a training that resumes from the state does not repeat the
@@ -180,14 +183,15 @@ IDIST_API idist_status idist_sampler_reshard(idist_sampler *sampler, const idist
 // Shuffles 0 .. length - 1 (as Python's random.Random(seed).shuffle does) and cuts the result into
 // n parts of fractions[i] * length samples, rounded down. The fractions must not add up to more
 // than 1. Writes part number `which` to indices, which has room for `length`, and its size to
-// *count. Local. Returns IDIST_ERR_ARG for a negative fraction, fractions above 1 in total, no such
-// part, or more than 2^32 - 1 samples.
+// *count. Local. Returns IDIST_ERR_ARG for a negative fraction, fractions above 1 in total, an
+// invalid `which`, or more than 2^32 - 1 samples.
 IDIST_API idist_status idist_partition(size_t length, const double *fractions, int n, int which,
                                        uint64_t seed, size_t *indices, size_t *count);
 
-// Returns what one rank gives to its loader. The batch size is batch_size / ranks, rounded down,
-// but all of batch_size if that is 0. The number of workers is num_workers / ranks on this host,
-// rounded up, but all of num_workers if there are fewer workers than ranks.
+// Returns the batch size or the number of workers for one rank's loader. The batch size is
+// batch_size divided by the world size, rounded down, or batch_size itself if that is 0. The number
+// of workers is num_workers divided by the number of ranks on this host, rounded up. If there are
+// fewer workers than ranks, it is num_workers itself.
 IDIST_API int idist_auto_batch_size(int batch_size);
 IDIST_API int idist_auto_num_workers(int num_workers);
 
@@ -204,10 +208,11 @@ typedef struct idist_loader idist_loader;
 // Description of a loader. A desc that is all zero except sampler, batch_size, batch_nbytes and
 // fetch is valid.
 typedef struct idist_loader_desc {
-    // Stays yours and must outlive the loader. The loader moves the sampler: its state is always
-    // the state after the last batch you got. Once a batch of 0 samples has ended the epoch, the
-    // state is the beginning of the next epoch. If you move or reshard the sampler yourself, the
-    // loader drops what it has fetched ahead and continues from there.
+    // You keep ownership, and the sampler must outlive the loader. The loader moves the sampler:
+    // the sampler's state is always the state after the last batch you got. Once a batch of 0
+    // samples has ended the epoch, the state is the beginning of the next epoch. If you move or
+    // reshard the sampler yourself, the loader drops what it has fetched ahead and continues from
+    // there.
     idist_sampler *sampler;
     size_t batch_size;   // samples per batch of this rank
     size_t batch_nbytes; // size of the buffer of one batch
@@ -279,13 +284,13 @@ typedef struct idist_tensor {
 } idist_tensor;
 
 // Copies n tensors from root to all ranks of opts->group, in place. Collective; blocking. The ranks
-// compare shapes first. If one rank has another number of tensors, or another count or dtype, all
-// get IDIST_ERR_MISMATCH. The text names the rank and the tensor.
+// compare shapes first. If one rank has a different number of tensors, or a different count or
+// dtype, all get IDIST_ERR_MISMATCH. The text names the rank and the tensor.
 IDIST_API idist_status idist_broadcast_parameters(const idist_tensor *params, int n, int root,
                                                   const idist_opts *opts);
 // Copies the state of an optimizer from root to all ranks, as idist_broadcast_parameters does. The
 // state has tensors (momentum, for example) and a struct of numbers (rate, step). The struct is
-// options_nbytes of host memory; `options` may be NULL if that is 0.
+// options_nbytes of host memory; `options` may be NULL if options_nbytes is 0.
 IDIST_API idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n,
                                                        void *options, size_t options_nbytes,
                                                        int root, const idist_opts *opts);
@@ -308,24 +313,24 @@ typedef enum idist_compression {
 //
 // The error of the approximation is added to the gradient of the next iteration, even by a rank in
 // idist_ddp_join. A gradient that is far too large on one rank leaves such errors on all ranks. The
-// errors cancel out in the sum, but later gradients that are added to them are rounded away. If the
-// sum of a matrix has less than 2^-16 of the size of what was added, all ranks drop its errors, and
-// rank 0 warns. Then all ranks compute the iteration again without the errors.
+// errors cancel out in the sum, but later gradients that are added to them are rounded away. All
+// ranks drop the errors of a matrix if its sum over the ranks is smaller than 2^-16 times the size
+// of the terms. Then rank 0 warns, and all ranks compute the iteration again without the errors.
 //
-// Everything is computed and sent as F32, F64 too: values too small for F32 become 0, and values
-// too large become infinite. Costs up to 8 bytes of memory per gradient, besides P and Q. Excludes
-// find_unused and on_device.
+// Everything, F64 included, is computed and sent as F32: values too small for F32 become 0, and
+// values too large become infinite. Costs up to 8 bytes of memory per gradient, besides P and Q.
+// Cannot be combined with find_unused or on_device.
 typedef struct idist_powersgd_desc {
     // For gradient i, rows[i] is the number of rows: as many as its parameter has outputs. Its
     // other dimensions form the columns. If rows[i] is 0, the gradient is not a matrix. If rows is
     // NULL, each bucket is one square matrix, padded with zeros, as in torch's
     // batched_powerSGD_hook; that loses more of the gradients.
     const size_t *rows;
-    // A gradient is compressed only if it has more than this times the floats that are sent (0
-    // means 2).
+    // A gradient is compressed only if it has more elements than this factor times the number of
+    // floats that are sent (0 means 2).
     double min_compression_rate;
     // First iteration that is compressed, counted from 0. By default, torch begins after 1,000
-    // iterations. It recommends a tenth of the training.
+    // iterations; it recommends a tenth of the training.
     uint64_t start_iteration;
     uint64_t seed; // of the first Q
     // Added to the norm by which a column is divided. A column of zeros stays zero.
@@ -356,8 +361,9 @@ typedef struct idist_bucket {
 
 // A communication hook. Its `start` begins one call, with opts.request so that the program can
 // continue. Its `finish` is called when the request is complete, and leaves the result in data; it
-// may communicate too. All ranks call both for the same buckets in the same order. If one fails,
-// the iteration fails. Its free_fn (may be NULL) is called with each state that is not NULL.
+// may communicate too. All ranks call `start` and `finish` for the same buckets in the same order.
+// If one of the two fails, the iteration fails. The hook's free_fn (may be NULL) is called with
+// each state that is not NULL.
 typedef struct idist_ddp_hook {
     idist_status (*start)(idist_bucket *bucket, void *arg);
     idist_status (*finish)(idist_bucket *bucket, void *arg);
@@ -375,10 +381,10 @@ typedef struct idist_ddp_desc {
     // see idist_ddp_grad. If grads is NULL, nothing is copied.
     //
     // A bucket is reduced in place if its gradients follow one another in memory, lower indices
-    // first. Otherwise it goes in pieces. Pieces are reduced in place where the ranks share memory,
-    // and wherever a piece is contiguous. Other pieces are copied to memory that stays in the
-    // cache, reduced there and copied back. With a hook, compression, find_unused or on_device, the
-    // whole bucket is copied and copied back.
+    // first. Otherwise the bucket is reduced in pieces. Pieces are reduced in place where the ranks
+    // share memory, and wherever a piece is contiguous. Other pieces are copied to memory that
+    // stays in the cache, reduced there and copied back. With a hook, compression, find_unused or
+    // on_device, the whole bucket is copied and copied back.
     const idist_tensor *params, *grads;
     int n;
     // Tensors that are not trained, such as running means. idist_ddp_forward copies them from one
@@ -421,7 +427,7 @@ typedef struct idist_ddp_desc {
 //   - Compression of gradients other than F32 and, on the host, F64.
 //   - Factors or divide_by_active with integer gradients.
 //   - PowerSGD with find_unused or on_device.
-//   - The field on_device, and idist_nccl.h was not included before this header.
+//   - The field on_device, if idist_nccl.h was not included before this header.
 //   - Gradients of a pair dtype or a user-defined dtype.
 IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp);
 // Frees a ddp and sets the pointer to NULL. Does nothing if it is NULL. Local. Within an iteration,
@@ -450,16 +456,17 @@ IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // returns the number of 
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
 // Reports that gradient i is complete. Do not touch the gradient until idist_ddp_wait returns.
 // Launches, in order, the buckets that are full, except the last one, and does not wait for them.
-// But it makes up for a missing idist_ddp_forward. If a bucket goes in pieces, at most 1 MiB of it
-// is in flight (4 MiB if there are several hosts). Later calls launch the rest. Any thread, one at
-// a time. Make no other call on this group until idist_ddp_wait: the moment at which buckets are
-// launched differs from rank to rank. Returns IDIST_ERR_STATE if the gradient was ready already.
+// If idist_ddp_forward is needed and was not called, does its work first, which blocks. If a bucket
+// is reduced in pieces, at most 1 MiB of it is in flight (4 MiB if there are several hosts). Later
+// calls launch the rest. Any thread, one at a time. Make no other call on this group until
+// idist_ddp_wait: the moment at which buckets are launched differs from rank to rank. Returns
+// IDIST_ERR_STATE if the gradient was ready already.
 IDIST_API idist_status idist_ddp_ready(idist_ddp *ddp, int i);
 // Ends the backward pass. All gradients count as ready, and on return all are averaged (on the
 // device: for whatever is enqueued on desc.stream afterwards). All ranks get the same bits.
 //
-// With find_unused, a parameter that was not ready, neither now nor in a preceding pass with
-// no_sync, contributes zero. If a parameter was ready on no rank, its gradient is left as it is.
+// With find_unused, a parameter that was ready neither in this pass nor in a preceding pass with
+// no_sync contributes zero. If a parameter was ready on no rank, its gradient is left as it is.
 //
 // The averages stay in the gradients. If the backward pass adds to gradients, the program must zero
 // them first, except after a pass with no_sync.
@@ -469,7 +476,7 @@ IDIST_API idist_status idist_ddp_wait(idist_ddp *ddp);
 IDIST_API bool idist_ddp_used(const idist_ddp *ddp, int i);
 // Turns no_sync on or off. While it is on, forward, ready and wait send nothing: gradients
 // accumulate locally, and the first iteration after it reduces them. Call it between iterations
-// (else IDIST_ERR_STATE), with the same value on all ranks.
+// (otherwise it returns IDIST_ERR_STATE), with the same value on all ranks.
 IDIST_API idist_status idist_ddp_no_sync(idist_ddp *ddp, bool on);
 
 // Takes part in the iterations of the other ranks with zeros until all ranks have called it. For
@@ -509,11 +516,11 @@ IDIST_API idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_
                                                       int channels, const idist_opts *opts);
 
 // Scales gradients (any floating-point dtype, host memory) in place so that their joint 2-norm is
-// at most max_norm, like torch's clip_grad_norm_. Sets *norm to the norm before (norm may be NULL).
-// With `shared`, every rank has all gradients, the same ones, as after idist_ddp_wait, and nothing
-// is sent. Otherwise each rank has its own part, and the norm is the norm of all parts; collective
-// over opts->group. If the sum of squares, in double, is not finite, all ranks get IDIST_ERR_ARG,
-// and nothing is scaled.
+// at most max_norm, like torch's clip_grad_norm_. Sets *norm to the norm before scaling (norm may
+// be NULL). With `shared`, every rank has all gradients, the same ones, as after idist_ddp_wait,
+// and nothing is sent. Otherwise each rank has its own part, and the norm is the norm of all parts;
+// collective over opts->group. If the sum of squares, in double, is not finite, all ranks get
+// IDIST_ERR_ARG, and nothing is scaled.
 IDIST_API idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_norm,
                                             bool shared, double *norm, const idist_opts *opts);
 
@@ -531,14 +538,14 @@ typedef struct idist_milestone {
 
 // Returns the value at `step` of Ignite's PiecewiseLinear. The schedule passes through n milestones
 // on straight lines, and is constant before the first one and after the last one. A step may have a
-// fraction, an epoch's for example. Returns NaN if there are no milestones, if steps do not
+// fraction, for example of an epoch. Returns NaN if there are no milestones, if steps do not
 // increase, or if a number is not finite. Also returns NaN if neighbors are so far apart that the
 // product of their distances in step and value is not finite.
 IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
 
 // Kind of a schedule: torch's schedulers of the same names, as closed formulas. In the formulas,
-// `begin`, `end` and `steps` are fields of the schedule. The part that is left, at least 0, is left
-// = 1 - step / steps.
+// `begin`, `end` and `steps` are fields of the schedule. The fraction of the steps that is left is
+// left = 1 - step / steps, but at least 0.
 typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_CONSTANT = 0,    // begin
     IDIST_SCHEDULE_STEP = 1,        // StepLR: times factor after every `steps` steps
@@ -671,11 +678,12 @@ typedef struct idist_checkpoint_desc {
 // file of the same step, which the next save of that step removes.
 //
 // The file is not written, and nothing changes, if `keep` files of other steps are better and
-// `keep_latest` are later. The log says so at info level. It warns if the better file has a later
-// step, because then it comes from another run. Every valid file with the prefix counts, even from
-// earlier runs: use a folder per training run. A damaged file does not count, pushes no other file
-// out, and is not removed; a warning names the file once. To verify the files, the first save of a
-// process reads those that it finds. Later saves read only what others have written.
+// `keep_latest` are later. The log says so at info level, or as a warning if the better file has a
+// later step, and so comes from another run. Every valid file with the prefix counts, even from
+// earlier runs: use a folder per training run. A damaged file does not count, does not cause the
+// removal of another file, and is not removed itself; a warning names the file once. To verify the
+// files, the first save of a process reads those that it finds. Later saves read only what others
+// have written.
 //
 // If the file system refuses to sync the file or the folder, as network file systems and shared
 // folders of virtual machines may, the save still succeeds. The file is complete, but may be lost
@@ -730,10 +738,10 @@ IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, 
 #define IDIST__FORMAT(at, args)
 #endif
 
-// Logs a line of text. `name` is the name of the training run, "CIFAR10-Training". Prints up to
-// 2,000 bytes of the text; line feeds in it become spaces. Your format prints fractions with the
-// decimal point of your program's locale, as with printf. Numbers that idist prints have a period
-// in every locale.
+// Logs a line of text. `name` is the name of the training run, such as "CIFAR10-Training". Prints
+// up to 2,000 bytes of the text; line feeds in it become spaces. Your format prints fractions with
+// the decimal point of your program's locale, as with printf. Numbers that idist prints have a
+// period in every locale.
 IDIST_API void idist_train_log(const char *name, const char *format, ...) IDIST__FORMAT(2, 3);
 // Logs version, backend, device, world size and idist_show_config, each on its own line.
 IDIST_API void idist_train_log_config(const char *name);
@@ -790,8 +798,8 @@ typedef struct idist_summary_desc {
 } idist_summary_desc;
 
 // Opens the files.
-// IDIST_ERR_ARG: a scalars.csv is something else; it is untouched.
-// IDIST_ERR_STATE: another handle or process is writing it.
+// IDIST_ERR_ARG: scalars.csv exists, but is damaged or was not written by idist; it is untouched.
+// IDIST_ERR_STATE: another handle or process is writing scalars.csv.
 // IDIST_ERR_NO_MEMORY: out of memory.
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: a file or folder cannot be created.
 IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,

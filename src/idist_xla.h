@@ -41,8 +41,8 @@ BUFFERS
 
     XLA has no device pointers, and a PJRT_Buffer never changes. So device memory is an
     idist_xla_buffer, a handle that a program passes wherever a call takes a buffer. A call that
-    writes to the handle replaces the PJRT_Buffer behind the handle. A program in place may give the
-    memory of the input to the result (donation).
+    writes to the handle replaces the PJRT_Buffer behind the handle. A call in place may reuse the
+    memory of the input for the result (donation).
 
     A handle has addresses of its own, as many as the buffer has bytes. (char *)x + 8 is the part of
     the buffer from byte 8 on, and a call takes such a part as well. Nobody can read or write these
@@ -61,8 +61,8 @@ WHO IS A RANK
 
 HOW DEVICE MEMORY TRAVELS
 
-    idist_device_backend() returns the way, and desc.device_backend or IDIST_DEVICE_BACKEND asks for
-    one:
+    idist_device_backend() returns the device backend in use. desc.device_backend or
+    IDIST_DEVICE_BACKEND selects one:
 
         xla      programs in StableHLO, compiled once and kept: all_reduce, reduce, broadcast,
                  all_gather, reduce_scatter and all_to_all of whole buffers, for the ops SUM, PROD,
@@ -87,8 +87,8 @@ CALLS
     barriers, bytes, strings, numbers   stay on the host
 
     Before a program is launched, all ranks meet on the host. They compare the call, and agree on
-    its place among all programs. So different calls, late ranks and lost ranks give the same errors
-    as on the host, before any rank has entered XLA. Programs of several groups never wait for each
+    the order of all programs. So different calls, late ranks and lost ranks give the same errors as
+    on the host, before any rank has entered XLA. Programs of several groups never wait for each
     other in a circle. Calls of two worlds of one process have no such order: do not let them
     overlap.
 
@@ -142,11 +142,11 @@ typedef struct idist_xla_buffer idist_xla_buffer;
 IDIST_API idist_status idist_xla_buffer_put(const void *data, size_t count, idist_dtype dtype,
                                             idist_group *group, idist_xla_buffer **buffer);
 
-// Makes a buffer of a PJRT_Buffer on this rank's device, for example a result of a program of your
-// own. The buffer may have up to 16 dimensions; calls take its elements in row-major order. A
-// buffer of bools is IDIST_U8 to idist; a result that is not 0 becomes 1, so IDIST_SUM is a logical
-// "or". On success the PJRT_Buffer belongs to idist. Returns the errors of idist_xla_buffer_put,
-// and IDIST_ERR_UNSUPPORTED for a type that idist does not have.
+// Makes a buffer from a PJRT_Buffer on this rank's device, for example from a result of your own
+// program. The buffer may have up to 16 dimensions; calls take its elements in row-major order.
+// idist treats a buffer of bools as IDIST_U8. A result that is not 0 becomes 1, so IDIST_SUM is a
+// logical "or". On success the PJRT_Buffer belongs to idist. Returns the errors of
+// idist_xla_buffer_put, and IDIST_ERR_UNSUPPORTED for a type that idist does not have.
 IDIST_API idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
                                               idist_xla_buffer **buffer);
 
@@ -164,11 +164,11 @@ IDIST_API void *idist_xla_buffer_pjrt(const idist_xla_buffer *buffer);
 // buffer may outlive the world.
 IDIST_API idist_status idist_xla_buffer_free(idist_xla_buffer **buffer);
 
-// Returns the PJRT_Api of the plug-in, or NULL if none is loaded. With desc.xla_api, returns that
-// table until the last world and the last buffer are gone. Any thread may call.
+// Returns the PJRT_Api of the plug-in, or NULL if none is loaded. If desc.xla_api is set, returns
+// that table until the last world and the last buffer are gone. Any thread may call.
 IDIST_API const void *idist_xla_api(void);
 
-// Returns the PJRT_Client of this process, which idist owns unless desc.xla_client gave it.
+// Returns the PJRT_Client of this process, which idist owns unless it came from desc.xla_client.
 IDIST_API void *idist_xla_client(idist_group *group);
 
 // Returns the PJRT_Device of this rank.

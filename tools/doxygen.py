@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""doxygen.py HEADER - the declarations of a header as Doxygen wants them, on stdout.
+"""doxygen.py HEADER - prints the declarations of a header in the form that Doxygen expects.
 
-make docs has Doxygen call it for each header of API_HEADERS (INPUT_FILTER in tools/Doxyfile). It
-turns plain comments into those of Doxygen and leaves out what stands behind the declarations.
+For make docs, Doxygen calls this script for each header of API_HEADERS (INPUT_FILTER in
+tools/Doxyfile). The script turns plain comments into Doxygen comments, and omits everything after
+the declarations.
 
     the comment at the top    becomes a page
     the banner of a section   becomes a group with the text of the banner
-    a comment before or at    describes it. A declaration in the next line, without a comment of
-    the end of a declaration  its own, shares it
-    a comment by itself       is added to every function up to the next one or the end of the
-                              section
+    a comment before or at    describes the declaration. If the declaration in the next line has no
+    the end of a declaration  comment, the comment describes that declaration, too
+    a comment by itself       is added to every function up to the next such comment or the end of
+                              the section
 
-An indented paragraph and one in columns keep their form. A line that ends early ends there. Text in
-backticks is code. tools/man.py reads the same comments.
+Indented paragraphs and paragraphs in columns keep their form. A line break after a line that ends
+early is kept. Text in backticks is code. tools/man.py reads the same comments.
 """
 import os
 import re
@@ -30,7 +31,7 @@ STATUS = re.compile(r' *X\((\w+), (-?\d+), "(.*)"\)')
 
 
 def api_lines(path):
-    """The lines up to the end of the declarations."""
+    """Yields the lines up to the end of the declarations."""
     with open(path, encoding='ascii') as file:
         for line in file:
             if END.match(line):
@@ -46,7 +47,7 @@ def past_top(lines):
 
 
 def link_targets(paths):
-    """What a text can mention, and the name under which Doxygen knows it."""
+    """Returns a dict of the names that a text can mention, with Doxygen's name for each."""
     targets = {}
     for path in paths:
         targets[path] = 'index' if path == 'idist.h' else path.replace('.', '_')
@@ -72,14 +73,14 @@ def escaped(text):
 
 
 def linked(text):
-    """The text with links and code, and without anything that Doxygen takes for a command."""
+    """Returns the text with links and code. Escapes what Doxygen would take for a command."""
     parts = re.split('`([^`]+)`', text)
     code = ['<code>%s</code>' % with_links(part) for part in parts[1::2]] + ['']
     return ''.join(with_links(part) + span for part, span in zip(parts[::2], code))
 
 
 def no_list(line):
-    """A line of a paragraph that keeps its form: a dash at its beginning begins no list."""
+    """Returns a line of a paragraph that keeps its form. A dash in front must not begin a list."""
     return re.sub('^( *)-(?= )', r'\1<span></span>-', line)
 
 
@@ -94,7 +95,7 @@ def with_links(text):
 
 
 def whole_spans(block):
-    """The lines of a paragraph: code that goes on in the next line is code in both."""
+    """Yields the lines of a paragraph. Code that continues in the next line is code in both."""
     is_open = False
     for line in block:
         line = '`' * is_open + line
@@ -108,7 +109,7 @@ def ends_early(line, following):
 
 
 def paragraphs(lines):
-    """Lists of lines, each with whether it keeps its form; such neighbours are one paragraph."""
+    """Returns the paragraphs: whether each keeps its form, and its lines. Joins those that do."""
     result = []
     for block in re.split(r'\n\n+', '\n'.join(lines).strip('\n')):
         block = list(whole_spans(block.split('\n')))
@@ -121,7 +122,7 @@ def paragraphs(lines):
 
 
 def describe(lines):
-    """A text as the lines of a Doxygen comment."""
+    """Returns a text as the lines of a Doxygen comment."""
     out = []
     for as_is, block in paragraphs(lines):
         if as_is and any(re.search(r';$|^ *#', line) for line in block):
@@ -144,11 +145,11 @@ class Filter:
         self.path = os.path.basename(path)
         self.out = []
         self.pending = []  # a comment that waits for its declaration
-        self.alone = []  # one that stands by itself
+        self.alone = []  # a comment that stands by itself
         self.shared = [[], []]  # the comment that declarations share, outside of structs and inside
         self.depth = 0  # 1: in a struct or an enum
-        self.unclosed = 0  # parentheses
-        self.within = False  # a declaration goes on
+        self.unclosed = 0  # number of unclosed parentheses
+        self.within = False  # the last declaration continues
         self.in_group = False
         self.statuses = []
 
@@ -173,7 +174,7 @@ class Filter:
         sys.stdout.write(''.join(self.out))
 
     def top(self, title, lines):
-        """The comment at the top of the file."""
+        """Writes the comment at the top of the file."""
         kind = 'mainpage' if self.path == 'idist.h' else 'page ' + TARGETS[self.path]
         name, _, what = title.split(' - ')[:3]
         self.out.append(comment(['\\%s %s: %s' % (kind, name, what.replace('`', ''))]))
@@ -216,7 +217,7 @@ class Filter:
         self.out.append('\n')
 
     def status(self, line):
-        """The list of status codes becomes the enum that it stands for."""
+        """Turns the list of status codes into the enum that it stands for."""
         match = STATUS.match(line)
         if match:
             self.statuses.append('    /// %s\n    IDIST_%s = %s,\n' % (
@@ -227,7 +228,7 @@ class Filter:
         return line.startswith('#define IDIST__X')
 
     def declaration(self, line):
-        """A line of code; the comment before it, or at its end, goes before it."""
+        """Writes a line of code. Its comment, before it or at its end, goes before it."""
         code, _, behind = line.partition(' // ')
         code = code.rstrip()
         if code.startswith('}'):

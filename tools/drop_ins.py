@@ -2,14 +2,14 @@
 """drop_ins.py [--check] [--line-directives] [FOLDER] - writes the headers that a program copies.
 
 Each header src/idist*.h becomes one file in FOLDER (by default the root of the repository). A
-quoted include with a slash is a part of the implementation: its text takes the place of the first
-include, and later ones vanish. So do parts of another drop-in that the header includes by itself.
-base/begin.h, what it includes, and base/end.h are the exception: every drop-in has them. base/end.h
-is followed by an #undef of each private macro that the drop-in defines. An include without a slash
-stays.
+quoted include with a slash names a part of the implementation. The part's text replaces the first
+include of the part, and later includes are removed. Includes of parts that idist.h contains are
+also removed from the other drop-ins. base/begin.h, the file that it includes, and base/end.h are
+exceptions: every drop-in contains them. After base/end.h comes an #undef of each private macro that
+the drop-in defines. An include without a slash stays.
 
 --check writes nothing, names the files that are stale, and fails if there are any.
---line-directives adds #line, so that compilers and debuggers point at the files in src/.
+--line-directives adds #line, so that compilers and debuggers refer to the files in src/.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ NOTE = "\n    Generated from src/ by tools/drop_ins.py: change the files there.\
 
 
 class DropIn:
-    """The text of one drop-in. `elsewhere` are the parts that the headers it includes have."""
+    """The text of one drop-in. `elsewhere` has the parts that the drop-in finds in idist.h."""
 
     def __init__(self, name, elsewhere, has_line_directives):
         self.name, self.elsewhere, self.has_lines = name, elsewhere, has_line_directives
@@ -48,7 +48,7 @@ class DropIn:
             self.out.append(line)
 
     def include(self, path):
-        """Returns whether there was something to paste."""
+        """Pastes a part, unless it is there already. Returns True if the part was pasted."""
         if path not in REPEATED and (path in self.parts or path in self.elsewhere):
             return False
         self.parts.add(path)
@@ -61,7 +61,7 @@ class DropIn:
         return True
 
     def macros(self):
-        """The private macros of the implementation that are still defined."""
+        """Returns the private macros of the implementation that are still defined."""
         text = "\n".join(self.out)
         text = text[text.index("defined(IDIST_IMPLEMENTATION)"):]
         last = {name: word for word, name in MACRO.findall(text)}

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """man.py FOLDER - writes the man pages of the API to FOLDER/man3.
 
-The headers are those of the environment variable API_HEADERS, the version is that of VERSION. make
-docs sets both. There is a page for
+The environment variable API_HEADERS lists the headers, and VERSION is the version of idist. make
+docs sets both variables. There is a page for
 
     each function, type and macro whose name begins with idist_   its comment and its declaration
     each section, such as [api:coll]: idist_api_coll              its comment, and what it declares
-    each header: idist for idist.h, or else its name              the comment at its top
+    each header: idist for idist.h, otherwise its name            the comment at its top
 
-No page has another name: a page bind.3 or signal.3 would hide that of the system.
+There are no other pages, because a page bind.3 or signal.3 would hide the system's own page.
 """
 import os
 import re
@@ -41,8 +41,8 @@ class Section:
 
 
 class Header:
-    """The comment at the top of a header, by its headings, and the sections of its API."""
-    statuses = []  # of any header: name, value and meaning of each
+    """The comment at the top of a header, divided by its headings, and the sections of its API."""
+    statuses = []  # of all headers: name, value and meaning of each
 
     def __init__(self, path):
         self.path = path
@@ -97,7 +97,7 @@ class Header:
         return at + 1
 
     def declare(self, lines, shared, is_own, alone):
-        """Adds a declaration; a comment behind it is part of its text, or all of its text."""
+        """Adds a declaration. A comment after it is part of its text, or all of its text."""
         if not self.sections:
             if re.match(r'#define IDIST_(?!API|H$)[A-Z]\w* ', lines[0]):
                 self.numbers += lines
@@ -113,7 +113,7 @@ class Header:
 
 
 def end_of_declaration(lines, at):
-    """The line behind a declaration."""
+    """Returns the index of the line after a declaration."""
     first = lines[at]
     if re.match(r'(typedef (struct|enum) \w+|.*\)) \{$', first):
         while not lines[at].startswith('}'):
@@ -129,7 +129,7 @@ def end_of_declaration(lines, at):
 
 
 def escaped(text):
-    """The text without what troff takes for a command."""
+    """Returns the text with all characters escaped that troff would interpret."""
     text = text.replace('\\', '\\e')
     for char, name in ('-', '\\-'), ("'", '\\(aq'), ('`', '\\(ga'), ('^', '\\(ha'), ('~', '\\(ti'):
         text = text.replace(char, name)
@@ -137,7 +137,7 @@ def escaped(text):
 
 
 def marked(text):
-    """The text with names of the API and code in bold."""
+    """Returns the text with API names and code in bold."""
     out = ''
     for n, part in enumerate(re.split('`([^`]+)`', text)):
         if n % 2 == 1:
@@ -152,7 +152,7 @@ def marked(text):
 
 
 def source(line):
-    """A line of code, with code and names in its comment in bold."""
+    """Returns a line of code, with the code and names in its comment in bold."""
     code, slashes, behind = line.partition('//')
     return escaped(code) + slashes + (marked(behind) if behind else '')
 
@@ -175,7 +175,7 @@ def described(text):
 
 
 def brief(text, otherwise):
-    """The first sentence of a text, for apropos."""
+    """Returns the first sentence of a text, for apropos."""
     blocks = paragraphs(text)
     if not blocks:
         return otherwise
@@ -184,7 +184,7 @@ def brief(text, otherwise):
 
 
 def declaration(entry):
-    """What a program sees of a declaration: the values of a list of macros, no private macro."""
+    """Returns what a program sees of a declaration: all status codes, but no private macros."""
     lines = []
     for line in entry.lines:
         if line.strip() == 'IDIST_STATUS_MAP(IDIST__X)':
@@ -260,7 +260,7 @@ def main(folder):
     for section in sections:
         pages[section.name] = section_page(section)
         for entry in section.entries:
-            if entry.name:  # the first, if there are several
+            if entry.name:  # the first entry, if several have this name
                 pages.setdefault(entry.name, entry_page(section, entry, named))
 
     os.makedirs(folder + '/man3')

@@ -1,6 +1,6 @@
-# plot_scalars.gnuplot - draws the scalars.csv that idist_summary writes: a panel per metric, which
-# is what follows the last slash of a tag, with a curve per tag over the steps. What is not finite
-# is left out. gnuplot cuts a tag off at a comma.
+# plot_scalars.gnuplot - draws the scalars.csv that idist_summary writes: a panel per metric, with a
+# curve per tag over the steps. A metric is the text after the last slash of a tag. Values that are
+# not finite are left out. gnuplot truncates a tag at a comma.
 #
 #     gnuplot -c tools/plot_scalars.gnuplot scalars.csv scalars.svg      # or make plots CSV=...
 if (ARGC != 2 || ARG1 eq ARG2) exit error "usage: gnuplot -c plot_scalars.gnuplot CSV SVG"
@@ -28,7 +28,7 @@ while (strlen(rest) > 0 && n_tags < MAX_TAGS) {
     rest = rest[end + 1:*]
 }
 
-# "train/loss" is one of the panel "loss".
+# The tag "train/loss" belongs to the panel "loss".
 metric(tag) = strstrt(tag, "/") ? metric(tag[strstrt(tag, "/") + 1:*]) : tag
 array panels[MAX_TAGS]
 n_panels = 0

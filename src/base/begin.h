@@ -13,7 +13,8 @@
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may enable these warnings, but code that is also C needs the casts they report.
+// C++ programs may enable these warnings, but code that must also compile as C needs the casts they
+// report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -23,8 +24,7 @@
 #endif
 #endif
 
-// The thread sanitizer of gcc does not support fences, and warns about each fence for shared
-// memory.
+// gcc's thread sanitizer does not support fences, and warns about each fence for shared memory.
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wtsan"
@@ -48,8 +48,8 @@
 
 // IDIST__TRY(result = fn(arg)) calls a function of the program. In C++ with exceptions, the macro
 // catches every exception and records in idist__me.thrown what was thrown. Otherwise an exception
-// ends the process as if fn were noexcept: std::terminate prints the exception. The function around
-// the macro is IDIST__NOINLINE.
+// ends the process as if fn were noexcept: std::terminate prints the exception. A function that
+// uses the macro must be IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
@@ -118,7 +118,7 @@
 #if defined(__clang__)
 #pragma float_control(precise, on, push)
 #elif defined(__GNUC__)
-// In C, pop_options alone would leave these undefined.
+// In C, pop_options alone would leave these macros undefined.
 #pragma push_macro("__FAST_MATH__")
 #pragma push_macro("__FINITE_MATH_ONLY__")
 #pragma push_macro("__ASSOCIATIVE_MATH__")

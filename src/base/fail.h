@@ -3,8 +3,8 @@
 // Functions: idist__fail_*, idist__callback_*.
 //
 // Every failure gets its status and its text here, once, where the failure is noticed.
-// idist_last_error returns the text. The functions of the program are called through this file,
-// too, so that their exceptions are caught.
+// idist_last_error returns the text. Functions of the program are also called through this file, so
+// that their exceptions are caught.
 #pragma once
 
 //------------------------------------------------------------------------------
@@ -14,7 +14,7 @@
 typedef struct idist__thread { // thread-local state
     char text[1024];           // the result of idist_last_error
     char kept_text[1024];      // `text` before the first failure inside a call
-    int quiet_depth;           // > 0 inside a call that may succeed in spite of a failure
+    int quiet_depth;           // > 0 inside a call that may succeed despite a failure
     bool has_kept;             // kept_text is in use
     int callbacks;             // > 0 inside a callback, which must not call idist
     char thrown[256];          // what the callback has thrown, or ""
@@ -66,7 +66,7 @@ void idist_set_last_error(const char *text) {
 }
 
 // Records a failure where it is noticed, and returns its status. Every failure passes through this
-// function. The text says what happened, to whom, and what to do about it. Its arguments may
+// function. The text says what happened, to whom, and what to do about it. The arguments may
 // include the previous text, to which a caller adds what it was doing.
 IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
     char text[sizeof idist__me.text];
@@ -85,15 +85,15 @@ IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const c
     return status;
 }
 
-// Begins a part of a call that may succeed in spite of a failure inside it: an attempt that is
-// repeated, or replaced by another. A failure then changes idist_last_error only if the outermost
-// such part fails.
+// Begins a part of a call that may succeed despite a failure inside it: an attempt that is
+// repeated, or replaced by another attempt. A failure then changes idist_last_error only if the
+// outermost such part fails.
 static inline void idist__fail_begin(void) {
     if (!idist__me.quiet_depth++) idist__me.has_kept = false;
 }
 
-// Ends a part of a call that idist__fail_begin began. `status` is the result of the part; returns
-// it.
+// Ends a part of a call that idist__fail_begin began. `status` is the result of the part, and is
+// returned.
 static inline idist_status idist__fail_end(idist_status status) {
     idist__thread *self = &idist__me;
 
@@ -108,7 +108,7 @@ static idist_status idist__fail_errno(const char *what, int err) {
 
     if (err == EMFILE)
         return idist__fail(IDIST_ERR_NO_FDS, "%s: %s: raise ulimit -n", what, strerror(err));
-    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // the machine has no descriptor left
+    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // the machine has no descriptors left
     if (err == ENOMEM) status = IDIST_ERR_NO_MEMORY;
     if (err == ENOSPC) status = IDIST_ERR_NO_SPACE;
     if (err == EADDRINUSE) status = IDIST_ERR_ADDR_IN_USE;

@@ -7,8 +7,9 @@
 // the instruction set that loops over elements use
 //
 // The hot loops over elements, in base/small_float.h and base/reduce.h, are compiled for several
-// instruction sets. `base` is the target of the compiler. The other instruction sets are used on
-// processors that have them. All of them give the same bits, so the machines of a world may differ.
+// instruction sets. `base` is the compiler's target. The other instruction sets are used on
+// processors that have them. All instruction sets produce the same bits, so the machines of a world
+// may differ.
 //------------------------------------------------------------------------------
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -45,10 +46,10 @@ static idist__isa idist__isa_best(void) {
 // the floating-point mode in which numbers are reduced and converted
 //
 // A library built with -ffast-math sets flush-to-zero in the thread that loads it, and a program
-// may round upward in one of its threads. A sum would then have other bits in the progress thread,
-// or on another rank. So numbers are reduced and converted in the mode in which a C program starts
-// (round to nearest, keep subnormals, no traps), whatever the thread's mode is. Reading the mode
-// takes two nanoseconds.
+// may round upward in one of its threads. A sum would then have different bits in the progress
+// thread, or on another rank. So numbers are reduced and converted in the mode in which a C program
+// starts (round to nearest, keep subnormals, no traps), whatever the thread's mode is. Reading the
+// mode takes two nanoseconds.
 //
 //     uint32_t mode = idist__mode_enter();
 //     ...

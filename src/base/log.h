@@ -9,7 +9,7 @@
 typedef struct idist__log {
     idist_logger logger;
     idist_log_level level;
-    char who[96]; // prefix of each line, as "rank 3/8 host"
+    char who[96]; // prefix of each line, such as "rank 3/8 host"
 } idist__log;
 
 static idist__os_mutex idist__log_lock = IDIST__OS_MUTEX_INIT;
@@ -17,8 +17,8 @@ static idist__os_mutex idist__log_lock = IDIST__OS_MUTEX_INIT;
 // idist__log_lock.
 static const char *idist__log_before = "";
 
-// Initializes a log: its logger, if one is given, and its level from IDIST_LOG. An unknown level is
-// an error; the level is then the default (warn).
+// Initializes a log with the caller's logger, if there is one, and with the level from IDIST_LOG.
+// An unknown level is an error; the log then has the default level (warn).
 static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
     static const char *const names[] = {"", "error", "warn", "info", "debug"};
     const char *env = idist__os_env("IDIST_LOG");
@@ -47,7 +47,7 @@ static void idist__log_to_stderr(const char *line) {
 }
 
 // Calls a logger. Returns false if the logger has thrown an exception; then this function has
-// logged the exception to stderr, and the caller still has to log the line. Called with the lock
+// logged the exception to stderr, and the caller must still log the line. Called with the lock
 // held.
 IDIST__NOINLINE static bool idist__log_call(const idist_logger *logger, idist_log_level level,
                                             const char *line) {

@@ -22,14 +22,14 @@ IDIST__NOINLINE static void *idist__mem_ask(const idist_allocator *a, size_t nby
     return p;
 }
 
-// Calls free_fn. Drops an exception, because the caller can do nothing about it.
+// Calls free_fn. Ignores an exception, because the caller can do nothing about it.
 IDIST__NOINLINE static void idist__mem_give_back(const idist_allocator *a, void *p) {
     IDIST__CALLBACK(a->free_fn(p, a->user));
     idist__me.thrown[0] = 0;
 }
 
-// Allocates memory without zeroing it, for large buffers that are written before they are read.
-// Returns NULL without memory, and sets idist_last_error.
+// Allocates memory without zeroing it, for large buffers that are written before they are read. If
+// memory cannot be allocated, returns NULL and sets idist_last_error.
 static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     void *p;
 
@@ -39,7 +39,7 @@ static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     return p;
 }
 
-// Allocates zeroed memory. Returns NULL without memory, and sets idist_last_error.
+// Allocates zeroed memory. If memory cannot be allocated, returns NULL and sets idist_last_error.
 static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
     void *p = idist__mem_raw(a, nbytes);
 

@@ -10,7 +10,7 @@
 // A kernel that computes out = lo (op) hi. `lo` comes from the lower ranks. Equal operands in equal
 // order give equal bits on every processor, for every instruction set and every alignment. out may
 // be lo or hi, because each element is read before it is written and no other element depends on
-// it. IDIST__NO_ALIAS promises this to the compiler.
+// it. IDIST__NO_ALIAS promises this independence to the compiler.
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 
@@ -47,7 +47,7 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
     IDIST__KERNEL(lxor_##u, isa, u, wide, (!x != !y) ? 1 : 0)
 // If both operands are NaN, the result is x. Without this rule the result would vary, because a
 // processor returns one of two NaNs and a compiler may swap the operands. x < y is false if x or y
-// is NaN, so MIN and MAX return a NaN of either operand.
+// is NaN, so MIN and MAX return the NaN if only one operand is NaN.
 #define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
     IDIST__KERNEL(sum_##f, isa, f, wide, x + (x != x ? x : y))      \
     IDIST__KERNEL(prod_##f, isa, f, wide, x *(x != x ? x : y))      \
@@ -72,8 +72,8 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 #define IDIST__ROW_PAIR(pair) \
     { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, idist__reduce_minloc_##pair, idist__reduce_maxloc_##pair }
 
-// Outside the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
-// MIN and MAX of 64 bits. Floats use AVX-512 too, for sums that stay in the first-level cache. More
+// Outside the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: 64-bit
+// products, MIN and MAX. Floats use AVX-512 too, for sums that stay in the first-level cache. More
 // instances would only make this header slower to compile.
 #define IDIST__KERNELS_NARROW(isa)              \
     IDIST__KERNELS_INT(i8, u8, uint32_t, isa)   \
@@ -93,7 +93,8 @@ IDIST__KERNELS_WIDE(avx512)
 #endif
 
 // A kernel that computes out = (lo + hi) / n, the last step of AVG, in one pass over memory instead
-// of two. If n is a power of two, the product with 1 / n equals the quotient and takes less time.
+// of two. If n is a power of two, multiplying by 1 / n gives the same bits as dividing by n and
+// takes less time.
 typedef void (*idist__average_fn)(void *out, const void *lo, const void *hi, size_t count, int n);
 
 #define IDIST__KERNEL_AVERAGE(name, f, type, isa, by_n, expr)                                  \
@@ -153,8 +154,8 @@ IDIST__KERNELS_PAIR(f64_i64, IDIST__FLOAT_IS_NAN)
 IDIST__KERNELS_PAIR(i32_i64, IDIST__INT_IS_NAN)
 IDIST__KERNELS_PAIR(i64_i64, IDIST__INT_IS_NAN)
 
-// The kernels by instruction set, dtype and op. The kernel of AVG adds; the division comes at the
-// end. Narrow floats are reduced as F32.
+// The kernels by instruction set, dtype and op. AVG uses a kernel that adds; the division follows
+// at the end. Narrow floats are reduced as F32.
 #define IDIST__REDUCE_TABLE(narrow, wide)                                                          \
     {                                                                                              \
         IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow),                            \
@@ -174,8 +175,8 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 #endif
 };
 
-// The kernels of AVG by instruction set. In each row, F32 and F64 for a power of two of ranks come
-// first, then F32 and F64 for other numbers of ranks.
+// The kernels of AVG by instruction set. In each row, the F32 and F64 kernels for a power-of-two
+// number of ranks come first. The F32 and F64 kernels for other numbers of ranks follow.
 #define IDIST__ROW_AVERAGE(isa)                                                      \
     {                                                                                \
         idist__reduce_average_mul_f32_##isa, idist__reduce_average_mul_f64_##isa,    \
@@ -197,17 +198,18 @@ static void idist__reduce_use(idist__isa isa) {
     idist__reduce_table = idist__reduce_tables[isa];
 }
 
-// Runs before main, so that no thread sees the table change and no call has to check.
+// Runs before main, so that no thread sees the table change and no call has to check whether it is
+// set.
 __attribute__((constructor)) static void idist__reduce_start(void) {
     idist__reduce_use(idist__isa_best());
 }
 
-// Returns true if a product with 1 / n equals the quotient.
+// Returns true if multiplying by 1 / n gives the same bits as dividing by n.
 static bool idist__reduce_is_exact(int n) { return (n & (n - 1)) == 0; }
 
 // Returns the kernel that adds the last operand of an AVG over n ranks and divides in the same
-// pass, or NULL if that takes two passes. On x87 it always does, because the sum must be rounded
-// first.
+// pass, or NULL if that takes two passes. On x87 an AVG always takes two passes, because the sum
+// must be rounded first.
 static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
     const idist__average_fn *row = idist__average_tables[idist__isa_used];
     bool is_rounded = FLT_EVAL_METHOD == 0;
@@ -282,8 +284,8 @@ static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idi
 }
 
 // Reduces in pieces of 4 KiB, so that intermediate results stay in the first-level cache. Reads
-// each input once and writes out once. Only the step of the last operand writes to out, because out
-// may be an input that is still to be read.
+// each input once and writes out once. Only the step for the last operand writes to out, because
+// out may be an input that has not been read yet.
 __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
                                                            size_t count, idist_dtype dtype,
                                                            idist_op op, int divide_by) {
@@ -334,7 +336,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
 
 // Computes out = in[0] (op) in[1] ... (op) in[n - 1] from left to right. Divides an AVG by
 // `divide_by`, which is 0 for other ops. n >= 1. out may be one of the inputs; otherwise the
-// buffers do not overlap. Narrow floats are rounded once, at the end.
+// buffers must not overlap. Narrow floats are rounded once, at the end.
 static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
                                idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__dtype_is_narrow(dtype);

@@ -1,7 +1,8 @@
 // base/small_float.h: floats of 16 and 8 bits
 //
-// The conversions have no branches, so that compilers can vectorize the loops that use them. They
-// always compute the result for zero and subnormals as well, and select it by a mask.
+// The conversions have no branches, so that compilers can vectorize the loops that use them. Each
+// conversion also computes the result for zero and subnormals, and selects one of the two results
+// by a mask.
 #pragma once
 
 #include "base/isa.h"
@@ -18,7 +19,7 @@ IDIST__INLINE uint32_t idist__small_float_to_bits(float f) {
     return u;
 }
 
-// Converts from a float with e bits of exponent and m bits of fraction, in the manner of IEEE 754.
+// Converts from a float with e exponent bits and m fraction bits, laid out as in IEEE 754.
 // `special` is the first code that is not a finite number: infinity, or NaN in formats without
 // infinity.
 IDIST__INLINE float idist__small_float_decode(uint32_t x, uint32_t e, uint32_t m,
@@ -34,9 +35,9 @@ IDIST__INLINE float idist__small_float_decode(uint32_t x, uint32_t e, uint32_t m
                                         (idist__small_float_to_bits(subnormal) & low));
 }
 
-// Converts to a float with e bits of exponent and m bits of fraction. Rounds to nearest, ties to
-// even. Codes above `most` become `most`, and a NaN becomes `nan`. To round subnormals, adds a
-// float whose last bit has the value of the smallest subnormal.
+// Converts to a float with e exponent bits and m fraction bits. Rounds to nearest, ties to even.
+// Codes above `most` become `most`, and a NaN becomes `nan`. To round subnormals, adds a float
+// whose last bit has the value of the smallest subnormal.
 IDIST__INLINE uint32_t idist__small_float_encode(float f, uint32_t e, uint32_t m, uint32_t most,
                                                  uint32_t nan) {
     uint32_t u = idist__small_float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
@@ -64,8 +65,8 @@ IDIST__INLINE uint16_t idist__small_float_to_half(float f) {
     return (uint16_t)idist__small_float_encode(f, 5, 10, 0x7c00, nan);
 }
 
-// Converts F8 as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2 do. Even infinity becomes the largest
-// finite number.
+// Converts F8 as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2 do. A number that is too large, even
+// infinity, becomes the largest finite number.
 IDIST__INLINE float idist__small_float_from_f8e4m3(uint8_t h) {
     return idist__small_float_decode(h, 4, 3, 0x7f);
 }

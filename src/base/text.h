@@ -7,8 +7,8 @@
 // copying, appending and decoding text
 //------------------------------------------------------------------------------
 
-// Returns the rest of a text that begins with `prefix`, or the whole text if it does not. For texts
-// that quote each other. No decision depends on the result.
+// Returns the text after `prefix`, or the whole text if it does not begin with `prefix`. Used for
+// texts that quote each other; no decision depends on the result.
 IDIST__UNUSED static const char *idist__text_behind(const char *text, const char *prefix) {
     size_t nbytes = strlen(prefix);
     return strncmp(text, prefix, nbytes) == 0 ? text + nbytes : text;

@@ -1,23 +1,23 @@
 // base/window.h: memory that all ranks of the host have mapped, for idist_alloc
 //
 // A window is this rank's part of a file that the ranks of the host share. The other ranks read the
-// contents of the window without a copy. The window is as large as the memory of the host, but
-// takes neither memory nor addresses until idist_alloc needs them. It grows by extents. The owner
-// maps a new extent at once. The other ranks map it when they first look for new extents
-// (ring/shm/view.h).
+// contents of the window without a copy. The window is as large as the host's memory, but takes
+// neither memory nor addresses until idist_alloc needs them. The window grows by extents. The owner
+// maps a new extent immediately. The other ranks map the extent when they first look for new
+// extents (ring/shm/view.h).
 //
 //   | extent 0 | extent 1 | extent 2      | hole ...
 //
 // idist_alloc takes pages from the first gap that is large enough. Blocks may outlive the world;
-// the mappings go with the last block. idist_free finds the window by the address, in a list of all
-// windows.
+// freeing the last block unmaps the extents. To find the window of an address, idist_free searches
+// a list of all windows.
 #pragma once
 
 #include "os/process.h"
 #include "os/thread.h"
 #include "os/memory.h"
 
-// Maximum number of extents of a window. An extent is about half as large as all extents before it
+// Maximum number of extents of a window. An extent is about half as large as all previous extents
 // together, or larger.
 enum { IDIST__EXTENTS = 40 };
 #define IDIST__EXTENT_MIN ((size_t)1 << 20)
@@ -39,7 +39,7 @@ typedef struct idist__window {
     idist__os_process process; // the creator: a forked child must not discard its parent's pages
     size_t at, nbytes;         // our part of the file
     idist__window_extent extents[IDIST__EXTENTS];
-    uint32_t extent_count; // written last; the extents below it never move
+    uint32_t extent_count; // written last; the extents below this index never move
     size_t block_count;
     bool closed; // the world is gone; the last block unmaps the window
 } idist__window;
@@ -59,8 +59,8 @@ static void idist__window_unmap(idist__window *window) {
     free(window);
 }
 
-// Creates a window of nbytes of a file, starting at `at`. The file must stay open until the window
-// is closed. Returns NULL without memory.
+// Creates a window over nbytes of a file, starting at `at`. The file must stay open until the
+// window is closed. Returns NULL if memory cannot be allocated.
 IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t at, size_t nbytes) {
     idist__window *window = (idist__window *)calloc(1, sizeof *window);
 
@@ -79,7 +79,7 @@ IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t at, size_t
 }
 
 // Creates a window in memory that somebody else has mapped, and will unmap after the window is
-// closed. Returns NULL without memory.
+// closed. Returns NULL if memory cannot be allocated.
 IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nbytes) {
     idist__window *window = idist__window_open(-1, 0, nbytes);
 
@@ -99,8 +99,8 @@ IDIST__UNUSED static void idist__window_close(idist__window *window) {
     idist__os_mutex_unlock(&idist__windows_lock);
 }
 
-// Adds an extent that can hold nbytes. Returns NULL if the window is full, or if there are no
-// addresses for the extent. Called with the lock held.
+// Adds an extent that can hold nbytes. Returns NULL if the window is full or adopted, or if the
+// extent cannot be mapped. Called with the lock held.
 static idist__window_extent *idist__window_grow(idist__window *window, size_t nbytes) {
     size_t page = idist__os_memory_page_nbytes(), at = 0, size;
     uint32_t count = window->extent_count;
@@ -128,8 +128,9 @@ static idist__window_extent *idist__window_grow(idist__window *window, size_t nb
     return extent;
 }
 
-// Finds a gap of nbytes among the blocks of an extent. Returns the link where the new block goes,
-// and its offset in *at, or NULL if no gap is large enough. Called with the lock held.
+// Finds a gap of nbytes among the blocks of an extent. Returns the link at which to insert the new
+// block, and stores the block's offset in *at. Returns NULL if no gap is large enough. Called with
+// the lock held.
 static idist__block **idist__window_gap(idist__window_extent *extent, size_t nbytes, size_t *at) {
     idist__block **link;
 
@@ -140,8 +141,8 @@ static idist__block **idist__window_gap(idist__window_extent *extent, size_t nby
     return extent->nbytes - *at < nbytes ? NULL : link;
 }
 
-// Finds a place for a block in the window, which grows if needed, and allocates the block's memory.
-// Returns NULL if there is no place or no memory. Called with the lock held.
+// Finds space for a block in the window, which grows if needed, and allocates the block's memory.
+// Returns NULL if there is no space or if memory cannot be allocated. Called with the lock held.
 static char *idist__window_place(idist__window *window, idist__block *block) {
     idist__window_extent *extent = NULL;
     idist__block **link = NULL;
@@ -169,7 +170,7 @@ static char *idist__window_place(idist__window *window, idist__block *block) {
     return extent->map + block->at;
 }
 
-// Allocates zeroed pages. Returns NULL if no gap is large enough, or without memory.
+// Allocates zeroed pages. Returns NULL if no gap is large enough, or if memory cannot be allocated.
 IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nbytes) {
     size_t page = idist__os_memory_page_nbytes();
     idist__block *block = NULL;
@@ -202,8 +203,8 @@ static idist__window_extent *idist__window_extent_of(idist__window *window, cons
     return NULL;
 }
 
-// Frees the block that begins at p. Does nothing if the block was already freed. Returns false if p
-// lies in no window.
+// Frees the block that begins at p. Does nothing if the block was already freed. Returns false if
+// no window contains p.
 static bool idist__window_free(void *p) {
     idist__window_extent *extent = NULL;
     idist__window *window;

@@ -2,9 +2,10 @@
 //
 // The registered backends are asked in turn, the most recently registered first. A world without a
 // list of names takes the first host backend that claims the configuration. A world with a list
-// tries the names in the order of the list. To move device memory, a world also takes the first
-// device backend that claims the configuration. The choice depends on no particular backend's name.
-// The hints only improve error texts and serve programs written for torch.distributed and Ignite.
+// tries the names in the order of the list. To move device memory, a world also lists the device
+// backends that claim the configuration, and takes the first one that finds a device
+// (idist__life_wrap). The choice depends on no particular backend's name. The hints only improve
+// error texts and serve programs written for torch.distributed and Ignite.
 #pragma once
 
 #include "base/fail.h"
@@ -178,8 +179,8 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
 }
 
 // Lists the device backends of the program that claim the configuration. If there is none, writes
-// the reason to w->about.no_device. Fails if the configuration names a device that the program
-// cannot have.
+// the reason to w->about.no_device. Fails if the program has device backends, none of them claims
+// the configuration, and the configuration names a device or a device backend.
 static idist_status idist__choose_backend_find_device(idist__world *w) {
     const char *why = "this program has no device backend: include idist_nccl.h or idist_xla.h in "
                       "the file that defines IDIST_IMPLEMENTATION";
@@ -198,7 +199,8 @@ static idist_status idist__choose_backend_find_device(idist__world *w) {
 
     if (w->device_backend_count) return IDIST_OK;
     if (has_any && (w->cfg.device_backend[0] || w->cfg.device[0]))
-        return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for device \"%s\" with \"%s\": %s",
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "no device backend serves device \"%s\" with device_backend \"%s\": %s",
                            w->cfg.device, w->cfg.device_backend, why);
     idist__text_copy(w->about.no_device, sizeof w->about.no_device, why);
 

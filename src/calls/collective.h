@@ -1,7 +1,8 @@
 // calls/collective.h: the public collectives; each fills one call
 //
-// Each public collective checks its arguments, fills one idist__call and passes the call to
-// idist__call_run (core/call.h). No code in calls/ touches a connection.
+// Each public collective fills one idist__call and passes the call to idist__call_run
+// (core/call.h). The functions for bytes, and those that allocate their result, make several calls.
+// No code in calls/ touches a connection.
 #pragma once
 
 #include "os/thread.h"
@@ -118,8 +119,8 @@ idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idi
     return *taken ? idist__call_run(&call, opts) : IDIST_OK;
 }
 
-// The v-forms put counts that must agree on all ranks into the fingerprint as a hash. They check
-// counts that concern only two ranks against the length of the message between these ranks.
+// The v-forms hash the counts that must agree on all ranks, and put the hash into the fingerprint.
+// The backend compares the counts that concern only two ranks (idist__extent_pair).
 idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {
@@ -223,7 +224,7 @@ idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, i
     if (!nbytes || (capacity && !buf))
         return idist__fail(IDIST_ERR_ARG, "%s: buf or nbytes is NULL", name);
     if (is_root && *nbytes > capacity)
-        return idist__fail(IDIST_ERR_ARG, "%s: root's message claims %zu bytes, but it has %zu",
+        return idist__fail(IDIST_ERR_ARG, "%s: root's *nbytes is %zu, but its capacity is %zu",
                            name, *nbytes, capacity);
 
     if (is_root) n = *nbytes;

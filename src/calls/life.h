@@ -37,7 +37,7 @@
 
 static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // held by initialize and finalize
 
-// A lock that keeps the default world alive while a thread holds the lock.
+// The default world cannot be closed while a thread holds this lock.
 static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
 
 // Resets the global locks and lists in a child made by fork. Another thread of the parent may have
@@ -56,8 +56,8 @@ static void idist__life_after_fork(void) {
 }
 
 // Registers idist__life_after_fork when the first world opens, so that every later fork prepares
-// its child. If there is no memory to register it, children go unprepared until a later world
-// succeeds.
+// its child. If registering fails for lack of memory, children are not prepared until a later world
+// registers it.
 static void idist__life_watch_forks(void) {
     static bool watches;
 
@@ -66,8 +66,7 @@ static void idist__life_watch_forks(void) {
     idist__os_mutex_unlock(&idist__default_lock);
 }
 
-// Computes local and node ranks from the table of hosts, which also covers uneven and cyclic
-// placements.
+// Computes local and node ranks from the table of hosts. Uneven and cyclic placements work, too.
 static void idist__life_count_nodes(idist__world *w) {
     int i, k, n = w->group.size;
 
@@ -181,8 +180,8 @@ static idist_status idist__life_new(const idist__config *cfg, idist__world **out
 
 // Decides where this rank runs and how it waits. Polling occupies a core, so its time is bounded.
 // With more ranks than cores, ranks do not poll, because polling would take the core from the rank
-// that everybody waits for. Such ranks start evenly spread over the cores. The kernel would need a
-// good part of a second to notice that one core has three ranks and another has one.
+// that everybody waits for. Such ranks start evenly spread over the cores. Otherwise the kernel
+// would take a good part of a second to notice that one core has three ranks and another has one.
 static void idist__life_settle_in(idist__world *w) {
     const idist__rank_info *me = &w->nodes[w->group.rank];
     int own = idist__os_cpu_count(), ncores = w->machine.ncores ? w->machine.ncores : own;
@@ -228,8 +227,8 @@ static idist_status idist__life_check_unused(const idist__world *w) {
     return IDIST_OK;
 }
 
-// Runs the last barrier. A rank that finalizes while other ranks are in another call is a mismatch,
-// which both sides report.
+// Runs the last barrier. If a rank finalizes while other ranks are in another call, all of them
+// report a mismatch.
 static idist_status idist__life_last_barrier(idist__world *w) {
     idist__call call;
     idist_opts opts;
@@ -313,9 +312,10 @@ static bool idist__life_is_settled(void *arg) {
     return !((const idist__world *)arg)->tasks.freed_request_count;
 }
 
-// Closes a world. With `force`, the worker has failed: requests may be open, and there is no last
-// barrier. The other ranks then see a lost rank. An open idist_group_begin of this thread ends. An
-// open idist_group_begin of another thread can still find its tasks.
+// Closes a world. If `force` is set, the worker or the world has failed: requests may be open, and
+// there is no last barrier. The other ranks then see a lost rank. Ends an open idist_group_begin of
+// this thread. If another thread has one, the world's memory stays, so that the thread still finds
+// its tasks.
 static idist_status idist__life_close(idist__world *w, bool force) {
     idist_status status = IDIST_OK;
     bool has_thread;
@@ -375,10 +375,10 @@ static idist_status idist__life_meet(idist__world *w) {
     return status;
 }
 
-// Lets the device backends of the program wrap the host backend, until one of them finds a device
-// on all ranks. Closes the world on failure. If
-// the world's group has not failed, all ranks have the same error and run a last barrier; otherwise
-// the world closes at once. Returns the error of the device backend.
+// Calls `wrap` of the device backends in turn, until one of them finds a device on all ranks. On
+// failure, closes the world and returns the error of the device backend. If the world's group has
+// not failed, all ranks have the same error and run a last barrier. Otherwise the world closes at
+// once.
 static idist_status idist__life_wrap(idist__world *w) {
     char text[sizeof idist__me.text];
     idist_status status = IDIST_OK;
@@ -491,7 +491,7 @@ idist_status idist_abort(idist_group *group) {
         if (g == &g->w->group && g->status == IDIST_OK) g->w->life.is_cause = true;
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
                  g->w->about.hostname);
-        // Members would treat such a frame from a rank outside the group as malformed, and drop it.
+        // Members would take an abort from outside the group as malformed, and close the link.
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
         idist__os_mutex_unlock(&g->w->lock);

@@ -7,7 +7,7 @@
 //     a collective               the ranks agree: a barrier whose fingerprint carries the list, an
 //                                all_gather of the colors, or messages between the members
 //     idist__new_group_make      puts the group into the world and opens it
-//     idist__new_group_meet      the members exchange what the backend wants to know
+//     idist__new_group_meet      the members exchange the offers of the backend
 #pragma once
 
 #include "os/thread.h"
@@ -84,7 +84,7 @@ static idist_status idist__new_group_make(idist_group *parent, idist_group *g, u
     if (g->rank >= 0) status = w->backend->group_open(g);
 
     if (status != IDIST_OK) {
-        g->rank = -1; // never opened, so not to be closed
+        g->rank = -1; // never opened, so group_close must not be called
         idist__group_free(g);
         idist__group_fail_self(parent, status, "could not make its part of a new group");
         return status;
@@ -154,7 +154,7 @@ static idist_status idist__new_group_meet(idist_group **group, idist__kind label
     status = idist__new_group_exchange(g, label);
     g->parent = NULL;
     if (status == IDIST_OK) return IDIST_OK;
-    // Callers of idist_new_group_by_members learn whether all members have come.
+    // idist_new_group_by_members must report whether all members have called it.
     if (g->status != IDIST_OK && label != IDIST__NEW_GROUP_BY_MEMBERS) return IDIST_OK;
 
     idist__world_lock(w);
@@ -176,8 +176,8 @@ static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
     idist__world_lock(w);
 
     if (status == IDIST_OK) {
-        // Groups made by their members alone are not counted: other ranks of the parent do not know
-        // of them.
+        // Groups made by their members alone are not counted, because other ranks of the parent do
+        // not count them.
         if (label != IDIST__NEW_GROUP_BY_MEMBERS) child_count = ++parent->child_count;
         status = idist__new_group_make(parent, g, child_count, color, ranks, n, out);
     } else {
@@ -415,8 +415,8 @@ static idist_status idist__new_group_release(idist_group *g) {
             IDIST_ERR_STATE,
             "free_group: calls or requests of the group are still running; wait for them first");
     } else {
-        // Read the messages for the group that have already arrived. Once the group is gone, they
-        // belong to nobody.
+        // Read the messages for the group that have already arrived. Once the group is freed, they
+        // match no group.
         w->backend->progress(w);
         if (g->host_group) idist__group_free(g->host_group);
         idist__group_free(g);

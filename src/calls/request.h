@@ -1,8 +1,8 @@
 // calls/request.h: waits for requests, tests, cancels and frees them
 //
-// The field request->impl points to the task of a request. It is NULL once the request was waited
-// for. It points to idist__call_complete if the call completed before it returned; such a call has
-// no task.
+// The field request->impl points to the task of a request. The field is NULL once the request was
+// waited for. If the call completed before it returned, the call has no task, and the field points
+// to idist__call_complete.
 #pragma once
 
 #include "os/clock.h"
@@ -209,8 +209,8 @@ idist_status idist_request_free(idist_request *request) {
 
 // Returns the task of a request that another thread may be waiting for, with the task's world
 // locked. Returns NULL, with nothing locked, if the request is empty or complete, or if *status is
-// an error. By the time this thread has the lock, the task may be in use again; the request is then
-// empty.
+// an error. While this thread waits for the lock, another thread may complete the request, and the
+// task may be used again; the request is then empty.
 static idist__task *idist__request_find(const idist_request *request, idist_status *status) {
     void *impl = __atomic_load_n(&request->impl, __ATOMIC_ACQUIRE);
     idist__task *t = impl == &idist__call_complete ? NULL : (idist__task *)impl;
@@ -227,7 +227,8 @@ static idist__task *idist__request_find(const idist_request *request, idist_stat
 }
 
 // Cancels a task if it is a receive that no message has reached. Returns true if the task was
-// cancelled in time. Otherwise sets *status if the task is one that cannot be cancelled.
+// cancelled in time. Otherwise returns false, and sets *status if tasks of this kind cannot be
+// cancelled.
 static bool idist__request_retract(idist__task *t, idist_status *status) {
     idist__world *w = t->group->w;
     const char *name = idist__kind_names[t->call.label];
@@ -250,7 +251,8 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
     }
 
     if (!w->backend->retract(t)) return false;
-    idist__task_complete(t, IDIST_ERR_CANCELLED, "cancelled by idist_cancel before a message came");
+    idist__task_complete(t, IDIST_ERR_CANCELLED,
+                         "cancelled by idist_cancel before a message arrived");
     idist__world_wake_driver(w); // the driver may be the thread that waits for this request
 
     return true;
@@ -277,8 +279,8 @@ static void idist__request_leave(idist__world *w) {
 }
 
 // Waits for a request. Between requests of one world, this thread keeps the lock and counts as
-// blocked, so that the progress thread stays out of the way. The caller's *held is the locked
-// world, or NULL.
+// blocked, so that the progress thread does not drive. The caller's *held is the locked world, or
+// NULL.
 static idist_status idist__request_wait_next(idist_request *request, idist__world **held) {
     idist_status status = IDIST_OK;
     idist__task *t = (idist__task *)request->impl;
@@ -354,7 +356,7 @@ static bool idist__request_any_ready(void *arg) {
     return false;
 }
 
-// Waits for any request of a list whose requests are all of world w.
+// Waits for any request of a list whose requests all belong to world w.
 static idist_status idist__request_wait_in(idist__request_list *list, idist__world *w) {
     idist_request empty, *request;
     idist__task *t;
@@ -377,8 +379,8 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     return status;
 }
 
-// Waits for any request of a list whose requests are of several worlds. Tests the requests in turn.
-// Yields after each of the first 49 rounds, then pauses for 1 ms after each round.
+// Waits for any request of a list whose requests belong to several worlds. Tests the requests in
+// turn. Yields after each of the first 49 rounds, then pauses for 1 ms after each round.
 static idist_status idist__request_wait_among(idist__request_list *list) {
     int64_t pause_ns = 0;
     idist_request empty;
@@ -448,9 +450,9 @@ static bool idist__request_any_follows(const idist__request_list *list) {
     return false;
 }
 
-// Waits for all requests of a list. While the list has splits, waits for any request at a time. If
-// it waited for one split after the other, two ranks with different orders would wait for each
-// other.
+// Waits for all requests of a list. While the list has splits, waits for whichever request
+// completes next. If two ranks waited for their splits one by one in different orders, they would
+// wait for each other.
 static idist_status idist__request_wait_all(idist__request_list *list) {
     idist__request_failure failure;
     idist_request empty;

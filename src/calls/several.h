@@ -74,9 +74,9 @@ idist_status idist_plan_free(idist_plan **plan) {
 //------------------------------------------------------------------------------
 // calls that progress together: sendrecv, group_begin and group_end
 //
-// Between group_begin and group_end, a blocking call starts its task and returns. The tasks gather
-// in idist__together_now.first (see idist__call_defer), and group_end waits for them. sendrecv
-// starts two tasks in this way, without releasing the lock in between.
+// Between group_begin and group_end, a blocking call starts its task and returns. The list
+// idist__together_now.first keeps the tasks (see idist__call_defer), and group_end waits for them.
+// The function sendrecv starts two tasks in this way, without releasing the lock in between.
 //------------------------------------------------------------------------------
 
 typedef struct idist__several_pair {

@@ -43,8 +43,8 @@ static idist__split *idist__split_new(idist_group *parent) {
     return NULL;
 }
 
-// Completes the request with `status` and frees the split. If the failure is new, its text is the
-// last error text of this thread.
+// Completes the request with `status` and frees the split. If the task itself had not failed, takes
+// the text of a failure from the last error text of this thread.
 static void idist__split_end(idist__task *t, idist_status status) {
     idist__split *split = (idist__split *)t->then_arg;
 

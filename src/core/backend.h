@@ -14,8 +14,8 @@
 // is removed, so readers need no lock.
 //------------------------------------------------------------------------------
 
-// Constructor priorities of idist's own backends. A higher priority registers later, and the
-// backend is then asked earlier.
+// Constructor priorities of idist's own backends. A backend with a higher priority registers later
+// and is asked earlier.
 enum {
     IDIST__REGISTER_LAST_RESORT = 1000, // serves a world of 1
     IDIST__REGISTER_GENERAL = 1001,     // serves any world
@@ -115,8 +115,8 @@ typedef struct idist__tracer {
     void (*left)(void);
     // Runs idist__call_locked and records the call.
     idist_status (*call)(idist_group *g, const idist__call *call, const idist_opts *opts);
-    // Called before and after any other wait of this thread. If the thread waits for several calls,
-    // g and call are NULL.
+    // Called before and after every wait of this thread that `call` does not record. If the thread
+    // waits for several calls, g and call are NULL.
     void (*begin)(const char *category, const char *name, const idist_group *g,
                   const idist__call *call);
     void (*end)(idist_status status);
@@ -126,7 +126,7 @@ typedef struct idist__tracer {
 
 static const idist__tracer *idist__tracer_set;
 
-// Sets the table above if the environment asks for a timeline. Called before a world is joined.
+// Sets idist__tracer_set if the environment asks for a timeline. Called before a world is joined.
 static void (*idist__tracer_prepare)(void);
 
 static const idist__tracer *idist__tracer_now(void) {

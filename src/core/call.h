@@ -2,24 +2,28 @@
 //
 // The core owns everything that does not depend on the backend that moves the data. It checks a
 // call's arguments, numbers the call within its group, and hands the call to the backend as a task.
-// It then waits for the task, watches its deadline, and spreads a failure to all members of the
-// group. The core names no backend. The contract with backends is idist_backend_api, and the
-// contract with devices is idist_device_api; both are in core/model.h.
+// It then waits for the task, watches its deadline, and reports a failure to all members of the
+// group. The core depends on no particular backend. The contract with backends is
+// idist_backend_api, and the contract with device backends is idist_device_api; both are in
+// core/model.h.
 //
-// Each public function in calls/ fills one idist__call and enters through idist__call_run. Backends
-// enter through idist__task_complete and idist__group_fail.
+// A public function in calls/ fills an idist__call and passes it to idist__call_run, or to
+// idist__call_message for a send or receive. Backends call back into the core through
+// idist__task_complete and idist__group_fail.
 //
 //     public function         fills an idist__call
-//     idist__call_message     a send or receive in the ordinary case: tries the backend's `quick`,
-//                             then continues at idist__call_begin
+//     idist__call_message     only for a send or receive: tries the backend's `quick` or
+//                             `quick_message`, then calls idist__call_begin; continues at
+//                             idist__call_run if the arguments need the full check
 //     idist__call_run         finds the group, locks its world, records the first error of a
-//                             group_begin
+//                             group_begin; stores the call if opts.plan is set
 //     idist__call_traced      passes the call through the timeline, if there is one
-//     idist__call_locked      checks the arguments, unless a plan has checked them before
-//     idist__call_checked     asks the device if the call is for the device; tries the backend's
-//                             `quick`
+//     idist__call_locked      checks the arguments; idist_plan_start skips this step if the op and
+//                             the dtype are built in and there is no timeline
+//     idist__call_checked     asks the device backend whether the call is for the device; tries
+//                             the backend's `quick` or `quick_message`
 //     idist__call_begin       makes a task
-//     idist__task_start       numbers the task and hands it to the backend
+//     idist__task_start       numbers the task of a collective, and hands the task to the backend
 //     idist__wait_task        waits, unless there is a request or an open group_begin
 //     idist__wait_result      returns status and text to the caller
 #pragma once
@@ -71,7 +75,7 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     idist__world_lock(w);
     if (!group) group = &w->group;
 
-    if (!group->w || group->freed) { // before we got the lock; the struct remains for a while
+    if (!group->w || group->freed) { // while we waited for the lock; the struct remains for a while
         idist__os_mutex_unlock(&w->lock);
         return idist__fail(IDIST_ERR_STATE, "%s: the group was freed, or its world was closed",
                            name);
@@ -88,7 +92,7 @@ static bool idist__call_needs_copy(const idist__call *call) {
     return call->kind == IDIST__ALL_TO_ALLV && call->send == call->recv;
 }
 
-// Replaces the send buffer of a task with a copy. Returns false without memory.
+// Replaces the send buffer of a task with a copy. Returns false if memory cannot be allocated.
 static bool idist__call_copy_send(idist__task *t) {
     const idist_group *g = t->group;
     idist__call *call = &t->call;
@@ -98,13 +102,14 @@ static bool idist__call_copy_send(idist__task *t) {
     t->copy = idist__mem_raw(&g->w->cfg.mem, nbytes ? nbytes : 1);
     if (!t->copy) return false;
     if (nbytes) memcpy(t->copy, call->send, nbytes);
-    call->send = t->copy; // even an empty copy: Open MPI 4 takes equal addresses for in place
+    call->send = t->copy; // even if it is empty: to Open MPI 4, equal addresses mean in place
 
     return true;
 }
 
-// Tries a call without a task. Returns true if the backend has completed the call. With a request,
-// inside idist_group_begin, or beside other calls, only a message can succeed.
+// Tries a call without a task. Returns true if the backend has completed the call. If the call has
+// a request or is inside idist_group_begin, or if other tasks are running, only a send or receive
+// can complete here.
 static bool idist__call_quick(idist_group *g, const idist__call *call, const idist_opts *opts) {
     const idist_backend_api *backend = g->w->backend;
     bool blocks = !opts->request && !idist__together_now.depth;
@@ -124,7 +129,8 @@ static bool idist__call_was_complete(const idist_request *request) {
     return request->impl == &idist__call_complete;
 }
 
-// Checks if the device backend takes part in a call. A call with a stream needs a device backend.
+// Asks the device backend whether it takes part in a call, and whether anybody waits for the call's
+// task. Fails if the call has a stream and the world has no device.
 static idist_status idist__call_route(idist_group *g, const idist__call *call,
                                       const idist_opts *opts, bool *on_device, bool *detached) {
     idist__world *w = g->w;
@@ -156,8 +162,8 @@ static idist_status idist__call_check_open(const idist__world *w, const char *na
     return idist__fail(IDIST_ERR_STATE, "%s: another thread is closing the world", name);
 }
 
-// Keeps a task for idist_group_end, which waits for the task. Until then the world cannot be
-// closed.
+// Keeps a task for idist_group_end, which waits for the task. The world cannot be closed while it
+// has deferred tasks.
 static void idist__call_defer(idist__task *t) {
     idist__together *now = &idist__together_now;
 
@@ -168,8 +174,8 @@ static void idist__call_defer(idist__task *t) {
 }
 
 // Subtracts from the world's deferred count the tasks at the front of this thread's list that
-// belong to `w`. From here on, this thread must not leave the world before these tasks have been
-// waited for.
+// belong to `w`. These tasks no longer keep the world open, so the caller waits for all of them
+// before it releases the world's lock.
 static void idist__call_undefer(idist__world *w) {
     const idist__task *t;
     for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
@@ -177,7 +183,7 @@ static void idist__call_undefer(idist__world *w) {
 }
 
 // Ends this thread's idist_group_begin without waiting, before this thread closes a world. Called
-// without a lock.
+// with no world locked.
 static void idist__call_forget(idist__world *closed) {
     idist__together *now = &idist__together_now;
 
@@ -203,7 +209,8 @@ static void idist__call_forget(idist__world *closed) {
     }
 }
 
-// Begins a call that the backend could not complete at once.
+// Begins a call that the backend's `quick` has not completed, and waits for its task. Does not wait
+// if the task is detached, has a request, or belongs to an open idist_group_begin.
 static idist_status idist__call_begin(idist_group *g, const idist__call *call,
                                       const idist_opts *opts, bool on_device, bool detached) {
     const char *name = idist__kind_names[call->label];
@@ -292,7 +299,7 @@ static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
     return idist__fingerprint_equal(&kept, call);
 }
 
-// Returns in *number the number of a plan that is filled with this call, or 0 for a message, which
+// Sets *number to the number of a plan that is filled with this call, or to 0 for a message, which
 // needs no number. If the plan already keeps an equal call, the plan's number stays.
 static idist_status idist__call_number_plan(idist_group *g, const idist_plan *plan,
                                             const idist__call *c, uint32_t *number) {
@@ -316,7 +323,7 @@ static idist_status idist__call_number_plan(idist_group *g, const idist_plan *pl
     return IDIST_OK;
 }
 
-// Keeps a call for idist_plan_start.
+// Checks a call and stores it in opts->plan, for idist_plan_start.
 static idist_status idist__call_plan(idist_group *g, const idist__call *call,
                                      const idist_opts *opts) {
     idist_plan *plan = opts->plan;
@@ -345,8 +352,8 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *call,
     return IDIST_OK;
 }
 
-// Ends a call with this status, and returns the status. A failed call leaves an empty request.
-// Waiting for an empty request is allowed. Between idist_group_begin and idist_group_end, records
+// Ends a call with this status, and returns the status. A failed call leaves an empty request, and
+// waiting for an empty request is allowed. Between idist_group_begin and idist_group_end, records
 // the first failure, which idist_group_end returns.
 static idist_status idist__call_ended(idist_status status, idist_request *request) {
     if (status == IDIST_OK) return IDIST_OK;
@@ -360,8 +367,9 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
     return status;
 }
 
-// Returns true if a send or receive is the ordinary case: host memory, a buffer, a dtype of idist
-// and a tag.
+// Returns true if the arguments of a send or receive, other than the peer, need no further check.
+// The call has a buffer, a built-in dtype, a tag and a count that cannot overflow, but no stream
+// and no plan. The world has no device, and no timeline is recorded.
 static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
                                  const idist_opts *opts) {
     if (w->device_api || idist__tracer_now() || opts->stream || opts->plan) return false;
@@ -369,9 +377,9 @@ static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
     return call->tag >= 0 && (call->send || call->recv);
 }
 
-// Returns true if a group can take a message to or from the rank of the call by the short path.
-// Called with the world's lock held. Another thread may have closed the world; the rest of the
-// group's struct is then zero.
+// Returns true if the group is usable, this rank and the peer are members, and the backend has
+// quick_message. Called with the world's lock held. If another thread has closed the world, g->w is
+// NULL.
 static bool idist__call_is_ready(const idist_group *g, const idist__call *call) {
     if (!g->w || g->status != IDIST_OK || g->w->progress.stops || g->rank < 0) return false;
     return g->w->backend->quick_message && call->root >= 0 && call->root < g->size;
@@ -393,8 +401,9 @@ static idist_status idist__call_run(const idist__call *call, const idist_opts *o
     return idist__call_ended(status, own_opts->request);
 }
 
-// Performs a send or receive. In the ordinary case the arguments cannot be wrong, so fewer checks
-// suffice. Otherwise, or while another thread has the lock, uses idist__call_run.
+// Sends or receives a message. Skips the full check of the arguments if idist__call_is_ready and
+// idist__call_is_plain suffice. Otherwise, or if another thread holds the lock, calls
+// idist__call_run.
 static idist_status idist__call_message(const idist__call *call, const idist_opts *opts) {
     const idist_opts *own_opts = opts ? opts : &idist__call_defaults;
     idist_group *g = own_opts->group;

@@ -13,8 +13,8 @@
 #include "core/together.h"
 #include "core/extent.h"
 
-// Checks that a call which only exists in a blocking form has no request and no plan, and is not
-// made between idist_group_begin and idist_group_end.
+// Checks that a call with only a blocking form has no request and no plan, and is not made between
+// idist_group_begin and idist_group_end.
 static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
     if (opts && (opts->request || opts->plan))
         return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.%s must be NULL", name,
@@ -51,9 +51,10 @@ static idist_status idist__check_buffers(const idist_group *g, const idist__call
     if (send + send_nbytes <= recv || recv + recv_nbytes <= send) return IDIST_OK; // disjoint
     if (idist__extent_in_place(&e, call)) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_ARG,
-                       "%s: send and receive buffers overlap, and not as the in-place form allows",
-                       name);
+    return idist__fail(
+        IDIST_ERR_ARG,
+        "%s: send and receive buffers overlap in a way that the in-place form does not allow",
+        name);
 }
 
 static idist_status idist__check_builtin_op(const idist__call *call) {
@@ -61,7 +62,7 @@ static idist_status idist__check_builtin_op(const idist__call *call) {
 
     if (!idist__dtype_is_builtin(call->dtype))
         return idist__fail(IDIST_ERR_ARG,
-                           "%s: %s takes no dtype of the program; see idist_op_create", name,
+                           "%s: %s does not take user-defined dtypes; see idist_op_create", name,
                            idist_op_name(call->op));
     if (!idist__reduce_table[(unsigned)call->dtype][(unsigned)call->op])
         return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(call->op),

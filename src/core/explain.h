@@ -46,8 +46,8 @@ IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const c
     idist__fingerprint_text(w, of_b, second, sizeof second);
     if (!field) field = "sequence";
 
-    // Counts of each rank, members and definitions are compared by a hash, so the texts may be
-    // equal.
+    // The counts of a v-form, the members of a group and the definitions of dtypes are compared as
+    // hashes. So the texts may be equal although the calls differ.
     if (!strcmp(first, second))
         snprintf(buf, cap, "the %s differs between rank %d and rank %d in %s", field, a, b, first);
     else
@@ -74,8 +74,8 @@ static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char 
              pair ? idist__world_dtype_name(w, dtype) : "elements");
 }
 
-// Writes what one rank sends to another rank and what the other rank expects. Both are values of
-// idist__fingerprint_pair.
+// Writes what one rank sends to another rank and what the other rank expects. `sent` and `expected`
+// are values of idist__fingerprint_pair.
 IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, uint64_t expected,
                                               const idist__task *t, char *buf, size_t cap) {
     const idist__world *w = t->group->w;
@@ -89,8 +89,8 @@ IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, u
 }
 
 // Writes that two ranks wait for each other and would wait forever. This rank waits in `ours`. The
-// rank `peer` waits in the call with this fingerprint. Both calls belong to one group if same_group
-// is true.
+// rank `peer` waits in the call whose fingerprint is `print`. If same_group is true, both calls
+// belong to the same group.
 IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int peer,
                                                   const idist__fingerprint *print, bool same_group,
                                                   char *text, size_t cap) {
@@ -134,7 +134,7 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
     }
 
     idist__text_append(text, cap, "rank %d on %s, which ", peer, g->w->nodes[peer].hostname);
-    if (t->call.kind == IDIST__SEND) // other ranks read it if the group fails
+    if (t->call.kind == IDIST__SEND) // names this rank, because other ranks may read the text
         idist__text_append(text, cap, "has not received the message of rank %d", g->w->group.rank);
     else idist__text_append(text, cap, "has sent no matching message");
 

@@ -33,8 +33,8 @@ static void idist__block_copy(void *dst, const void *src, size_t nbytes) {
 // the positions of a call's elements
 //------------------------------------------------------------------------------
 
-// Number of elements in the send and receive buffers of a call. For an in-place call: the position
-// at which one buffer starts inside the other.
+// Number of elements in the send and receive buffers of a call. For an in-place call, also the
+// position at which one buffer starts inside the other.
 typedef struct idist__extent {
     size_t send, recv; // number of elements
     size_t send_at;    // in place: recv starts at this element of send

@@ -6,8 +6,8 @@
 //     bits 63 .. 40   the tag
 //     bits 39 .. 0    the count, or the low bits of a hash of counts
 //
-// In all_to_allv each pair of ranks may use a different dtype. That dtype travels with the count of
-// the pair (idist__extent_pair) or with the pair's message.
+// In all_to_allv each pair of ranks may use a different dtype. The pair's dtype is sent with the
+// pair's count (idist__extent_pair) or with its message.
 //
 // If a plan starts the collective, `root` also carries the number of the plan:
 //

@@ -28,9 +28,9 @@ static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int
     }
 }
 
-// Returns a new group with space for n ranks, which is in no list yet, or NULL if there is no
-// memory. A freed group keeps its struct, marked as freed, until a new group reuses the struct. So
-// a call with a stale handle gets an error.
+// Returns a new group with space for n ranks, or NULL if memory cannot be allocated. The group is
+// in no list yet. A freed group keeps its struct, marked as freed, until a new group reuses the
+// struct. So a call with a stale handle gets an error.
 static idist_group *idist__group_new(idist__world *w, int n) {
     idist_group *g = w->groups.freed;
 
@@ -56,8 +56,9 @@ static idist_group *idist__group_new(idist__world *w, int n) {
     return NULL;
 }
 
-// Ends a group while a thread is still inside a call. That thread still finds the struct, and finds
-// that the group has failed. It does not wait for the other members to receive the failure.
+// Ends a group while a thread is still inside a call. That thread can still read the struct, and
+// sees that the group has failed. The thread does not wait until the failure has been sent to the
+// other members.
 static void idist__group_abandon(idist_group *g) {
     if (g->status == IDIST_OK) {
         g->status = IDIST_ERR_STATE;
@@ -97,9 +98,10 @@ static void idist__group_free(idist_group *g) {
     w->groups.freed = g;
 }
 
-// Fails a group, once. Its tasks end, later calls are refused, and the other members are told, even
-// if one of them told us. Otherwise a rank that sees our connection end before it receives the
-// reason from us would report us as the cause.
+// Fails a group, unless it has failed already. Ends its tasks, and tells the other members, even if
+// this rank learned of the failure from one of them. Otherwise a member that sees our connection
+// end before it receives the reason from us would report us as the cause. Later calls on the group
+// fail.
 static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
     idist__world *w = g->w;
     idist_group *child;
@@ -166,8 +168,8 @@ IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, cons
 
 enum { IDIST__FLUSH_MS = 100 };
 
-// Waits a moment, up to IDIST__FLUSH_MS, for the other members to receive the reason of a failure.
-// A caller that gets an error may exit at once, which ends its connections.
+// Waits up to IDIST__FLUSH_MS until the reason of a failure has been sent to the other members. A
+// caller that gets an error may exit at once, and its connections end with it.
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 

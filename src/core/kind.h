@@ -1,7 +1,7 @@
 // core/kind.h: the operations and their traits
 //
-// A row says everything that is the same for all calls of an operation. The numbers of the rows
-// travel in fingerprints, so a new row goes at the end. A row without traits only labels a
+// A row says everything that is the same for all calls of an operation. Fingerprints contain the
+// numbers of the rows, so a new row goes at the end. A row without traits only labels a
 // fingerprint: most such rows are public calls that are built from other operations.
 #pragma once
 

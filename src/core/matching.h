@@ -44,7 +44,7 @@ static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fin
 // Tags of matched messages: 2^30 - 1 numbers below the tags of idist_new_group_by_members.
 enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
 
-// Gives the message that a matched probe has found a tag of its own. Only idist_mrecv asks for this
+// Gives a new tag to the message that a matched probe has found. Only idist_mrecv asks for this
 // tag.
 static void idist__matching_match(const idist__task *t, int *tag) {
     idist_message *message = t->call.u.message;

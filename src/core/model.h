@@ -37,7 +37,7 @@ typedef struct idist__user_dtype {
     idist_dtype dtype;
 } idist__user_dtype;
 
-// One part of a buffer whose parts lie in different places.
+// One part of a buffer that is not contiguous.
 typedef struct idist__part {
     char *data;
     size_t end; // number of elements in this part and all earlier parts
@@ -143,7 +143,7 @@ struct idist__task {
         bool asked;     // has asked the peer of a message which rank the peer waits for
         bool warned;    // has logged that the task is slow; may ask once more afterwards
     } late;
-    bool patient; // has the group's time-out: the caller expects no return without a result
+    bool patient; // has the world's time-out: the caller expects no return without a result
     uint32_t seq; // number within the group; 0 if point-to-point, or not numbered yet
     idist__fingerprint whole; // the larger call that the task is a part of; kind 0 if none
     uint16_t parent_past;     // digest of the calls before the larger call
@@ -182,12 +182,12 @@ struct idist_group {
     idist_status status;     // if not IDIST_OK, the group is unusable
     char cause[400];         // what made the group unusable
     bool freed;
-    int64_t asked_ns;        // time when the members were last asked for a sign of life; 0 if never
-    int64_t asked_before_ns; // previous value of asked_ns
-    int64_t asked_until_ns;  // time when the answers are used; nobody asks again before this time
-    bool inner;              // made by a backend for its own use
-    bool failure_flushed;    // we have waited for the failure to reach the other members
-    idist_group *host_group; // members on this host; idist_one_rank_first makes it when needed
+    int64_t asked_ns;          // time when `announce` last asked the members; 0 if never
+    int64_t asked_before_ns;   // previous value of asked_ns
+    int64_t asked_until_ns;    // time when the answers are used; nobody asks again before this time
+    bool inner;                // made by a backend for its own use
+    bool failure_flushed;      // this rank has waited until the failure was sent
+    idist_group *host_group;   // members on this host; idist_one_rank_first makes it when needed
     const idist_group *parent; // set while the group is being made; a failed parent fails the group
     void *impl;                // the backend's part
     void *device;              // the device backend's part
@@ -234,7 +234,7 @@ typedef struct idist__rank_info {
 // and group it allocates the bytes that the backend asks for (task_nbytes, group_nbytes). The bytes
 // of a group are zeroed; the bytes of a task are not. The caller's buffers, and the arrays of a
 // v-form, belong to the backend from start until it calls idist__task_complete, or until cancel
-// returns. Any other memory that a backend allocates (idist__mem_alloc with &w->cfg.mem), it frees
+// returns. The backend frees any other memory that it allocates (idist__mem_alloc with &w->cfg.mem)
 // in group_close or close.
 //
 // Failure. If a function that returns a status fails, it has undone everything it did. The core
@@ -248,7 +248,7 @@ typedef struct idist__rank_info {
 // and has numbered the call (task->seq). The backend gets all calls of the group, including:
 //
 //   - calls on a group of one rank. idist__self_collective performs the collectives. Messages of a
-//     rank to itself obey the rules of all messages;
+//     rank to itself obey the same rules as all other messages;
 //   - calls of count 0, whose buffers may be NULL. They synchronize, and are compared, like all
 //     other calls;
 //   - calls in place (idist__extent_call_in_place), except all_to_allv, for which the core makes a
@@ -306,13 +306,15 @@ struct idist_backend_api {
 
     // Returns IDIST_OK if the backend serves this configuration. If the backend does not, returns
     // IDIST_ERR_NO_BACKEND with the reason in *why, and the core asks the next backend. Any other
-    // failure ends idist_initialize. May initialize the library that the backend is made of, but
+    // failure ends idist_initialize. May initialize the library on which the backend is built, but
     // allocates nothing for this world. A backend that knows rank and world size better than the
     // launcher's variables sets both.
     //
-    // The core asks device backends in every world, before the host backends. A device backend
-    // returns IDIST_OK if the core should call wrap. It fails if config->device_backend is neither
-    // empty nor a name that the backend knows. Its own name is one of these names.
+    // The core asks device backends in every world, after a host backend has claimed the
+    // configuration. A device backend returns IDIST_OK if the core should call wrap. It returns
+    // IDIST_ERR_NO_BACKEND if the configuration names what only another device backend has. It
+    // fails if config->device_backend is any other name that it does not know. Its own name is one
+    // that it knows.
     idist_status (*claim)(idist__config *config, const char **why);
 
     // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl. For each rank,
@@ -333,12 +335,12 @@ struct idist_backend_api {
     // Frees the contents of g->impl, not g->impl itself. No task of the group is running.
     void (*group_close)(idist_group *g);
 
-    // Optional, both or neither. After group_open the members exchange one number each. group_offer
-    // returns the number that this rank offers to the other members. group_meet gets the offers of
-    // all members, by rank in the group. If group_meet fails, the group fails. The core owns
-    // `offers`. Without these two functions, the core lets only one thread at a time make a group,
-    // because group_open may block. The world's own group makes no offers, because open has done
-    // all the work.
+    // Optional; set both or neither. After group_open the members exchange one number each.
+    // group_offer returns the number that this rank offers to the other members. group_meet gets
+    // the offers of all members, by rank in the group. If group_meet fails, the group fails. The
+    // core owns `offers`. Without these two functions, the core lets only one thread at a time make
+    // a group, because group_open may block. The world's own group makes no offers, because open
+    // has done all the work.
     uint64_t (*group_offer)(idist_group *g);
     idist_status (*group_meet)(idist_group *g, const uint64_t *offers);
 
@@ -356,15 +358,15 @@ struct idist_backend_api {
     // begun.
     bool (*quick_message)(idist_group *g, const idist__call *call);
 
-    // Optional. Returns true if a call on this group may have its buffer in parts. The core asks
-    // only on this rank; for the other ranks the call is like any other call.
+    // Optional. Returns true if a call on this group may have its buffer in parts. The answer
+    // concerns only this rank; to the other ranks the call is like any other call.
     bool (*takes_parts)(const idist_group *g, const idist__call *call);
 
     // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
     // failed the group, start completes the task with g->status and g->cause.
     void (*start)(idist__task *t);
 
-    // Moves everything that can move now.
+    // Advances all tasks that can advance without waiting.
     void (*progress)(idist__world *w);
 
     // Sleeps until I/O arrives, `wake` is called, or the time until_ns passes. Handles the I/O.
@@ -388,25 +390,25 @@ struct idist_backend_api {
     // was called, or when the world closes.
     bool (*cancel)(idist__task *t);
 
-    // Optional, for idist_cancel. Cancels a receive, like cancel, and returns true if no message
-    // has begun to go to the receive. Otherwise changes nothing and returns false.
+    // Optional, for idist_cancel. If a receive has matched no message, cancels it as `cancel` does,
+    // and returns true. Otherwise changes nothing and returns false.
     bool (*retract)(idist__task *t);
 
     // ---- failures and waiting ----
 
     // Tells the other members that the group failed, and sends g->status and g->cause. On each of
-    // these members, idist__group_fail gets this status and cause. Called once for a group. Only
-    // queues the messages that cannot be sent at once.
+    // these members, idist__group_fail gets this status and cause. Called once for a group. Queues
+    // the messages that cannot be sent immediately.
     void (*tell)(idist_group *g);
 
-    // Sends until all messages of `tell` are out, or the time until_ns passes. Releases the lock
-    // while it sleeps.
+    // Sends the messages of `tell` until all are sent or the time until_ns passes. Releases the
+    // lock while it sleeps.
     void (*flush)(idist__world *w, int64_t until_ns);
 
-    // Tells the other members that this rank waits in t, so that they can object, and can answer
-    // that they are alive. Called when t has waited for a while. Called again before core/timer.h
-    // logs a warning, and before the deadline of t (g->asked_ns). For a message, the second call
-    // (late.asked) finds out which rank the peer waits for. May end any task.
+    // Tells the other members that this rank waits in t, so that they can report a mismatch, or
+    // answer that they are alive. Called when t has waited for a while. Called again before
+    // core/timer.h logs a warning, and before the deadline of t (g->asked_ns). For a message, the
+    // second call (late.asked) finds out which rank the peer waits for. May end any task.
     void (*announce)(idist__task *t);
 
     // Appends the ranks that are missing in t, for example "rank 3 on host b (last seen in barrier
@@ -422,7 +424,7 @@ struct idist_backend_api {
     // memory is left; the core then allocates plain memory.
     void *(*alloc)(idist__world *w, size_t nbytes);
 
-    // Both or neither. Without them, a group that lost a rank can only be freed. Both functions
+    // Set both or neither. Without them, a group that lost a rank can only be freed. Both functions
     // work in a group that has failed, and block until the surviving members have answered. shrink
     // lists the survivors as world ranks, in the group's order; all survivors get an equal list.
     // shrink raises *serial to the largest value that a survivor passed. group_open follows for
@@ -469,14 +471,14 @@ typedef struct idist_device_api {
                           bool *on_device, bool *detached);
 
     // Submits the calls that this thread's idist_group_begin held back. May wait for an earlier
-    // submission. Releases the lock while it is in the device's library. A failure goes to the
-    // groups of the tasks concerned.
+    // submission. Releases the lock while it is in the device's library. A failure fails the groups
+    // of the tasks concerned.
     void (*launch)(idist__world *w);
 
-    // Takes over a task with `on_device` when the host backend is done with it. The task ends with
-    // `status`. Returns true if the task is over. Returns false if the device still works on the
-    // task. The task then stays running, and the device backend calls idist__task_complete again.
-    // Does not block.
+    // Called by idist__task_complete for a task that has `on_device` set. `status` is the result of
+    // the host's part. Returns true if the task is done. Returns false if the device still works on
+    // the task. The task then stays running, and the device backend calls idist__task_complete
+    // again. Does not block.
     bool (*landed)(idist__task *t, idist_status status);
 
     // Makes `stream` wait for a task that is `followed` but not done. Detaches the task, even if
@@ -584,7 +586,7 @@ typedef struct idist__world_registered {
 typedef struct idist__world_life {
     bool closing;  // a thread closes the world: no request or deferred call may begin
     bool is_cause; // this rank has aborted the world, so no lost rank is the cause of its end
-    bool leaves;   // the world ends after a failure: the other ranks have not reached its end
+    bool leaves;   // the world ends after a failure: not all ranks have passed the last barrier
     // The world ends while a thread is still inside a call. Memory that the thread may touch is
     // never freed.
     bool abandoned;

@@ -1,8 +1,8 @@
 // core/progress_thread.h: the progress thread
 //
 // The progress thread drives the backend while there are requests and no caller is blocked. The
-// thread stops driving as soon as a caller blocks. The thread is started by the first request, or
-// by a device backend that needs the connections watched.
+// thread stops driving as soon as a caller blocks. The first request, or a device backend that
+// needs the connections watched, starts the thread.
 //
 // A program that starts requests usually waits for them soon, and then drives the backend itself.
 // Waking this thread and taking over from it costs more than many messages. So the thread naps when
@@ -52,8 +52,8 @@ static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *n
     return true;
 }
 
-// Handles what has arrived on the connections, without sleeping, so that the loss of a rank is
-// noticed. Called while the device waits for other ranks and no thread does.
+// Handles the data that has arrived on the connections, without sleeping, so that the loss of a
+// rank is noticed. Called while the device waits for other ranks and no caller does.
 static void idist__progress_thread_look(idist__world *w) {
     w->wait.driver = IDIST__DRIVER_THREAD;
     w->backend->sleep(w, idist__os_clock_now_ns());

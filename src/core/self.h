@@ -85,7 +85,7 @@ static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     idist__matching_received(t, 0, tag, count);
 }
 
-// Returns the link to the oldest parcel that a receive of this group can take, or NULL.
+// Returns the address of the link to the oldest parcel that the receive t can take, or NULL.
 static idist__parcel **idist__self_find(const idist__task *t) {
     idist__parcel **at = &((idist__self_group *)t->group->impl)->parcels;
 
@@ -166,8 +166,8 @@ static bool idist__self_cancel(idist__task *t) {
     return true;
 }
 
-// Returns true. A running receive has found no message, because a message that is there goes to a
-// matching receive at once.
+// Returns true, because a receive that is still running has matched no message: a receive takes a
+// matching parcel at once.
 static bool idist__self_retract(idist__task *t) {
     (void)t;
     return true;

@@ -6,8 +6,7 @@
 #include "core/call.h"
 
 // Gathers nbytes of each member, for a device backend. Collective. Called with the world's lock
-// held, which is released while waiting. An idist_group_begin of the caller does not hold this call
-// back.
+// held; releases the lock while it waits. Blocks even inside an idist_group_begin of the caller.
 IDIST__UNUSED static idist_status idist__survey(idist_group *g, const void *mine, void *all,
                                                 size_t nbytes) {
     int depth = idist__together_now.depth;

@@ -31,8 +31,8 @@ static bool idist__task_is_detached(const idist__task *t) {
     return t->waiter == IDIST__WAITER_NOBODY || t->waiter == IDIST__WAITER_STREAM;
 }
 
-// Decrements the count of freed requests when a task ends whose request was freed. Logs a failure
-// of the task if the group itself has not failed, because nothing else reports the failure.
+// Decrements the count of freed requests. Called when a task ends and its request was freed. Logs a
+// failure of the task if the group itself has not failed, because nothing else reports the failure.
 static void idist__task_report(const idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -136,9 +136,10 @@ static idist__task *idist__task_new(idist_group *g) {
     return t;
 }
 
-// Returns the call in which this rank is blocked, if the rank does nothing else. Parts of calls do
-// not count. Returns NULL if another thread could still make the call that the other ranks wait
-// for, or if the call waits for the device.
+// Returns the call in which this rank is blocked, if the rank does nothing else. Tasks that are
+// parts of a call do not count. Returns NULL if the rank has a request, or if the call has its own
+// time-out or waits for the device. Also returns NULL if another thread could still make the call
+// that the other ranks wait for.
 IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
     idist__task *t, *only = NULL;
     int own_threads = w->progress.running ? 2 : 1;
@@ -186,7 +187,8 @@ static void idist__task_free_request(idist__task *t) {
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
 
-// Numbers a task, adds it to the running tasks, and hands it to the backend.
+// Numbers the task of a collective, adds the task to the running tasks, and hands it to the
+// backend.
 static void idist__task_start(idist__task *t) {
     idist_group *g = t->group;
     idist__world *w = g->w;
@@ -211,7 +213,7 @@ static void idist__task_start(idist__task *t) {
 
     idist__fail_begin();
     w->backend->start(t);
-    idist__fail_end(IDIST_OK);   // failures are in the tasks
+    idist__fail_end(IDIST_OK);   // each task records its failure
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->wait.driver == IDIST__DRIVER_NONE && t->state != IDIST__TASK_DONE &&
         idist__task_is_async(t) && w->progress.running && !w->progress.naps &&
@@ -254,7 +256,8 @@ static void idist__ended_keep(idist__ended *list, idist_group *g) {
 }
 
 // Returns zeroed memory for a handle. Takes the oldest handle of the list if the list holds at
-// least `limit` handles, and allocates a new one otherwise. Returns NULL without memory.
+// least `limit` handles, and allocates a new one otherwise. Returns NULL if memory cannot be
+// allocated.
 static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nbytes) {
     idist_group *g = NULL;
 
@@ -276,10 +279,10 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 }
 
 #if defined(__PIC__) && !defined(__PIE__)
-// Frees the handles of a list. Only a shared library needs this code: after the program has
-// unloaded the library, nobody has a handle. The destructor below runs after all other destructors,
-// because these may still close worlds. Only tries the lock: in a forked child, the lock may be
-// held by a thread that exists only in the parent.
+// Frees the handles of a list. Only a shared library needs this code, because the program may
+// unload the library, and then uses no handle any more. The destructor below runs after all other
+// destructors, because these may still close worlds. The destructor only tries the lock: in a
+// forked child, the lock may be held by a thread that exists only in the parent.
 static void idist__ended_free(idist__ended *list) {
     while (list->first) {
         idist_group *g = list->first;

@@ -2,17 +2,18 @@
 //
 // A task that waits goes through these steps. Times count from its start:
 //
-//     20 ms            announce: the other members learn that this rank waits, and may object
+//     20 ms            announce: the other members learn that this rank waits, and may report a
+//                      mismatch
 //     59 s             ask the members again whether they are alive
 //     60 s             log a warning that names the missing ranks
 //     the deadline     fail with IDIST_ERR_TIMEOUT; the text names the missing ranks
 //
-// The members are also asked again before the deadline: a second before, or half of the time-out if
-// that is less.
+// The members are also asked again before the deadline: a second before it, or half of the time-out
+// if that is less.
 //
 // Thousands of tasks may be running, and idist__timer_run is called before every sleep. So the
 // tasks are looked at only when something is due (w->wait.timers_due_ns). Announcements are delayed
-// slightly so that several are made at once.
+// slightly so that several are made together.
 #pragma once
 
 #include "os/clock.h"
@@ -124,7 +125,8 @@ static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) 
     if (t->late.announced) return idist__timer_ask(w, t, now);
     if (now < idist__timer_announce_at(t, now)) return false;
     t->late.announced = true;
-    // A member that waits for the others to make a group may be right to wait, whatever they do.
+    // In idist_new_group_by_members, a rank may rightly wait while the other members are in other
+    // calls.
     if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
 
     return true;

@@ -31,8 +31,8 @@ typedef struct idist__waiter {
     bool slept;         // since the last step forward
 } idist__waiter;
 
-// Sleeps until something happens, then moves everything that can move. Does not sleep if the timers
-// have just ended a task, because the caller may be waiting for that task.
+// Sleeps in the backend until an event or the next timer, then calls the backend's `progress`. Does
+// not sleep if the timers have just ended a task, because the caller may be waiting for that task.
 static void idist__wait_turn(idist__world *w, idist__driver driver) {
     uint32_t ended = w->wait.ended_count;
     int64_t until = idist__timer_run(w);

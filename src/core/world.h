@@ -1,8 +1,8 @@
 // core/world.h: the world, its lock, and which threads may enter it
 //
 // One mutex per world guards everything in the world. A caller that waits drives the backend
-// itself. When several callers wait, one drives (w->wait.driver) and the rest sleep on w->changed.
-// They sleep until the driver completes their task or stops driving. The progress thread
+// itself. When several callers wait, one drives (w->wait.driver). The others sleep on w->changed
+// until the driver completes their task or stops driving. The progress thread
 // (core/progress_thread.h) drives the requests that no caller waits for.
 #pragma once
 
@@ -96,8 +96,8 @@ static void idist__world_give_way(idist__world *w) {
     idist__os_mutex_lock(&w->lock);
 }
 
-// Wakes the driver, if there is one. Called by a thread that has moved the backend or ended tasks:
-// it may have consumed the event that the driver sleeps on.
+// Wakes the driver, if there is one. Called by a thread that has advanced the backend or ended
+// tasks, because it may have consumed the event that the driver sleeps on.
 static void idist__world_wake_driver(idist__world *w) {
     if (w->wait.driver != IDIST__DRIVER_NONE) w->backend->wake(w);
 }

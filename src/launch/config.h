@@ -1,11 +1,11 @@
 // launch/config.h: settings from explicit fields, then the environment, then built-in defaults
 //
-// Turns the caller's idist_desc and the environment into one idist__config. The result says who we
-// are (rank and world size, from the launcher that started us), where the ranks meet, and every
-// other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once and reads
-// the environment nowhere else.
+// Turns the caller's idist_desc and the environment into one idist__config. The result contains our
+// rank and world size (from the launcher that started us), the place where the ranks meet, and
+// every other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once and
+// reads the environment nowhere else.
 //
-// Defaults are filled in only by idist__config_fill.
+// Only idist__config_fill fills in defaults.
 #pragma once
 
 #include "os/process.h"
@@ -114,8 +114,8 @@ static void idist__config_text(const char *field, const char *var, char *text, s
     if (value) idist__text_copy(text, capacity, value);
 }
 
-// Sets config->host_id. Cuts an id that is too long and appends a hash of the whole id, so that
-// different ids stay different.
+// Sets config->host_id. Truncates an id that is too long and appends a hash of the whole id, so
+// that different ids stay different.
 static void idist__config_host_id(idist__config *config, const char *field) {
     const char *value = field ? field : idist__os_env("IDIST_HOSTID");
     size_t nbytes = value ? strlen(value) : 0, end = sizeof config->host_id - 17;
@@ -126,7 +126,8 @@ static void idist__config_host_id(idist__config *config, const char *field) {
                  (unsigned long long)idist__hash(value, nbytes));
 }
 
-// Sets up a rank to be assigned, because desc.rank is IDIST__RANK_DRAWN. Asks no launcher.
+// Prepares for a rank that will be assigned, because desc.rank is IDIST__RANK_DRAWN. Ignores all
+// launchers.
 static idist_status idist__config_draws(idist__config *config, const idist_desc *desc) {
     const char *var = idist__env_either("IDIST_WORLD_SIZE", "WORLD_SIZE");
 
@@ -232,8 +233,8 @@ static idist_status idist__config_fill(idist__config *config, const idist_desc *
     return status;
 }
 
-// Returns a number that is equal on all processes that can reach each other by local sockets, and
-// therefore by loopback.
+// Returns a number that is equal in all processes that can reach each other through local sockets,
+// and therefore through loopback.
 IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
     char text[256];
 
@@ -242,14 +243,15 @@ IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
 }
 
 // Returns a number that is equal on all ranks that can share memory and local sockets, and
-// different on other ranks. The number is derived from host_id, or else from the operating system.
+// different on other ranks. The number is derived from host_id, or from the operating system if
+// there is no host_id.
 IDIST__UNUSED static uint64_t idist__config_host_key(const idist__config *config) {
     if (config->host_id[0]) return idist__hash(config->host_id, strlen(config->host_id));
     return idist__config_reach_key();
 }
 
-// Returns a number that is equal on all ranks that use the same processors of one machine, even if
-// the ranks see several hosts there.
+// Returns a number that is equal on all ranks that use the same processors of one machine. The
+// ranks may see this machine as several hosts.
 IDIST__UNUSED static uint64_t idist__config_processor_key(void) {
     char machine[65];
     idist__os_cpu_set cpus;

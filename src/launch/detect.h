@@ -2,7 +2,7 @@
 //
 // The table of launchers is in order of precedence, with inner launchers before outer ones. A
 // torchrun inside srun or mpirun takes precedence over the variables that it has inherited. In the
-// same way, mpirun takes precedence over the step of Slurm that runs its daemon. The first row that
+// same way, mpirun takes precedence over the Slurm step that runs its daemon. The first row that
 // applies decides. IDIST_LAUNCHER narrows the table to the rows with one name. If no row applies,
 // the process runs alone.
 //
@@ -29,7 +29,7 @@ typedef struct idist__detect_look {
 
 struct idist__launcher {
     idist__launcher_kind kind;
-    const char *name; // value of IDIST_LAUNCHER, or NULL if the user cannot ask for it
+    const char *name; // value of IDIST_LAUNCHER, or NULL if the user cannot select it
     // Variables, or NULL. If `detect` gets rank and size in another way, `rank` and `size` are the
     // variables by which it recognizes the launcher.
     const char *rank, *size, *local_rank, *local_size, *job;
@@ -41,14 +41,14 @@ struct idist__launcher {
     void (*look)(idist__detect_look *look, bool asked);
 };
 
-// Skips the row if WORLD_SIZE is the user's and the rank is in Kubernetes' JOB_COMPLETION_INDEX.
+// Skips the row if the user has set WORLD_SIZE and the rank is in Kubernetes' JOB_COMPLETION_INDEX.
 // The next row handles this case.
 static void idist__detect_look_env(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!look->has_rank && idist__os_env("JOB_COMPLETION_INDEX")) look->skip = true;
 }
 
-// Ignores pods of an indexed job without a size. They do not form a world.
+// Ignores the pods of an indexed job that has no size, because such pods do not form a world.
 static void idist__detect_look_indexed(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!(look->has_rank && look->has_size)) look->has_rank = look->has_size = false;
@@ -117,7 +117,7 @@ static bool idist__detect_draws(const idist__config *config, const idist__launch
 }
 
 // Sets *found if both variables of a row are set, or if the rank can be assigned. A single variable
-// is an error, because a guess at the missing one would start N worlds of one rank.
+// is an error, because guessing the missing one would start N worlds of one rank each.
 static idist_status idist__detect_check(idist__config *config, const idist__launcher *row,
                                         idist__detect_look *look, bool asked, bool *found) {
     look->size_var = row->size;
@@ -166,7 +166,7 @@ static idist_status idist__detect_by_variables(idist__config *config, const idis
     return status == IDIST_OK ? idist__detect_numbers(config, row, look.size_var) : status;
 }
 
-// Detects mpiexec -pmi-port of MPICH.
+// Detects MPICH's mpiexec -pmi-port.
 static idist_status idist__detect_pmi_port(idist__config *config, const idist__launcher *row,
                                            bool asked, bool *found) {
     const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
@@ -209,8 +209,9 @@ static idist_status idist__detect_pmix(idist__config *config, const idist__launc
 // The launchers, in order of precedence. The lint checks compare their names and variables with the
 // lists in idist.h.
 //
-// The launcher hydra has two rows, because it passes rank and size in two ways. It sets variables
-// or, with mpiexec -pmi-port, sends them over a connection to the port in PMI_PORT.
+// The launcher hydra has two rows, because it passes rank and size in two ways. Hydra sets
+// variables or, with mpiexec -pmi-port, sends rank and size over a connection to the port in
+// PMI_PORT.
 //
 // clang-format off
 static const idist__launcher idist__launchers[] = {
@@ -257,7 +258,7 @@ static bool idist__detect_is_named(const idist__launcher *row, const char *name)
     return row->name && (strcmp(name, row->name) == 0 || (alias && strcmp(name, alias) == 0));
 }
 
-// Stores the list of the values that IDIST_LAUNCHER may have: "none, idist, env, torchrun, ...".
+// Writes the list of the values that IDIST_LAUNCHER can have: "none, idist, env, torchrun, ...".
 static void idist__detect_names(char *names, size_t cap) {
     size_t i;
 

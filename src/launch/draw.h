@@ -17,15 +17,15 @@
 //
 // A process that tells the store its rank leaves a will in the same request. If the process ends
 // before it has joined, the store sets the key in which the other ranks look for failures. Before
-// that request nobody knows of the process, and the other ranks wait until their time-out. The will
-// does not cover:
+// that request, the other ranks do not know that the process exists, and wait until their time-out.
+// The will does not cover:
 //
 //     a process that ends before its handshake with the store is complete, or never starts
-//     rank 0, whose process has the store, for ranks that have not reached the store yet
-//     a store of torch, which has no wills; there torchrun's agent ends the other workers
+//     rank 0, whose process runs the store, for ranks that have not reached the store yet
+//     torch's store, which has no wills; there torchrun's agent ends the other workers
 //------------------------------------------------------------------------------
 
-// The reason why a rank gave up. Value of the key "failed" (ring/join/join_failure.h).
+// The reason why a rank failed to join. Value of the key "failed" (ring/join/join_failure.h).
 typedef struct idist__failure {
     int32_t status;
     int32_t rank;    // -1 if the process had no rank yet
@@ -33,9 +33,9 @@ typedef struct idist__failure {
     char text[400];
 } idist__failure;
 
-// Adds 1 to the number of `key` and leaves a will. If this process ends before it withdraws the
-// will, the store sets the key `failed`, with the sum in place of '%'. For a NULL sum, see
-// idist__store_claim.
+// Adds 1 to the number stored under `key` and leaves a will. If this process ends before it
+// withdraws the will, the store sets the key `failed`, in which the sum replaces '%'. For a NULL
+// sum, see idist__store_claim.
 IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const char *key,
                                                    const char *failed, int rank, int64_t *sum) {
     idist__failure will;
@@ -62,13 +62,15 @@ IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const cha
 //     rank 0 sets idist/ranks to {drawn, a random number of this world}
 //     the other processes read idist/ranks and claim idist/drawn; the sum is the rank
 //
-// From then on everything works as with given ranks. The lock of the server ends with the server's
-// process, so it tells a new world from the remains of a dead one. If ranks are given, rank 0 also
-// sets idist/ranks. Then a process without a rank gets an error that says so.
+// From then on everything works as if the ranks were given. The server's lock ends with the
+// server's process, so the lock distinguishes a new world from the remains of a dead one. If ranks
+// are given, rank 0 also sets idist/ranks, so that a process without a rank gets an error that says
+// so.
 //
-// A rank may leave a world while rank 0 still holds the file. When the rank comes back, it finds
+// A rank may leave a world while rank 0 still holds the file. When the rank joins again, it finds
 // the number of its last world in the file and waits until the file is gone. This applies to
-// assigned and to given ranks. Each thread has its own last number, because threads can be ranks.
+// assigned and to given ranks. Each thread stores its own last number, because threads can be
+// ranks.
 //------------------------------------------------------------------------------
 
 typedef struct idist__draw_mark { // the value of idist/ranks
@@ -78,7 +80,7 @@ typedef struct idist__draw_mark { // the value of idist/ranks
 
 enum { IDIST__DRAW_AGAIN_MS = 3 };
 
-// Number of the world that this thread last met in a file.
+// Random number of the last world that this thread found in a file.
 IDIST__TLS uint64_t idist__draw_last_world;
 
 static const char *idist__draw_file(const idist__config *config) { return config->meet.name; }
@@ -115,7 +117,7 @@ static idist_status idist__draw_still_held(const idist__config *config) {
 
 // Checks that rank 0 was given its rank, as this process was. On rank 0, records in the store that
 // ranks are given. `store` is the open store in the file. Sets *again if the store belongs, or
-// belonged, to our last world; then the caller must open the next store.
+// belonged, to our last world; the caller must then open the next store.
 IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
                                                           idist_store *store, bool *again) {
     uint64_t last = idist__draw_last_world;
@@ -213,7 +215,7 @@ static void idist__draw_close(idist__config *config) {
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// Has a rank assigned to a configuration that has none. Leaves the store in config->drawn.
+// Gets a rank for a configuration that has none. Leaves the store in config->drawn.
 static idist_status idist__draw_rank(idist__config *config) {
     int64_t deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
     idist_status status = IDIST_OK;

@@ -47,10 +47,10 @@ typedef enum idist__launcher_kind {
 
 typedef struct idist__config {
     int rank, world_size; // rank may be IDIST__RANK_DRAWN until a backend has claimed the world
-    int local_rank, local_size; // -1 if the launcher does not say
+    int local_rank, local_size; // -1 if unknown
     idist__launcher_kind launcher_kind;
     const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
-    const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
+    const char *rank_var, *size_var; // the variables that gave rank and size, or NULL
     const char *job_var;             // the variable that identifies a job of the launcher, or NULL
     idist__meet meet;                // where the ranks meet, see launch/where.h; NONE if not given
     const char *lone_method; // init method of a process that does not know its rank, or NULL
@@ -62,10 +62,10 @@ typedef struct idist__config {
     int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
     int algorithm;      // an idist__algorithm, up to REMOTE
     int sockets;        // number of sockets of a TCP link, 0 for automatic
-    int bind;           // 1 to bind each rank to a processor of its own, if there are enough
+    int bind;           // 1 to bind each rank to its own processor, if there are enough
     bool may_draw;      // the ranks meet in a file, so ranks can be assigned
     bool rank_drawn;    // our rank was assigned
-    bool shm_asked;     // the user gave shm_nbytes
+    bool shm_asked;     // the user set the size of the shared memory
     bool unchecked;     // backends with their own collectives need not compare the ranks' calls
     bool high_priority; // give the streams of the device high priority
     bool device_backend_in_desc; // `device_backend` is from desc, not from the environment
@@ -79,9 +79,9 @@ typedef struct idist__config {
     const void *nccl_comm, *nccl_config, *xla_api;
     void *xla_client;
     char backends[128]; // the backends that the user asked for, or ""
-    // Where a rank reports that it has lost another rank. Later failures may be only consequences.
+    // Where a rank reports that it has lost another rank. Later failures may only be consequences.
     int *lost;            // memory that a worker shares with its parent, or NULL
-    char lost_file[1024]; // or else a file that the rank creates for its launcher, or ""
+    char lost_file[1024]; // otherwise a file that the rank creates for its launcher, or ""
     idist_allocator mem;
     idist_logger logger;
 } idist__config;
@@ -113,7 +113,7 @@ static idist_status idist__env_index(const char *name, int *value) {
     return idist__env_int(name, 0, IDIST__ENV_RANKS_MAX, value);
 }
 
-// Returns `first` if the variable of this name is set, or else `second`.
+// Returns `first` if a variable of that name is set, and `second` otherwise.
 static const char *idist__env_either(const char *first, const char *second) {
     return idist__os_env(first) ? first : second;
 }

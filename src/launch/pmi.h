@@ -42,8 +42,8 @@ typedef struct idist__pmi {
     char line[600]; // the last answer
 } idist__pmi;
 
-// The answers of PMI to this process. We ask only once, because the launcher no longer listens
-// after `finalize`.
+// PMI's answers to this process. We ask only once, because the launcher no longer listens after
+// `finalize`.
 static struct {
     idist__os_mutex lock;
     int fd;          // connection to PMI_PORT, -1 if none
@@ -84,7 +84,7 @@ static const char *idist__pmi_value(const idist__pmi *pmi, const char *name) {
     return at ? at + strlen(name) : "";
 }
 
-// Connects to PMI_PORT and learns rank and size. The connection stays open for
+// Connects to PMI_PORT and reads rank and size. The connection stays open for
 // idist__pmi_share_address.
 static bool idist__pmi_connect(const char *port, const char *id, int64_t deadline_ns) {
     idist__pmi pmi;
@@ -139,7 +139,7 @@ static idist_status idist__pmi_introduce(idist__config *config, const char *port
 }
 
 // Chooses the address at which other ranks reach rank 0. Prefers the address of this host's name,
-// if one of the host's interfaces has it.
+// if one of the host's interfaces has that address.
 static idist_status idist__pmi_choose_address(idist__own_address *own) {
     char name[256];
     idist__os_address address;
@@ -205,9 +205,9 @@ static idist_status idist__pmi_listen(idist__config *config, char *where, size_t
     return idist__connection_listen(&address, where, &config->listener);
 }
 
-// Puts `where` into the key-value space on rank 0, where `puts` is true. All ranks then get the
-// value from there. The value "-" means that rank 0 could not listen. Returns false if the launcher
-// does not answer or reports an error.
+// If `puts` is true, as on rank 0, puts `where` into the key-value space. All ranks then get that
+// value and store it in `where`. The value "-" means that rank 0 could not listen. Returns false if
+// the launcher does not answer or reports an error.
 static bool idist__pmi_exchange(idist__pmi *pmi, bool puts, char *where, size_t capacity) {
     char space[256], text[900];
     const char *value;
@@ -280,6 +280,6 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
 
     return idist__fail(
         IDIST_ERR_TIMEOUT,
-        "initialize: not all ranks came to the barrier of the launcher (PMI) within %d ms",
+        "initialize: not all ranks reached the launcher's barrier (PMI) within %d ms",
         config->init_timeout_ms);
 }

@@ -72,7 +72,7 @@ static bool idist__slurm_expand(const char *at, const char *end, char *host, siz
     return true;
 }
 
-// Calls fn for each host of a compressed list of Slurm, in order: "a,b[1-3,07],rack[0-1]n[1-2]".
+// Calls fn for each host of Slurm's compressed host list, in order: "a,b[1-3,07],rack[0-1]n[1-2]".
 // Returns false if the text is not such a list, or if fn has ended the walk.
 static bool idist__slurm_each_host(const char *list, idist__slurm_host_fn fn, void *arg) {
     char host[IDIST__SLURM_HOST_NBYTES];
@@ -99,8 +99,8 @@ static bool idist__slurm_first_host(void *arg, const char *host) {
     return true;
 }
 
-// Returns the number of tasks of a node, or -1 if the text does not say. "2(x3),1" means 2, 2, 2,
-// 1.
+// Returns the number of tasks of a node, or -1 if the text does not contain it. "2(x3),1" means 2,
+// 2, 2, 1.
 static int idist__slurm_tasks(const char *text, int node) {
     while (text && *text >= '0' && *text <= '9') {
         char *rest;
@@ -132,7 +132,7 @@ static const char *idist__slurm_size_var(void) {
     return idist__env_either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
 }
 
-// Returns true if srun started this process. The body of a batch script and a shell of salloc also
+// Returns true if srun started this process. The body of a batch script and an salloc shell also
 // have Slurm's variables, but their step number is above the limit.
 static bool idist__slurm_in_step(void) {
     int64_t step;
@@ -152,10 +152,10 @@ static void idist__slurm_local_size(idist__config *config) {
     if (nodes == 1) config->local_size = config->world_size;
 }
 
-// Decides whether to use RANK and WORLD_SIZE inside a step of Slurm, and sets *used. The variables
-// may come from an inner launcher such as torchrun, repeat Slurm's own numbers, or be left over
-// from elsewhere. If they repeat Slurm's numbers without the rest of torch's variables, Slurm is
-// the launcher. Slurm also knows the local rank and the meeting place.
+// Decides whether to use RANK and WORLD_SIZE inside a Slurm step, and sets *used. The variables may
+// come from an inner launcher such as torchrun, repeat Slurm's own numbers, or be left over from
+// elsewhere. If the variables repeat Slurm's numbers without the rest of torch's variables, Slurm
+// is the launcher. Unlike these variables, Slurm provides the local rank and the meeting place.
 static idist_status idist__slurm_check_env(bool *used) {
     int rank = 0, size = 1, slurm_rank = 0, slurm_size = 1, nodes = 1;
     const char *size_var = idist__slurm_size_var();
@@ -167,12 +167,12 @@ static idist_status idist__slurm_check_env(bool *used) {
         return IDIST_OK;
     if (idist__env_index("RANK", &rank) != IDIST_OK ||
         idist__env_count("WORLD_SIZE", &size) != IDIST_OK)
-        return IDIST_OK; // idist__detect_numbers reports it
+        return IDIST_OK; // idist__detect_numbers reports the error
     idist__env_index("SLURM_PROCID", &slurm_rank);
     idist__env_count(size_var, &slurm_size);
     idist__env_count(idist__slurm_nodes_var(), &nodes);
 
-    // On one node, an inner launcher can have started more ranks than Slurm has tasks.
+    // On one node, an inner launcher may have started more ranks than Slurm has tasks.
     same = rank == slurm_rank && size == slurm_size;
     inner = nodes == 1 && rank >= slurm_rank && size >= slurm_size;
 

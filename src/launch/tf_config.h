@@ -5,8 +5,8 @@
 //
 // The ranks are the chief ("master" in old versions), if there is one, and then the workers. The
 // ranks meet at the address of the first rank. Valid JSON without a cluster is ignored. The code
-// checks the syntax of the whole text, but evaluates little of it. It counts the strings in the
-// lists that it knows.
+// checks the syntax of the whole text, but reads only the task, and counts the strings in the lists
+// that it knows.
 #pragma once
 
 #include "base/fail.h"
@@ -78,8 +78,8 @@ static bool idist__tf_config_skip_value(const char **at, int depth) {
     }
 }
 
-// Checks that TF_CONFIG is a JSON object. A program whose TF_CONFIG lost a quotation mark on its
-// way must not run alone because of that.
+// Checks that TF_CONFIG is a JSON object. A program must not run alone only because its TF_CONFIG
+// has lost a quotation mark on the way.
 static idist_status idist__tf_config_check(const char *text) {
     const char *at = text;
     bool valid;
@@ -96,8 +96,8 @@ static idist_status idist__tf_config_check(const char *text) {
         (int)(at - text) + 1, *at ? "\"" : "its end", at, *at ? "\"" : "");
 }
 
-// Returns the number of strings in a list. Copies the first string to `first`, unless `first` holds
-// a host already.
+// Returns the number of strings in a list. Copies the first string to `first`, unless `first`
+// already holds a host.
 static int idist__tf_config_count_hosts(const char *text, const char *list, char first[256]) {
     const char *at = strstr(text, list);
     int count = 0;

@@ -7,8 +7,8 @@
 //     init_method (or IDIST_INIT_METHOD)   ->  config->meet
 //     file:///path                             FILE, the path or path.GROUP
 //     tcp://239.x.y.z:port                     MULTICAST, named after world size, run and restart
-//     tcp://host:port                          LOCAL for a loopback host, else TCP
-//     env:// or none, MASTER_ADDR and _PORT    as for tcp://; TORCH where the agent serves
+//     tcp://host:port                          LOCAL for a loopback host, otherwise TCP
+//     env:// or none, MASTER_ADDR and _PORT    as for tcp://; TORCH if torchrun's agent serves
 //     none of these, one host                  LOCAL, named after the launcher's job
 //     none of these, hydra                     PMI
 //     none of these, Slurm                     TCP, at the first host of the step
@@ -51,8 +51,8 @@ static bool idist__where_is_one_host(const idist__config *config) {
 }
 
 // Sets config->meet to a host and a port. Ranks that share a loopback address share a host and need
-// no TCP, so they meet at a local socket. Its name contains the port and the run, because two jobs
-// may have the same port if nobody listens at it.
+// no TCP, so they meet at a local socket. The socket's name contains the port, the run and the
+// restart count, because two jobs may have the same port if nobody listens at it.
 static void idist__where_tcp(idist__config *config, const char *host, int port) {
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
@@ -174,8 +174,8 @@ static bool idist__where_has_pmi(const idist__config *config) {
     return idist__os_env("PMI_FD") || idist__os_env("PMI_PORT");
 }
 
-// Sets config->meet from the environment or the launcher, because there is no init_method or it is
-// env://.
+// Sets config->meet from the environment or the launcher. Called if there is no init_method or if
+// it is env://.
 static idist_status idist__where_env(idist__config *config, const idist_desc *desc) {
     bool is_one_host = idist__where_is_one_host(config);
     bool has_job = config->job_var || config->launcher_kind == IDIST__LAUNCHER_HYDRA;
@@ -309,20 +309,20 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
 }
 
 // Fails if an init method is given but nothing says which rank this process is. Such a process must
-// not run alone because its rank was forgotten. Called after a backend has claimed the
-// configuration, because the backend may have found out the rank by itself.
+// not run alone only because its rank was forgotten. Called after a backend has claimed the
+// configuration, because the backend may have determined the rank itself.
 static idist_status idist__where_check_lone(const idist__config *config) {
     const char *method = config->lone_method;
     bool in_desc = config->lone_method_in_desc;
 
     if (!method || strcmp(config->launcher, "none") != 0) return IDIST_OK;
 
-    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
-                       "initialize: %s %s says where ranks meet, but nothing says which of them "
-                       "this process is: %s%s, or start it by a launcher; IDIST_LAUNCHER=none runs "
-                       "it alone",
-                       in_desc ? "init_method" : "IDIST_INIT_METHOD", method,
-                       in_desc ? "give desc.rank and desc.world_size, or set RANK and WORLD_SIZE"
-                               : "set RANK and WORLD_SIZE",
-                       strncmp(method, "file:", 5) == 0 ? " (alone: the rank is assigned)" : "");
+    return idist__fail(
+        in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+        "initialize: %s %s says where ranks meet, but nothing says which of them this process is: "
+        "%s%s, or start it with a launcher; IDIST_LAUNCHER=none runs it alone",
+        in_desc ? "init_method" : "IDIST_INIT_METHOD", method,
+        in_desc ? "give desc.rank and desc.world_size, or set RANK and WORLD_SIZE"
+                : "set RANK and WORLD_SIZE",
+        strncmp(method, "file:", 5) == 0 ? " (alone: the rank is assigned)" : "");
 }

@@ -2,8 +2,8 @@
 //
 // MPI_Comm_free is collective, and MPICH 5 ends the program if the communicator still holds a
 // message that no rank has received. idist_free_group waits for nobody, and a member may fail the
-// group at the same time. So a member that frees a sound group sends FREED to the others. It frees
-// the communicator when it has FREED from all of them.
+// group at the same time. So a member that frees a sound group sends FREED to the others. The
+// member frees the communicator when it has received FREED from all of them.
 //
 // If a group failed on any member, its communicator stays until the program ends. Its entry stays
 // until the world closes, because other members may still send messages about the group.

@@ -1,8 +1,8 @@
 // mpi/control.h: control messages between two ranks
 //
-// Carries everything between two ranks except bulk data: user messages of up to 3.5 KiB, the
-// handshake of larger messages, and notices about waiting and failure. One receive from any rank is
-// always posted.
+// Control messages carry everything between two ranks except bulk data: user messages of up to 3.5
+// KiB, the handshake of larger messages, and notices about waiting and failure. One receive from
+// any rank is always posted.
 //
 // The path of a control message:
 //

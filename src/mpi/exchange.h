@@ -7,10 +7,10 @@
 //         own      | r+1      | r+2 r+3  | r+4
 //         header   | step 0   | step 1   | step 2
 //
-// This takes ceil(log2 n) steps of one message each, and every rank sends n - 1 headers. The
-// exchange uses sends and receives, because MPI_Allgather cannot be abandoned at a deadline and
-// cannot tell us who is missing. Headers of consecutive calls cannot be confused: every step
-// receives from one rank, on the group's communicator, and MPI keeps messages in order.
+// The exchange takes ceil(log2 n) steps of one message each, and every rank sends n - 1 headers. It
+// uses sends and receives, because MPI_Allgather cannot be abandoned at a deadline and cannot tell
+// us which ranks are missing. Headers of consecutive calls cannot be confused: every step receives
+// from one rank, on the group's communicator, and MPI keeps messages in order.
 //
 // A second exchange of the same headers commits: it tells every rank that this rank has all headers
 // and will enter MPI (mpi/mpi_coll.h).

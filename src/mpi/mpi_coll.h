@@ -11,9 +11,9 @@
 //
 // A rank blocked inside MPI cannot be told of a failure. So no rank blocks before all have
 // committed to the call. A rank that has committed no longer leaves, not even at a deadline or
-// because of idist_abort. The exception is that a rank fails which has not committed. A rank that
-// several threads call sets BUSY when it commits: another thread may make a group, and block while
-// doing so, before this call.
+// because of idist_abort. There is one exception: the rank leaves if another rank fails before
+// committing. If several threads of a rank make calls, the rank sets BUSY when it commits: before
+// this call, another thread may make a group and block in MPI.
 //
 // Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit even if their data
 // was in the headers.
@@ -30,7 +30,7 @@
 //       |        done, data in the headers -------------------------> result, no task
 //       |        otherwise: no result, and ...
 //       v
-//     idist__mpi_engine_start                      queues a task for the call
+//     idist__mpi_engine_start               queues a task for the call
 //       v
 //     idist__mpi_coll_step                  first in the queue, at every poll
 //       |  QUEUED, ENTERING, COMMITTING:
@@ -353,9 +353,9 @@ static void idist__mpi_coll_poll_control(idist__mpi *mpi) {
     mpi->polled_ns = now_ns;
 }
 
-// Runs a blocking collective without a task if all data fits into headers and the other ranks come
-// soon. Otherwise, and after any error, returns false; the task that follows continues the
-// exchange. With IDIST_CHECK=0 hands the call to MPI.
+// Runs a blocking collective without a task if all data fits into headers and the other ranks enter
+// it soon. Otherwise, and after any error, returns false; the task that follows continues the
+// exchange. With IDIST_CHECK=0, hands the call to MPI.
 static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__mpi *mpi = idist__mpi_of(g->w);
     idist__exchange_state state;
@@ -369,7 +369,7 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *call) {
     idist__mpi_coll_poll_control(mpi);
     if (g->status != IDIST_OK) return false;
 
-    // A call that binds, or that needs MPI, only begins here: its headers leave early.
+    // A call that binds, or that needs MPI, only begins here, so that its headers are sent early.
     if (idist__exchange_contribution(g, call) < 0 || idist__mpi_coll_binds(call)) polls = 0;
     fingerprint = idist__fingerprint_of_call(g->w, call, g->seq + 1);
     state = idist__mpi_coll_exchange(g, call, &fingerprint, false, polls, &error);

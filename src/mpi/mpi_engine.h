@@ -1,8 +1,8 @@
 // mpi/mpi_engine.h: progress, sleep, cancellation, failure
 //
-// The functions that the core calls while a world is open. MPI offers no way to sleep until
-// something happens. So a rank that has nothing to do polls, and sleeps outside MPI for longer and
-// longer between two polls. A call of another thread wakes it through a futex.
+// These are the functions that the core calls while a world is open. MPI offers no way to sleep
+// until something happens. So a rank that has nothing to do polls. Between two polls it sleeps
+// outside MPI, longer each time. A call of another thread wakes it through a futex.
 //
 // A group that fails on one rank sends FAILED to all members. Under ULFM the rank also revokes the
 // communicator, which releases ranks that are blocked in MPI.
@@ -59,7 +59,7 @@ static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_co
             idist__control_keep(mpi, source, control, payload);
         break;
     case IDIST__CONTROL_FAILED:
-        if (!g) { // it does not exist yet, or no longer
+        if (!g) { // the group does not exist yet, or no longer exists
             if (!idist__comms_keep(mpi, control->ctx))
                 idist__control_keep(mpi, source, control, payload);
             break;
@@ -218,8 +218,8 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     return false;
 }
 
-// Cancels a receive that has not matched. After the match, the data of a large message goes to the
-// buffer.
+// Cancels a receive that has matched no message. After the match, MPI writes the data of a large
+// message to the buffer.
 static bool idist__mpi_engine_retract(idist__task *t) {
     return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_engine_cancel_p2p(t);
 }

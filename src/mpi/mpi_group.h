@@ -13,11 +13,11 @@
 #include "mpi/control.h"
 #include "mpi/comms.h"
 
-// Finds or makes the communicator of a group. The world's communicator and a shrunk group's
-// communicator exist already; any other is made by the members alone. ULFM makes none from a
-// communicator with a lost rank, so under ULFM the new one is made from the parent's, which has no
-// lost rank unless the parent has failed. Without ULFM it is made from a communicator with all
-// ranks; MPICH 4.0 may crash in MPI_Comm_create_group on any other.
+// Finds or makes the communicator of a group. The communicators of the world and of a shrunk group
+// exist already; any other is made by its members alone. ULFM makes no communicator from one that
+// has a lost rank. So under ULFM the new communicator is made from the parent's, which has no lost
+// rank unless the parent has failed. Without ULFM it is made from a communicator of all ranks,
+// because MPICH 4.0 may crash in MPI_Comm_create_group on any other.
 static int idist__mpi_group_comm(idist__mpi *mpi, const idist_group *g, MPI_Comm *comm) {
     MPI_Comm from;
     MPI_Group all, members;

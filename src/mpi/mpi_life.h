@@ -13,7 +13,7 @@
 
 static idist__os_mutex idist__mpi_lock = IDIST__OS_MUTEX_INIT;
 static int idist__mpi_world_count;     // open worlds
-static bool idist__mpi_initialised;    // by us
+static bool idist__mpi_initialized;    // by us
 static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
 static bool idist__mpi_never_finalize; // MPI_Finalize would block, or was called
 
@@ -40,7 +40,7 @@ static bool idist__mpi_life_is_asked(const idist__config *cfg) {
 
 // Returns true if the user asked for MPI, a launcher of MPI started us, or the program uses MPI
 // itself. A rank and size from the user or from torchrun belong to another world.
-static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialised) {
+static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialized) {
     static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
     static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
     bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
@@ -52,7 +52,7 @@ static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialised)
         idist__mpi_life_is_one_of(cfg->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
         return true;
 
-    return initialised && strcmp(cfg->launcher, "none") == 0;
+    return initialized && strcmp(cfg->launcher, "none") == 0;
 }
 
 static idist_status idist__mpi_life_sizes_differ(const idist__config *cfg, int rank, int size) {
@@ -71,14 +71,14 @@ static idist_status idist__mpi_life_sizes_differ(const idist__config *cfg, int r
         cfg->world_size, library, rank, size);
 }
 
-static idist_status idist__mpi_life_initialise(void) {
+static idist_status idist__mpi_life_initialize(void) {
     int level, error;
 
     idist__mpi_thread_count = -idist__os_thread_count();
     error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
     if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Init_thread", error);
     idist__mpi_thread_count += idist__os_thread_count();
-    idist__mpi_initialised = true;
+    idist__mpi_initialized = true;
 
     return IDIST_OK;
 }
@@ -101,22 +101,22 @@ static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
 }
 
 static idist_status idist__mpi_life_claim(idist__config *cfg, const char **why) {
-    int initialised = 0, finalized = 0, rank, size;
+    int initialized = 0, finalized = 0, rank, size;
     bool explicit_rank = strcmp(cfg->launcher, "explicit") == 0, size_known;
     idist_status status;
 
-    MPI_Initialized(&initialised);
+    MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     *why = "no launcher of MPI started this process";
-    if (!idist__mpi_life_is_meant(cfg, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
+    if (!idist__mpi_life_is_meant(cfg, initialized && !finalized)) return IDIST_ERR_NO_BACKEND;
     if (finalized)
         return idist__fail(IDIST_ERR_STATE,
                            "initialize: MPI was finalized in this process and cannot be "
-                           "initialised again; to open several worlds one after the other, "
-                           "initialise MPI yourself");
+                           "initialized again; to open several worlds one after the other, "
+                           "initialize MPI yourself");
 
-    if (!initialised) {
-        status = idist__mpi_life_initialise();
+    if (!initialized) {
+        status = idist__mpi_life_initialize();
         if (status != IDIST_OK) return status;
     }
 

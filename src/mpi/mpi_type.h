@@ -14,7 +14,7 @@ static bool idist__mpi_type_exists(idist_dtype dtype) {
     return idist__dtype_is_builtin(dtype) && !idist__dtype_is_pair(dtype);
 }
 
-// Returns the MPI datatype of dtype. Floats of 16 and 8 bits travel as unsigned integers;
+// Returns the MPI datatype of dtype. Floats of 16 and 8 bits are sent as unsigned integers;
 // reductions convert them to F32 first.
 static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
     switch ((int)dtype) {
@@ -92,12 +92,12 @@ static idist__user_op idist__mpi_type_pair_op(idist_op op) {
     return user;
 }
 
-// Key of the attribute that attaches an idist__mpi_hook to the datatype of a call. MPI passes our
-// dtype and the user's arg to no user-defined op, but it does pass the datatype.
+// Key of the attribute that attaches an idist__mpi_hook to the datatype of a call. MPI does not
+// pass our dtype and the user's arg to a user-defined op, but it passes the datatype.
 static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
 
-// Calls a user-defined op. An exception ends the process here: MPI cannot be told, and would
-// continue with a wrong operand.
+// Calls a user-defined op. An exception ends the process here, because MPI cannot be told of it and
+// would continue with a wrong operand.
 IDIST__NOINLINE static void idist__mpi_type_call_user(const idist__mpi_hook *hook, void *in,
                                                       void *inout, size_t count) {
     IDIST__CALLBACK(hook->user.fn(in, inout, count, hook->dtype, hook->user.arg));

@@ -1,13 +1,13 @@
 // mpi/mpi_wait.h: waiting ranks, missing ranks, and deadlocks of two ranks
 //
-// A rank that has waited for a while sends WAITING to the other members of the group. A member that
-// has entered the same call answers ENTERED; a member that has not answers ABSENT. At the deadline,
-// the members that never entered are missing.
+// A rank that has waited for a while sends WAITING to the other members of the group. A member
+// answers ENTERED if it has entered the same call, and ABSENT otherwise. At the deadline, the
+// members that never entered are missing.
 //
-// Ranks in calls of different groups compare no fingerprints, nor do a rank in a receive and a rank
-// in a collective. Their deadlock is detected from what they wait for. Two ranks are deadlocked
-// when, on both sides,
-//   - the rank has one thread and one call, which blocks without a timeout,
+// Two ranks in calls of different groups compare no fingerprints. Neither do a rank in a receive
+// and a rank in a collective. A deadlock of such ranks is detected from what they wait for. Two
+// ranks are deadlocked when, on both of them,
+//   - the rank has one thread and one call, which blocks without a time-out of its own,
 //   - the call needs something that only the other rank can begin to send,
 //   - the other rank has not begun to send it.
 //
@@ -31,7 +31,7 @@
 #include "mpi/mpi_model.h"
 #include "mpi/control.h"
 
-// Returns true if t needs something that this rank of its group has to begin.
+// Returns true if t needs something that `rank`, a rank of its group, must begin.
 static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
     const idist__mpi_group *mg = idist__mpi_model_group(t->group);
     const idist__mpi_op *op = idist__mpi_op_of(t);

@@ -1,8 +1,7 @@
 // mpi/mpi_world.h: opening and closing a world
 //
-// Opening duplicates the communicator twice, exchanges what the ranks know of each other, and finds
-// out which ranks share a host. Only the first step has a deadline: after it, all ranks are known
-// to be here.
+// Opening duplicates the communicator twice, exchanges hosts and settings, and finds out which
+// ranks share a host. Only the first step has a deadline: after it, all ranks are known to be here.
 //
 // Closing waits for control messages in flight and frees what MPI still lets us free. After the
 // last world it finalizes MPI if idist initialized MPI.
@@ -190,8 +189,9 @@ static void idist__mpi_world_close_window(idist__mpi *mpi) {
 }
 
 // Fails the world because the program calls MPI_Finalize while the world is open. MPI_Finalize
-// begins by deleting our attribute of MPI_COMM_SELF, and that calls this function. The world fails
-// here and on the other ranks, and never uses MPI again. Also called when the world closes.
+// first deletes our attribute of MPI_COMM_SELF, and the deletion calls this function. The world
+// fails here and on the other ranks, and never uses MPI again. Closing the world also calls this
+// function, which then does nothing.
 static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
     idist__mpi *mpi = (idist__mpi *)value;
     idist__world *w = mpi->w;
@@ -217,7 +217,7 @@ static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, vo
     return MPI_SUCCESS;
 }
 
-// Adds the attribute that detects MPI_Finalize. Without memory for the attribute the call goes
+// Adds the attribute that detects MPI_Finalize. If MPI cannot create the attribute, the call goes
 // undetected.
 static void idist__mpi_world_watch_finalize(idist__mpi *mpi) {
     int keyval;
@@ -261,9 +261,9 @@ static idist_status idist__mpi_world_open(idist__world *w) {
     return IDIST_OK;
 }
 
-// Returns true if, after a failure, the other ranks close the world too within a second. Without
-// them MPI_Finalize blocks forever. After a loss, MPI_Finalize of Open MPI 5 may block even with
-// them.
+// Returns true if, after a failure, all other ranks also close the world within a second. Otherwise
+// MPI_Finalize would block forever. Returns false under ULFM, because MPI_Finalize of Open MPI 5
+// may block after a loss in any case.
 static bool idist__mpi_world_all_close(idist__mpi *mpi) {
     MPI_Request request;
 
@@ -277,7 +277,7 @@ static bool idist__mpi_world_all_close(idist__mpi *mpi) {
 static void idist__mpi_world_release(idist__world *w, bool all_closed) {
     idist__os_mutex_lock(&idist__mpi_lock);
 
-    if (!all_closed && idist__mpi_initialised && !idist__mpi_of(w)->finalized &&
+    if (!all_closed && idist__mpi_initialized && !idist__mpi_of(w)->finalized &&
         !idist__mpi_never_finalize) {
         idist__mpi_never_finalize = true;
         idist__log_print(&w->log, IDIST_LOG_WARN,
@@ -287,7 +287,7 @@ static void idist__mpi_world_release(idist__world *w, bool all_closed) {
 
     if (idist__mpi_of(w)->finalized) idist__mpi_never_finalize = true; // the program has done it
     idist__mpi_world_count--;
-    if (idist__mpi_world_count == 0 && idist__mpi_initialised && !idist__mpi_never_finalize)
+    if (idist__mpi_world_count == 0 && idist__mpi_initialized && !idist__mpi_never_finalize)
         MPI_Finalize();
     idist__os_mutex_unlock(&idist__mpi_lock);
 }

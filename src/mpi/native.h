@@ -1,9 +1,9 @@
 // mpi/native.h: runs one call as calls of MPI
 //
-// Translates an idist__call into MPI's arguments and calls MPI, with blocking functions or with
-// requests. Most calls become one call of MPI. The exceptions:
+// This file translates an idist__call into MPI's arguments and calls MPI, with blocking functions
+// or with requests. Most calls become one call of MPI. There are these exceptions:
 //
-//     counts above INT_MAX       reductions and broadcast go in pieces; everything else as
+//     counts above INT_MAX       reductions and broadcasts run in pieces, all other calls as
 //                                messages between each pair of ranks
 //     floats of 16 and 8 bits    reduced as F32, in scratch memory
 //     premultiplied sums         scaled in scratch memory, then summed
@@ -338,8 +338,8 @@ static void idist__native_reduction(idist__native *nat) {
     }
 }
 
-// Makes the call in place on all ranks, because some rank is in place and MPI requires in place on
-// all ranks or none. In all_to_all, where MPI is slower in place, makes no rank in place.
+// Makes the call in place on all ranks. Called if some rank is in place, because MPI requires that
+// all ranks are or none is. Makes all_to_all in place on no rank, because MPI is slower in place.
 static void idist__native_same_place(idist__native *nat) {
     const idist__call *call = nat->call;
     bool is_all_to_all = call->kind == IDIST__ALL_TO_ALL,
@@ -401,7 +401,8 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
         idist__native_same_place(nat);
 }
 
-// Hands the call to MPI. If `blocking`, returns when MPI is done. idist__native_end follows.
+// Hands the call to MPI. If `blocking` is true, returns when MPI is done. The caller then calls
+// idist__native_end.
 static void idist__native_begin(idist__native *nat, bool blocking) {
     const idist__call *call = nat->call;
     bool reduces = idist__kind_reduces(call->kind), scatters = idist__kind_scatters_sum(call->kind);
@@ -463,8 +464,9 @@ static void idist__native_free(idist__native *nat) {
     nat->group = NULL;
 }
 
-// Abandons a call. An operation cannot be taken back from MPI. It usually ends soon, because all
-// ranks have entered or one is lost. If it does not, MPI keeps our memory and the user's buffers.
+// Abandons a call. An operation cannot be taken back from MPI, but usually ends soon, because all
+// ranks have entered or one is lost. If the operation does not end, MPI keeps our memory and the
+// user's buffers.
 static void idist__native_abandon(idist__native *nat) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FLUSH_MS);
     int i;
@@ -483,8 +485,8 @@ static void idist__native_abandon(idist__native *nat) {
     idist__native_free(nat);
 }
 
-// Waits for the remaining requests and ends the call. A blocking call has requests too if it went
-// pair by pair.
+// Waits for the remaining requests and ends the call. A blocking call also has requests if it runs
+// as messages between pairs of ranks.
 static int idist__native_end(idist__native *nat) {
     while (!idist__native_done(nat)) continue;
 

@@ -1,14 +1,14 @@
 // net/address.h: addresses as texts
 //
-// Ranks exchange addresses as texts: "unix:NAME" for a local socket, "tcp:HOST:PORT" for a TCP
-// port. HOST may be in brackets; an IPv6 HOST always is.
+// Ranks exchange addresses as text: "unix:NAME" for a local socket, "tcp:HOST:PORT" for a TCP port.
+// HOST may be in brackets; an IPv6 HOST always is.
 #pragma once
 
 #include "os/socket.h"
 #include "base/fail.h"
 #include "base/text.h"
 
-// Returns true if a host, as the user writes it, is this host's loopback interface.
+// Returns true if a host, as the user writes it, names this host's loopback interface.
 static bool idist__address_host_is_loopback(const char *host) {
     return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
            strcmp(host, "::1") == 0;
@@ -29,7 +29,7 @@ static bool idist__address_is_local(const char *text) { return strncmp(text, "un
 
 static bool idist__address_is_tcp(const char *text) { return strncmp(text, "tcp:", 4) == 0; }
 
-// Returns true if the text is a port of this host's loopback interface, in the form that ranks
+// Returns true if the text names a port of this host's loopback interface, in the form that ranks
 // write.
 IDIST__UNUSED static bool idist__address_is_loopback(const char *text) {
     return strncmp(text, "tcp:[127.", 9) == 0;
@@ -42,8 +42,8 @@ static idist_status idist__address_local(idist__os_address *address, const char 
 }
 
 // Resolves a host to one of its addresses; see idist__os_socket_resolve. Blocks while the name is
-// looked up. Refuses a name of digits only, as jobs and nodes may have, because the resolver would
-// take it for an address in 0.0.0.0/8.
+// looked up. Refuses a name that has only digits, which a job or a node may have. The resolver
+// would parse such a name as an address in 0.0.0.0/8.
 static idist_status idist__address_one_of(idist__os_address *address, const char *host, int port,
                                           int which, int *count) {
     const char *error;
@@ -69,8 +69,9 @@ static idist_status idist__address_tcp(idist__os_address *address, const char *h
     return idist__address_one_of(address, host, port, 0, &count);
 }
 
-// Parses a text. Finds address number `which`, modulo *count, of the addresses that the text stands
-// for. Returns IDIST_ERR_ARG if the text is no address. Other failures may be temporary.
+// Parses a text and resolves it to an address. Sets *count to the number of addresses found;
+// `which` modulo *count selects one. Returns IDIST_ERR_ARG if the text is not an address. Other
+// failures may be temporary.
 static idist_status idist__address_parse_one_of(idist__os_address *address, const char *text,
                                                 int which, int *count) {
     char host[256];
@@ -84,7 +85,7 @@ static idist_status idist__address_parse_one_of(idist__os_address *address, cons
     return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
 }
 
-// Parses a text into the first address that it stands for.
+// Parses a text and resolves it to its first address.
 static idist_status idist__address_parse(idist__os_address *address, const char *text) {
     int count;
     return idist__address_parse_one_of(address, text, 0, &count);

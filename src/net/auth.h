@@ -7,17 +7,17 @@
 //     3                                         <------ one byte: accepted
 //
 // A client that receives a wrong tag sends zeros in stage 2, so that the server learns why the
-// client leaves. K is derived from the job's secret. Without a secret K is a constant, which keeps
-// out only other programs and other versions. The labels "C" and "S" keep an answer from being
-// reflected to its sender. The nonces prevent replay. The tags cover version, role, rank and job,
-// so that none of these can be changed in transit. Nothing is encrypted.
+// client disconnects. K is derived from the job's secret. Without a secret K is a constant, which
+// keeps out only other programs and other versions. The labels "C" and "S" keep an answer from
+// being reflected to its sender. The nonces prevent replay. The tags cover version, role, rank and
+// job, so that none of these can be changed in transit. Nothing is encrypted.
 //
-// A stranger makes the server read at most 96 bytes and allocate nothing. The server also answers a
-// hello that does not match, so that the client can report the difference. If a client's connection
-// ends before the last byte, the server had no slot for the client, which tries again; see
-// net/pending.h.
+// A stranger can make the server read at most 96 bytes, and allocate nothing. The server also
+// answers a hello that does not match, so that the client can report the difference. If a client's
+// connection ends before the last byte, the server had no slot for the client, which tries again;
+// see net/pending.h.
 //
-// Neither side blocks: idist__auth_step goes as far as the socket allows.
+// Neither side blocks: idist__auth_step continues as far as the socket allows.
 #pragma once
 
 #include "os/random.h"
@@ -39,9 +39,9 @@ typedef struct idist__hello {
     uint64_t job;
     uint32_t rank;
     uint32_t world_size;
-    uint64_t server_id; // random number of the server of a store, or 0
+    uint64_t server_id; // random number of a store's server, or 0
     uint8_t nonce[16];
-    uint32_t socket; // index of this socket in a link that has several
+    uint32_t socket; // index of this socket in a link with several sockets
     uint8_t secrecy; // IDIST__SECRECY_*, for error texts
     uint8_t zero[3];
 } idist__hello;
@@ -49,7 +49,7 @@ typedef struct idist__hello {
 // Purposes of a connection.
 enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
 
-// The means that a process was given to prove itself to others.
+// The credentials that a process was given.
 enum {
     IDIST__SECRECY_NONE,     // connections within this host only
     IDIST__SECRECY_INSECURE, // IDIST_INSECURE is set
@@ -70,7 +70,7 @@ typedef struct idist__handshake {
     int fd; // -1 if none
     bool server;
     int stage;   // IDIST__AUTH_*
-    size_t done; // bytes of this stage that have moved
+    size_t done; // bytes of this stage that were transferred
     bool broke;  // the connection ended or failed
     bool ready;  // poll has reported the connection, or it is new
     // A server with `asks` set stops before it accepts, and sets `proven`. The caller then closes
@@ -102,7 +102,7 @@ static void idist__auth_begin(idist__handshake *shake, int fd, bool server, cons
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Tells clients which server this is. Called before the first step.
+// Tells clients which server this is. The server calls this function before the first step.
 IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *shake, uint64_t id) {
     shake->mine.server_id = id;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
@@ -115,8 +115,8 @@ IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *shake, int so
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
 }
 
-// Tells the other side what this process was given to prove itself (IDIST__SECRECY_*). Called
-// before the first step.
+// Tells the peer which credentials this process was given (IDIST__SECRECY_*). Called before the
+// first step.
 static void idist__auth_set_secrecy(idist__handshake *shake, int secrecy) {
     shake->mine.secrecy = (uint8_t)secrecy;
     memcpy(shake->out, &shake->mine, IDIST__HELLO_BYTES);
@@ -152,8 +152,7 @@ static idist_status idist__auth_fail_tag(const idist__handshake *shake) {
                        "IDIST_SECRET_FILE or desc.secret differs, or it belongs to another job");
 }
 
-// Checks the tag of the peer. Compares in constant time, so that timing reveals nothing about the
-// tag.
+// Checks the peer's tag. Compares in constant time, so that timing reveals nothing about the tag.
 static idist_status idist__auth_check_tag(const idist__handshake *shake, const char *label,
                                           const uint8_t *theirs) {
     uint8_t expected[IDIST__AUTH_TAG_NBYTES], difference = 0;
@@ -206,8 +205,8 @@ static int idist__auth_awaits(const idist__handshake *shake) {
     return idist__auth_writes(shake) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
 }
 
-// Moves the message of a stage as far as the socket allows. Returns 1 if the message is complete, 0
-// if the socket would block, or -1 on error.
+// Sends or receives the message of a stage as far as the socket allows. Returns 1 if the message is
+// complete, 0 if the socket would block, or -1 on error.
 static int idist__auth_transfer(idist__handshake *shake, bool write, uint8_t *buf, size_t nbytes) {
     while (shake->done < nbytes) {
         idist__os_part part;
@@ -287,8 +286,8 @@ static idist_status idist__auth_fail_transfer(void) {
 }
 
 // Continues a handshake without blocking. Returns IDIST_OK with *done set once each side has proven
-// itself to the other. Returns IDIST_OK with shake->proven set if the caller has to accept or
-// reject the client. A failure is final; shake->broke is true if the connection was the cause.
+// itself to the other. Returns IDIST_OK with shake->proven set if the caller must accept or reject
+// the client. A failure is final; shake->broke is true if the connection was the cause.
 static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
                                                     IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
@@ -320,7 +319,7 @@ static idist_status idist__auth_step(idist__handshake *shake, bool *done) {
     return IDIST_OK;
 }
 
-// Runs the whole handshake. Blocks until its deadline.
+// Runs the whole handshake. Blocks until its deadline at the latest.
 static idist_status idist__auth_run(idist__handshake *shake) {
     bool done = false;
 

@@ -3,7 +3,7 @@
 // Opens listeners, and reads or writes whole buffers before a deadline. The handshake that begins
 // every connection is in net/auth.h. The bounded set of connections in the handshake is in
 // net/pending.h. Both the server of the store and the links between ranks use this set, because
-// they accept strangers.
+// both accept connections from strangers.
 #pragma once
 
 #include "os/poll.h"
@@ -22,8 +22,8 @@ static idist_status idist__connection_listen_failed(const char *what) {
     return idist__fail_errno(what, errno);
 }
 
-// Returns true if this process may not use local sockets at all, as in some sandboxes, and sets the
-// error text. Called after an operation on a local socket has failed.
+// Returns true and sets the error text if this process is not allowed to use local sockets at all,
+// as in some sandboxes. Called after an operation on a local socket has failed.
 static bool idist__connection_lacks_local(void) {
     int refused = idist__os_socket_local_error();
 
@@ -53,7 +53,7 @@ static idist_status idist__connection_listen(const idist__os_address *address, c
     return idist__connection_listen_failed(what);
 }
 
-// Listens at a port on all addresses of this host. Port 0 stands for a free port. Sets *fd to the
+// Listens at a port on all addresses of this host. Port 0 selects a free port. Sets *fd to the
 // socket, or to -1 on failure.
 static idist_status idist__connection_listen_everywhere(int port, const char *what, int *fd) {
     *fd = idist__os_socket_listen_everywhere(port);
@@ -61,9 +61,9 @@ static idist_status idist__connection_listen_everywhere(int port, const char *wh
 }
 
 // Listens for other hosts at the address that this host advertises. IDIST_ADDR may give an address
-// that this host does not have, or a name that it cannot resolve or resolves to loopback. Then
-// listens at the address that this host would advertise without IDIST_ADDR. Used by processes that
-// trust the network; a server with a secret listens on all addresses.
+// that this host does not have, or a name that it cannot resolve or resolves to loopback. In these
+// cases, listens at the address that this host would advertise without IDIST_ADDR. Used by
+// processes that trust the network; a server with a secret listens on all addresses.
 static idist_status idist__connection_listen_beyond(const idist__own_address *own,
                                                     const idist__os_address *hint, int port,
                                                     const char *what, int *fd) {
@@ -85,8 +85,8 @@ static idist_status idist__connection_listen_beyond(const idist__own_address *ow
 }
 
 // Reads a whole buffer. Blocks until the buffer is full. Returns false on failure; the number of
-// bytes read is then lost. Sets errno to ETIMEDOUT if the deadline has passed, to 0 at the end of
-// the stream, or to the error of the socket.
+// bytes read is then unknown. Sets errno to ETIMEDOUT if the deadline has passed, to 0 at the end
+// of the stream, or to the error of the socket.
 static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t deadline_ns) {
     char *to = (char *)buf;
 
@@ -107,7 +107,7 @@ static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t
     return true;
 }
 
-// Writes a whole buffer. Blocks until the socket has taken all bytes. Returns false on failure.
+// Writes a whole buffer. Blocks until the socket has accepted all bytes. Returns false on failure.
 // Sets errno to ETIMEDOUT if the deadline has passed, or to the error of the socket.
 static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
                                         int64_t deadline_ns) {

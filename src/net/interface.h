@@ -2,9 +2,9 @@
 //
 // The candidates, in this order:
 //
-//   IDIST_ADDR            taken as it is. It may also be a name or the address of a router. This
+//   IDIST_ADDR            taken as it is. The value may also be a name or a router's address. This
 //                         host may not know the name, or may know it as a loopback address, because
-//                         installers write it into /etc/hosts like that.
+//                         installers write such a line into /etc/hosts.
 //   IDIST_SOCKET_IFNAME   the first address of an interface that the variable admits
 //   the hint              an address of this host that another host is known to use, or that this
 //                         host uses to reach another host
@@ -29,7 +29,7 @@ typedef struct idist__own_address {
     char ifname[32]; // "" if not known
 } idist__own_address;
 
-// Appends the interfaces that are up, with their addresses. If they do not all fit, "..." stands
+// Appends the interfaces that are up, with their addresses. If the list does not fit, "..." stands
 // for the rest. Returns the number of interfaces, or -1 if they cannot be listed.
 static int idist__interface_list(char *text, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
@@ -58,7 +58,7 @@ static int idist__interface_list(char *text, size_t capacity) {
 // The environment variable that selects interfaces.
 typedef struct idist__interface_filter {
     const char *variable, *list; // the list is NULL if no variable is set
-    bool exact;                  // the list has whole names, no prefixes
+    bool exact;                  // the list has whole names, not prefixes
 } idist__interface_filter;
 
 static idist__interface_filter idist__interface_filter_of_user(void) {
@@ -77,8 +77,8 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
 }
 
 // Finds the address by which this host reaches its own server, which listens on all addresses.
-// Takes the address that other hosts use, so that the connection shows that address. Takes loopback
-// if that address does not belong to this host, or is valid on one link only.
+// Chooses the address that other hosts use, so that the connection shows that address. Chooses
+// loopback if that address does not belong to this host, or is valid on one link only.
 static void idist__interface_reach_self(const idist__meet *server, char *ip, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, addresses, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
@@ -93,8 +93,8 @@ static void idist__interface_reach_self(const idist__meet *server, char *ip, siz
 }
 
 // Returns true if a list of interfaces in NCCL's grammar admits an interface. The list has
-// prefixes, separated by commas. A "=" before the list means whole names. A "^" before that means
-// all interfaces except those listed.
+// prefixes, separated by commas. A "=" before the list means whole names. A "^" at the very
+// beginning means all interfaces except the listed ones.
 static bool idist__interface_admits(const char *list, bool exact, const char *name) {
     bool excludes = *list == '^', found = false;
 
@@ -120,8 +120,8 @@ static bool idist__interface_serves(const idist__os_interface *at) {
            !idist__os_socket_is_link_local(&at->address);
 }
 
-// Returns the first interface that a list admits, or NULL if there is none. Prefers an interface of
-// the family of `like`, which may be NULL.
+// Returns the first interface that a list admits, or NULL if there is none. Prefers an address of
+// the same family as `like`, which may be NULL.
 static const idist__os_interface *idist__interface_first(const idist__os_interface *all, int count,
                                                          const char *list, bool exact,
                                                          const idist__os_address *like) {
@@ -139,7 +139,7 @@ static const idist__os_interface *idist__interface_first(const idist__os_interfa
     return first;
 }
 
-// Returns the interface that has the address of the hint, or NULL if there is none. The hint may be
+// Returns the interface that has the hint's address, or NULL if there is none. The hint may be
 // NULL.
 static const idist__os_interface *
 idist__interface_of_hint(const idist__os_interface *all, int count, const idist__os_address *hint) {
@@ -175,7 +175,7 @@ static idist_status idist__interface_none(const idist__interface_filter *filter,
         count ? text : "none");
 }
 
-// Finds an address of this host that other hosts can use, without looking at IDIST_ADDR. The hint,
+// Finds an address of this host that other hosts can use, and ignores IDIST_ADDR. The hint,
 // described at the top of this file, may be NULL.
 static idist_status idist__interface_find(const idist__os_address *hint, idist__own_address *own) {
     idist__os_interface all[IDIST__INTERFACES];

@@ -11,8 +11,8 @@
 //   MEMORY      -                           -                            mem:
 //   PMI         -                           -                            pmi:
 //
-// DRAW is a file whose first process serves the store. PMI stands for an address that is not known
-// yet: rank 0 chooses an address and tells the other ranks through the launcher.
+// DRAW is a file; the first process that opens the file serves the store. PMI stands for an address
+// that is not known yet: rank 0 chooses an address and tells the other ranks through the launcher.
 #pragma once
 
 #include "os/socket.h"
@@ -87,9 +87,9 @@ static const char *idist__meet_print(const idist__meet *meet, char *text, size_t
     return text;
 }
 
-// Finds address number `which`, modulo *count, of the addresses that LOCAL, TCP, TORCH or MULTICAST
-// stands for. Blocks while a name is looked up. Returns IDIST_ERR_ARG if there is no valid address.
-// Other failures may be temporary.
+// Resolves LOCAL, TCP, TORCH or MULTICAST to an address. Sets *count to the number of addresses
+// found; `which` modulo *count selects one. Blocks while a name is looked up. Returns IDIST_ERR_ARG
+// if there is no valid address. Other failures may be temporary.
 static idist_status idist__meet_resolve(const idist__meet *meet, int which, int *count,
                                         idist__os_address *address) {
     *count = 1;
@@ -98,8 +98,9 @@ static idist_status idist__meet_resolve(const idist__meet *meet, int which, int 
     return idist__address_one_of(address, meet->host, meet->port, which, count);
 }
 
-// Returns true if the user's own text is a port of this host's loopback interface. Other names are
-// not checked, although many systems map a host's name to a loopback address in /etc/hosts.
+// Returns true if the text that the user wrote names a port of this host's loopback interface.
+// Other names are not checked, although many systems map a host's name to a loopback address in
+// /etc/hosts.
 static bool idist__meet_is_loopback(const idist__meet *meet) {
     return meet->kind == IDIST__MEET_TCP && idist__address_host_is_loopback(meet->host);
 }

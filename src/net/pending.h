@@ -1,7 +1,8 @@
 // net/pending.h: connections whose handshake is under way
 //
-// The number of slots is fixed, so that strangers cannot make us allocate. When all slots are
-// taken, new connections stay in the listener's queue until a pending connection may be evicted:
+// The number of slots is fixed, so that strangers cannot make us allocate memory. When all slots
+// are taken, new connections stay in the listener's queue until a pending connection may be
+// evicted:
 //
 //     first   a connection whose deadline has passed
 //     then    the oldest connection that has sent nothing for 50 ms
@@ -82,7 +83,7 @@ static int idist__pending_count(const idist__pending *pending) {
     return count;
 }
 
-// Evicts a connection, if one may be evicted, because descriptors are short. Returns false if no
+// Evicts a connection, if one may be evicted, to free its descriptor. Returns false if no
 // connection is pending; then strangers are not the cause of the shortage.
 static bool idist__pending_evict(idist__pending *pending) {
     idist__handshake *evicted = idist__pending_find_evictable(pending);

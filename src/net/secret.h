@@ -1,7 +1,7 @@
 // net/secret.h: the secret that the ranks of a job share
 //
-// The secret comes from a field of the desc, a file or an environment variable. It has 16 to 256
-// bytes.
+// The secret comes from a field of the desc, a file or an environment variable. The secret has 16
+// to 256 bytes.
 #pragma once
 
 #include "os/process.h"
@@ -15,7 +15,7 @@ enum { IDIST__SECRET_MIN = 16 };
 typedef struct idist__secret {
     uint8_t bytes[256];
     size_t nbytes; // 0 if there is no secret
-    bool insecure; // IDIST_INSECURE is set: listen beyond this host without a secret
+    bool insecure; // IDIST_INSECURE is set: listen for other hosts without a secret
 } idist__secret;
 
 static int idist__secret_secrecy(const idist__secret *secret) {
@@ -84,8 +84,8 @@ static idist_status idist__secret_from_env(idist__secret *secret, const char *te
     return IDIST_OK;
 }
 
-// Finds the secret. Takes the secret of a desc if there is one, or else IDIST_SECRET_FILE, or else
-// IDIST_SECRET, or else none.
+// Finds the secret. Uses the desc's secret if there is one, otherwise IDIST_SECRET_FILE, otherwise
+// IDIST_SECRET. Without any of these there is no secret.
 static idist_status idist__secret_find(idist__secret *secret, const void *field, size_t nbytes) {
     const char *text = idist__os_env("IDIST_SECRET"), *file = idist__os_env("IDIST_SECRET_FILE");
     const char *insecure = idist__os_env("IDIST_INSECURE");

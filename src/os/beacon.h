@@ -4,9 +4,9 @@
 // for whatever reason. Other processes need no connection to see this, or to wake the process while
 // it polls its beacon. One socket per observer serves any number of beacons.
 //
-// On Linux a beacon is a datagram socket. On macOS its name is a path; a path on which no socket is
-// open gives ECONNREFUSED, too. On Windows a beacon takes an event, and a named mutex, which shows
-// that its owner has ended.
+// On Linux a beacon is a datagram socket. On macOS its name is a path; a connection to a path on
+// which no socket is open also fails with ECONNREFUSED. On Windows a beacon needs an event and a
+// named mutex; the mutex shows that its owner has ended.
 #pragma once
 
 #include "os/socket.h"
@@ -23,7 +23,7 @@ IDIST__UNUSED static int idist__os_beacon_observer(void);
 //
 // EAGAIN has two possible reasons. The queue of the beacon may be full; then the beacon is already
 // readable. Or the send buffer of our socket is full of datagrams that nobody has read yet (about
-// 280 of one byte each, over all beacons). Then another socket can still send.
+// 280 of one byte each, over all beacons). In that case another socket can still send.
 IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address);
 
 // Checks a beacon without waking its process. Returns 0 if the beacon is open, ECONNREFUSED if it

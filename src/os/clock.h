@@ -6,14 +6,14 @@
 //------------------------------------------------------------------------------
 // monotonic time, deadlines, pauses
 //
-// A deadline is a point of the monotonic clock in nanoseconds.
+// A deadline is a time of the monotonic clock, in nanoseconds.
 //------------------------------------------------------------------------------
 
 static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
 static const int64_t IDIST__FOREVER = INT64_MAX;
 
 // Returns the current time. The clock never goes back. Only differences between times of one host
-// have a meaning.
+// are meaningful.
 static int64_t idist__os_clock_now_ns(void);
 
 // Returns the deadline that is `timeout_ms` from now, or IDIST__FOREVER if `timeout_ms` is
@@ -32,13 +32,13 @@ static void idist__os_clock_pause_ns(int64_t ns);
 static void idist__os_clock_pause_ms(int ms);
 
 //------------------------------------------------------------------------------
-// the time of day, as a calendar and other hosts have it
+// the time of day, as calendars and other hosts show it
 //------------------------------------------------------------------------------
 
 // Returns the nanoseconds since 1970, UTC. The time jumps when somebody sets the clock, so never
-// wait by it.
+// use it for a wait.
 IDIST__UNUSED static int64_t idist__os_calendar_ns(void);
 
-// Prints a time of idist__os_calendar_ns in the local time zone as "2026-01-30 19:26:12", or "" if
+// Writes a time of idist__os_calendar_ns in the local time zone as "2026-01-30 19:26:12", or "" if
 // that is impossible.
 IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_t capacity);

@@ -33,8 +33,8 @@ IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p);
 
 // Copies with non-temporal stores, which bypass the caches, if the processor has them. A release
 // store publishes the copied bytes as usual. The stores are written in assembly because
-// <emmintrin.h> takes long to compile. Sanitizers would not see the accesses, so builds with a
-// sanitizer use memcpy.
+// <emmintrin.h> takes a long time to compile. Sanitizers would not see the accesses, so builds with
+// a sanitizer use memcpy.
 IDIST__UNUSED static void idist__os_cpu_stream(char *to, const char *from, size_t nbytes);
 
 // Makes every other registered process execute a full memory fence before this function returns

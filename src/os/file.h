@@ -52,21 +52,20 @@ static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t
 // Waits until the bytes of a file are on the disk. Returns false with errno on failure.
 IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file);
 
-// Returns true if an error of a sync means that the file system or a sandbox cannot sync such a
-// file or folder. Other errors mean that data may be lost. The manual of fsync names EINVAL and
-// EROFS for this case. Sandboxes, and file systems of networks and of user space, return the
-// others.
+// Returns true if an error of a sync means that the file system or a sandbox cannot sync this kind
+// of file or folder. Other errors mean that data may be lost. The fsync manual names EINVAL and
+// EROFS for this case. Sandboxes, network file systems and user-space file systems return other
+// errors, which this function also knows.
 IDIST__UNUSED static bool idist__os_file_refuses_sync(int error);
 
 // Truncates a file, or extends it with zeros.
 static bool idist__os_file_resize(idist__os_file file, uint64_t nbytes);
 
-// Returns the size of a regular file. Returns -1 on failure, and with errno 0 for a folder, a pipe
-// or a device.
+// Returns the size of a regular file, or -1 on failure. For a folder, a pipe or a device, returns
+// -1 with errno 0.
 static int64_t idist__os_file_size(idist__os_file file);
 
-// A version of a file: numbers that differ between two files, and change with the contents of a
-// file.
+// A version of a file: numbers that differ between two files and change with a file's contents.
 typedef struct idist__os_file_version {
     uint64_t device, number, nbytes, modified_ns, changed_ns;
 } idist__os_file_version;
@@ -75,14 +74,14 @@ typedef struct idist__os_file_version {
 IDIST__UNUSED static void idist__os_file_version_of(idist__os_file file,
                                                     idist__os_file_version *version);
 
-// Returns true if an error of a write means that the disk is full, or the quota of this user is
-// used up.
+// Returns true if an error of a write means that the disk is full or that this user's quota is
+// exhausted.
 IDIST__UNUSED static bool idist__os_file_no_space(int error);
 
 // Returns true if the file belongs to this user and nobody else may read or write it.
 static bool idist__os_file_is_private(idist__os_file file);
 
-// Returns true if a path still leads to an open file.
+// Returns true if the path still leads to the open file.
 static bool idist__os_file_is_at(idist__os_file file, const char *path);
 
 // Removes the name of a file. Processes that have the file open keep it. Fails silently.
@@ -141,8 +140,8 @@ IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const 
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
                                                 idist__os_folder folder);
 
-// Returns the next name, which is valid until the next call. Returns NULL at the end (*error is 0)
-// and on failure.
+// Returns the next name, which is valid until the next call. Returns NULL at the end, with *error
+// set to 0, and on failure, with *error set to an errno.
 IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_walk *walk,
                                                        int *error);
 

@@ -13,12 +13,12 @@ static void idist__os_descriptor_close(int *fd);
 //------------------------------------------------------------------------------
 // waiting for descriptors, and waking the thread that waits
 //
-// A poll set is an array of entries, one per descriptor. A system without poll(2) passes the same
-// entries to WSAPoll. Other files access an entry through these functions only.
+// A poll set is an array of entries, one per descriptor. A port to a system without poll(2) passes
+// the same entries to WSAPoll. Other files access an entry through these functions only.
 //
-// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal. It
-// is an eventfd on Linux, a kqueue with EVFILT_USER on macOS, and a UDP socket connected to itself
-// on Windows. The caller closes it with idist__os_descriptor_close.
+// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal. The
+// descriptor is an eventfd on Linux, a kqueue with EVFILT_USER on macOS, and a UDP socket connected
+// to itself on Windows. The caller closes it with idist__os_descriptor_close.
 //------------------------------------------------------------------------------
 
 // Fills an entry with a descriptor and the events to wait for. Errors and the end of the stream are
@@ -49,8 +49,8 @@ IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup);
 //------------------------------------------------------------------------------
 // waiting for descriptors that are watched again and again
 //
-// The cost of a check does not grow with the number of descriptors. A watch is an epoll on Linux
-// and a kqueue on macOS: a descriptor that is readable while a descriptor in it is ready. The
+// The cost of a check does not grow with the number of descriptors. A watch is a descriptor that is
+// readable while a descriptor in it is ready: an epoll instance on Linux, a kqueue on macOS. The
 // caller closes the watch with idist__os_descriptor_close. Remove a descriptor from the watch
 // before closing it.
 //------------------------------------------------------------------------------
@@ -59,18 +59,18 @@ IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup);
 IDIST__UNUSED static int idist__os_watch_new(void);
 
 // Watches a descriptor for data and the end of its stream (input), for free space (output), or for
-// both. With neither, removes the descriptor. Its events carry this tag. Returns false with errno
-// on failure.
+// both. If both are false, removes the descriptor from the watch. The descriptor's events carry
+// this tag. Returns false with errno on failure.
 IDIST__UNUSED static bool idist__os_watch_set(int watch, int fd, int tag, bool input, bool output);
 
-// Gets the events that are pending, without blocking. Returns their number. If not all fit, later
+// Gets the pending events without blocking, and returns their number. If not all events fit, later
 // calls report the other descriptors in turn.
 IDIST__UNUSED static int idist__os_watch_take(int watch, idist__os_watch_events *events);
 
 // Returns the tag of an event.
 IDIST__UNUSED static int idist__os_watch_tag(const idist__os_watch_events *events, int i);
 
-// Returns true if the descriptor of an event takes more data.
+// Returns true if the descriptor of an event accepts more data.
 IDIST__UNUSED static bool idist__os_watch_writable(const idist__os_watch_events *events, int i);
 
 // Returns true if the descriptor of an event has data, the end of its stream, or an error.

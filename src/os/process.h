@@ -7,16 +7,18 @@
 // environment variables
 //------------------------------------------------------------------------------
 
-// Returns the value of a variable, owned by the environment, or NULL if the variable is unset or
-// empty, as torch's env:// does.
+// Returns the value of a variable, which the environment owns, or NULL if the variable is unset or
+// empty. Like torch's env://, treats an empty variable as unset.
 static const char *idist__os_env(const char *name);
 
 // Sets a variable that is unset or empty, for a library that reads the environment. No other thread
-// may read or change the environment meanwhile. Returns false without memory.
+// may read or change the environment during the call. Returns false if memory cannot be allocated.
 IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value);
 
 //------------------------------------------------------------------------------
 // what the system allows this process
+//
+// Each function returns the soft limit, or -1 if there is none or if it is unknown.
 //------------------------------------------------------------------------------
 
 // Returns the limit on open descriptors of this process.
@@ -49,42 +51,44 @@ typedef enum idist__os_process_state {
     IDIST__OS_PROCESS_UNKNOWN // the program has reaped the child itself
 } idist__os_process_state;
 
-// Returns this process. Asks the system each time, so the result is right in a forked child.
+// Returns the id of this process. Asks the system each time, so the result is right in a forked
+// child.
 static idist__os_process idist__os_process_id(void);
 
-// Returns a number for the process ids of this container. Processes of one host may have the same
-// id in different containers. Returns 0 if the system does not tell.
+// Returns the number of the namespace that the process ids of this container belong to. Two
+// processes of one host may have the same id in different containers. Returns 0 if the number is
+// unknown.
 IDIST__UNUSED static uint64_t idist__os_process_space(void);
 
 // Ends this process immediately, without exit handlers and without flushing stdio buffers.
 static void idist__os_process_exit(int code);
 
-// Makes this process die with the thread of `parent` that created it, or at once if the parent has
-// ended. A process with more rights than its user loses this setting when it executes a program, so
-// the program calls this function again.
+// Makes this process die with the thread of `parent` that created it, or immediately if the parent
+// has ended. The setting is lost when the process executes a program that has more rights than its
+// user, so such a program calls this function again.
 static void idist__os_process_die_with(idist__os_process parent);
 
 // Returns the process that created this one, or that has adopted it.
 static idist__os_process idist__os_process_parent(void);
 
 // Creates a child that dies with the calling thread. Returns the id of the child, 0 in the child,
-// or -1 with errno. In the child of a program with threads only simple system calls are safe.
+// or -1 with errno. If the program has threads, only simple system calls are safe in the child.
 static idist__os_process idist__os_process_fork(void);
 
 // Registers a function that every forked child of this process calls first. A registration is
-// permanent. Returns false without memory. Does nothing on a system without fork.
+// permanent. Returns false if memory cannot be allocated. Does nothing on a system without fork.
 IDIST__UNUSED static inline bool idist__os_process_on_fork(void (*in_child)(void));
 
-// Replaces this process by a program. Returns an errno on failure. Safe after fork. If `path`
+// Replaces this process with a program. Returns an errno on failure. Safe after fork. If `path`
 // fails, tries the file of this process, which may have been replaced or removed since the process
 // started.
 static int idist__os_process_execute(const char *path, char **argv, char **envp);
 
-// Gets the path of the running program. Returns false with errno if the system does not tell.
+// Gets the path of the running program. Returns false with errno if the path is unknown.
 static bool idist__os_process_path(char *path, size_t cap);
 
-// Opens the arguments of this process for reading: one after another, each ends in a NUL. The
-// caller closes the descriptor. Returns -1 with errno on failure.
+// Opens the arguments of this process for reading. They follow one another, and each ends in a NUL.
+// The caller closes the descriptor. Returns -1 with errno on failure.
 static int idist__os_process_open_args(void);
 
 // Reads from a descriptor of idist__os_process_open_args. Returns 0 at the end and on an error.
@@ -107,13 +111,14 @@ static void *idist__os_process_share(int fd, size_t nbytes);
 // Unmaps memory of idist__os_process_share in this process only. Accepts NULL.
 static void idist__os_process_unshare(void *p, size_t nbytes);
 
-// Returns true if a descriptor is a file that begins with these bytes.
+// Returns true if a descriptor refers to a file that begins with these bytes.
 static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbytes);
 
-// Returns true if a descriptor is a file of exactly this size.
+// Returns true if a descriptor refers to a file of exactly this size.
 static bool idist__os_process_file_has(int fd, size_t nbytes);
 
-// Returns a descriptor that watches a child, or -1 if the kernel has none. The caller closes it.
+// Returns a descriptor that watches a child, or -1 if the kernel has no such descriptors. The
+// caller closes the descriptor.
 static int idist__os_process_watch(idist__os_process child);
 
 // Sends a signal to a child that we have not reaped. With a watch descriptor the signal cannot
@@ -128,7 +133,7 @@ static idist__os_process_state idist__os_process_reap(idist__os_process child,
 static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd);
 
 // Sleeps until a watched child ends, a signal arrives, or `ms` milliseconds have passed; a negative
-// `ms` is no limit. Skips slots with fd -1.
+// `ms` means no limit. Skips slots with fd -1.
 static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms);
 
 // Copies from the memory of another process of this user. Returns 0 or an errno: ESRCH (the process
@@ -151,15 +156,16 @@ static const char *idist__os_process_signal_name(int signal_number);
 // Returns true if stderr is a terminal.
 IDIST__UNUSED static bool idist__os_terminal_has_stderr(void);
 
-// Returns the columns of the terminal at stderr, or 0 if stderr is no terminal or does not tell.
+// Returns the number of columns of the terminal at stderr, or 0 if stderr is no terminal or does
+// not report its size.
 IDIST__UNUSED static size_t idist__os_terminal_columns(void);
 
 //------------------------------------------------------------------------------
 // shared libraries that are loaded at run time
 //
-// Only idist_nccl.h and idist_xla.h use these functions. They are inline so that programs without
-// devices need no -ldl, even without optimization. No function blocks for longer than reading a
-// file takes. Libraries are never unloaded, because they may have threads.
+// Only idist_nccl.h and idist_xla.h use these functions. The functions are inline so that programs
+// without devices need no -ldl, even without optimization. No function blocks for longer than
+// reading a file takes. Libraries are never unloaded, because they may have threads.
 //------------------------------------------------------------------------------
 
 // Loads a library. The loader searches its folders if `path` is a plain name. If `path` is NULL,
@@ -170,14 +176,14 @@ IDIST__UNUSED static inline void *idist__os_library_open(const char *path);
 // Returns a library that is already loaded, or NULL.
 IDIST__UNUSED static inline void *idist__os_library_loaded(const char *path);
 
-// Loads the first loadable file that a pattern of the shell (with *) matches.
+// Loads the first loadable file that matches a shell pattern (with *).
 IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern);
 
 // Returns the address of a function or variable, or NULL if the library does not have it.
 IDIST__UNUSED static inline void *idist__os_library_find(void *library, const char *name);
 
-// Says why the last of these functions failed in this thread. The text is valid until the next
-// call.
+// Returns the reason why one of these functions last failed in this thread. The text is valid until
+// the next call.
 IDIST__UNUSED static inline const char *idist__os_library_error(void);
 
 //------------------------------------------------------------------------------
@@ -185,5 +191,5 @@ IDIST__UNUSED static inline const char *idist__os_library_error(void);
 //------------------------------------------------------------------------------
 
 // Returns true if the bus has a device of this vendor (0x1ae0 is Google). Returns false if the
-// system does not tell.
+// system does not list the bus's devices.
 IDIST__UNUSED static bool idist__os_pci_has_vendor(unsigned vendor);

@@ -1,10 +1,11 @@
 // os/random.h: random bytes
 //
-// macOS has arc4random_buf, and Windows BCryptGenRandom.
+// macOS has arc4random_buf, and Windows has BCryptGenRandom.
 #pragma once
 
 #include "os/system.h"
 
-// Fills the buffer with random bytes fit for keys. Never fails. In a sandbox without a random
-// source the bytes come from the clock and the process id, because nonces must at least differ.
+// Fills the buffer with random bytes fit for keys. Never fails. If a sandbox has no random source,
+// the bytes are computed from the clock, the process id and the buffer's address. Nonces must at
+// least differ.
 static void idist__os_random(void *buf, size_t nbytes);

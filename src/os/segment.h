@@ -16,7 +16,7 @@ IDIST__UNUSED static ptrdiff_t idist__os_segment_send(int sock, const void *buf,
 IDIST__UNUSED static ptrdiff_t idist__os_segment_receive(int sock, void *buf, size_t nbytes,
                                                          int *fd);
 
-// Returns the size of a file that was passed this way, or 0 if the size is unknown.
+// Returns the size of a file in memory that was received, or 0 if the size is unknown.
 IDIST__UNUSED static size_t idist__os_segment_nbytes(int fd);
 
 // Returns the size of this host's memory in bytes.

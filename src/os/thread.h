@@ -17,24 +17,25 @@ static int idist__os_thread_start(idist__os_thread *thread, void *(*fn)(void *),
 // Waits until the thread has ended.
 IDIST__UNUSED static inline void idist__os_thread_join(idist__os_thread thread);
 
-// Lets the system free the thread when the thread ends, because nobody joins it. Does not block.
+// Detaches a thread that nobody will join: the system frees it when it ends. Does not block.
 IDIST__UNUSED static inline void idist__os_thread_detach(idist__os_thread thread);
 
 // Returns the calling thread, for comparisons only. The result must not be joined.
 IDIST__UNUSED static inline idist__os_thread idist__os_thread_self(void);
 
-// Returns true if both are the same thread. Neither may have been joined.
+// Returns true if `a` and `b` are the same thread. Neither thread may have been joined.
 IDIST__UNUSED static inline bool idist__os_thread_equal(idist__os_thread a, idist__os_thread b);
 
-// Offers the processor to other threads and processes that are ready to run. Does not block.
+// Yields the processor to other threads and processes that are ready to run. Does not block.
 IDIST__UNUSED static inline void idist__os_thread_yield(void);
 
-// Returns the number of threads of this process, or a large number if the system does not tell.
+// Returns the number of threads of this process, or a large number if it is unknown.
 IDIST__UNUSED static int idist__os_thread_count(void);
 
-// Tells the thread sanitizer that two threads synchronize. Called before something is published
-// through shared memory, and after it was seen. Ranks that are threads of one process map the
-// memory at different addresses, so the sanitizer cannot see the synchronization by itself.
+// Tells the thread sanitizer that two threads synchronize. A thread calls this function before it
+// publishes data through shared memory, and after it has seen such data. Ranks that are threads of
+// one process map the memory at different addresses, so the sanitizer cannot see the
+// synchronization by itself.
 IDIST__UNUSED static void idist__os_thread_handover(void);
 
 //------------------------------------------------------------------------------
@@ -47,8 +48,8 @@ IDIST__UNUSED static void idist__os_thread_handover(void);
 // macOS has pthreads; Windows has SRWLOCK and CONDITION_VARIABLE.
 //------------------------------------------------------------------------------
 
-// Initializes a mutex, unlocked. Also resets a mutex that a child inherited by fork, whatever its
-// state.
+// Initializes a mutex in the unlocked state. Also resets a mutex that a child inherited by fork,
+// whatever its state.
 static inline void idist__os_mutex_init(idist__os_mutex *mutex);
 
 // Destroys a mutex, which must be unlocked.
@@ -66,14 +67,14 @@ static inline void idist__os_mutex_unlock(idist__os_mutex *mutex);
 //------------------------------------------------------------------------------
 // condition variables
 //
-// macOS cannot choose the clock of a condition variable. A wait takes the remaining time there
-// (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
+// On macOS the clock of a condition variable cannot be chosen. A wait there takes the remaining
+// time (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
 //------------------------------------------------------------------------------
 
 // Initializes a condition variable, which the caller destroys. Deadlines are times of os/clock.h.
 static void idist__os_cond_init(idist__os_cond *cond);
 
-// Destroys a condition variable, for which no thread may be waiting.
+// Destroys a condition variable, on which no thread may be waiting.
 static inline void idist__os_cond_destroy(idist__os_cond *cond);
 
 // Wakes one waiting thread, if there is one. Does not block.

@@ -1,13 +1,14 @@
 // os/unwind.h: what may leave a function without returning: cancellation, exceptions, longjmp
 //
-// A thread that leaves the implementation in the middle would keep locks forever. Two rules prevent
+// A thread that left the implementation halfway would hold its locks forever. Two rules prevent
 // this. Every system call that is a cancellation point (POSIX, pthread_cancel) is wrapped in
 // IDIST__OS_CALL, which disables cancellation. All functions of the program are called through
 // base/fail.h.
 //
 // IDIST__OS_CALL(expression) evaluates an expression that is a cancellation point, and postpones
-// any request to cancel this thread. It leaves errno as the expression sets it. The types.h of each
-// system defines the macro. Windows cancels no threads, so there the macro is its argument.
+// any request to cancel this thread. The macro leaves errno as the expression sets it. Each
+// system's types.h defines the macro. Windows cancels no threads, so there the macro only evaluates
+// its argument.
 #pragma once
 
 #include "os/system.h"

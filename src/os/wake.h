@@ -6,8 +6,8 @@
 
 #include "os/system.h"
 
-// Blocks while a word in shared memory has this value, until the deadline at the latest. May return
-// early for no reason.
+// Blocks while a word in shared memory has this value, until the deadline at the latest. May wake
+// up spuriously.
 IDIST__UNUSED static void idist__os_wake_await_word(uint32_t *word, uint32_t value,
                                                     int64_t deadline_ns);
 

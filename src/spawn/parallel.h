@@ -1,7 +1,7 @@
 // spawn/parallel.h: Ignite's Parallel
 //
 // With nproc_per_node, idist_parallel_run spawns workers. Without nproc_per_node,
-// idist_parallel_run joins the world that a launcher made and runs fn in this process. Ignite's
+// idist_parallel_run joins the world that a launcher started and runs fn in this process. Ignite's
 // Parallel makes the same checks in the same order, and prints the same log lines.
 #pragma once
 
@@ -69,7 +69,7 @@ static idist_status idist__parallel_check(const idist_desc *d) {
     return idist__parallel_check_master(d);
 }
 
-// Joins the world that a launcher made, and runs fn in this process.
+// Joins the world that a launcher started, and runs fn in this process.
 static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn, void *arg,
                                          const char *name, const idist__log *log) {
     idist_status status;

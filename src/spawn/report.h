@@ -19,13 +19,14 @@ static void idist__report_text(const idist_workers *spawn, int i, const idist_re
         snprintf(text, cap, "rank %d: the program could not be executed again: %s", r->rank,
                  strerror(result->exec_errno));
     else if (worker->late)
-        snprintf(text, cap,
-                 "rank %d: the program, executed again, has not come to its call of idist_spawn "
-                 "in %d ms",
-                 r->rank, spawn->cfg.init_timeout_ms);
+        snprintf(
+            text, cap,
+            "rank %d: the program, executed again, did not reach its call of idist_spawn within "
+            "%d ms",
+            r->rank, spawn->cfg.init_timeout_ms);
     else if (worker->lost)
         snprintf(text, cap,
-                 "rank %d ended before its function returned; how is not known, because the "
+                 "rank %d ended before its function returned; the cause is unknown, because the "
                  "program ignores or reaps SIGCHLD",
                  r->rank);
     else if (r->signal)

@@ -68,7 +68,8 @@ static idist_status idist__start_listen_local(idist_workers *spawn) {
 }
 
 // Creates the meeting point of the workers: a local socket without a file, which listens before the
-// first worker runs. Workers get the secret through memory.
+// first worker runs. If TCP is requested and local sockets are not allowed, the meeting point is a
+// TCP port of the loopback interface. Workers get the secret through memory.
 static idist_status idist__start_meeting_point(idist_workers *spawn) {
     bool by_tcp = spawn->cfg.transport == IDIST__TRANSPORT_TCP && idist__os_socket_local_error();
     idist_status status;
@@ -87,7 +88,7 @@ static idist_status idist__start_meeting_point(idist_workers *spawn) {
 }
 
 // Creates the memory that the workers share with the parent. Forked workers inherit the mapping.
-// Executed workers map a file again.
+// Executed workers map the file again.
 static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
     if (by_exec) {
         spawn->shared_fd = idist__os_memory_file(spawn->shared_nbytes);
@@ -155,7 +156,8 @@ static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun,
     return IDIST_OK;
 }
 
-// Starts all workers. On failure, kills the workers that run already and waits until they end.
+// Starts all workers. On failure, kills the workers that are already running and waits until they
+// end.
 static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
     idist__rerun rerun;
     idist_status status = idist__start_prepare(spawn, by_exec);
@@ -195,8 +197,8 @@ static void idist__start_free(idist_workers *spawn) {
     idist__mem_free(&mem, spawn);
 }
 
-// Fills in the configuration of worker 0. On one host the configuration starts as for a world of
-// one rank, because the workers need no rendezvous: spawn creates their meeting point.
+// Fills in the configuration of worker 0. On one host the configuration is first filled in as for a
+// world of one rank. The workers need no rendezvous, because spawn creates their meeting point.
 static idist_status idist__start_config(idist_workers *spawn, const idist_desc *d) {
     idist_desc alone = *d;
     int nnodes = d->nnodes > 1 ? d->nnodes : 1;

@@ -1,7 +1,7 @@
 // spawn/watch.h: the parent's watch over its workers
 //
 //     idist__watch_turn
-//       idist__watch_reap     collects workers that have ended
+//       idist__watch_reap     reaps workers that have ended
 //       idist__watch_judge    decides which failure came first
 //       idist__watch_expect   kills executed workers that do not arrive in time
 //       idist__watch_end      after a failure: grace, SIGTERM, 400 ms, SIGKILL
@@ -20,7 +20,7 @@ static bool idist__watch_has_failed(const idist_workers *spawn, int i) {
     return worker->ended && !(worker->end.exit_code == 0 && finished);
 }
 
-// Collects the workers that have ended. Returns true if there was one.
+// Reaps the workers that have ended. Returns true if there was at least one.
 static bool idist__watch_reap(idist_workers *spawn) {
     bool any = false;
     int i;
@@ -48,8 +48,8 @@ static bool idist__watch_reap(idist_workers *spawn) {
 }
 
 // Decides which failure came first. A rank that failed because its peer was killed may be reaped
-// before that peer, and its failure is secondary. While all known failures are secondary, the
-// decision waits for 500 ms.
+// before that peer; its failure is then secondary. While all known failures are secondary, the
+// decision is postponed for at most 500 ms.
 static void idist__watch_judge(idist_workers *spawn) {
     int i, secondary = -1;
 
@@ -125,7 +125,7 @@ static void idist__watch_turn(idist_workers *spawn) {
     idist__watch_end(spawn);
 }
 
-// Returns the time of the next turn if no worker ends before.
+// Returns the time of the next turn if no worker ends earlier.
 static int64_t idist__watch_next(const idist_workers *spawn, int64_t deadline_ns) {
     int64_t until_ns = spawn->signal_ns < deadline_ns ? spawn->signal_ns : deadline_ns;
 
@@ -144,6 +144,6 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
         idist__os_process_slot_set(&spawn->slots[n++], spawn->workers[i].watch_fd);
     }
 
-    if (blind && (ms < 0 || ms > 5)) ms = 5; // polls, because the end of a worker wakes nobody
+    if (blind && (ms < 0 || ms > 5)) ms = 5; // polls, because the end of a worker does not wake us
     idist__os_process_sleep(spawn->slots, n, ms);
 }

@@ -11,8 +11,8 @@
 //     idist_spawn_wait: watch, end all
 //     workers after a failure, report
 //
-// A worker's exit code alone does not tell everything. Its result adds the text of its last error,
-// and says whether the worker failed only because another rank did.
+// A worker's exit code alone is not enough. The worker's result adds the text of its last error,
+// and says whether the worker failed only because another rank failed.
 #pragma once
 
 #include "os/unwind.h"
@@ -54,7 +54,7 @@ typedef struct idist__worker {
     idist__os_process process;
     int watch_fd; // -1 if the kernel has no such descriptors, or the worker was reaped
     bool ended;
-    bool lost; // the program itself reaped the worker, so nobody knows how the worker ended
+    bool lost; // the program itself reaped the worker, so it is unknown how the worker ended
     bool late; // the executed program did not reach its call of idist_spawn in time
     idist__os_process_end end;
 } idist__worker;
@@ -95,7 +95,7 @@ static bool idist__is_worker; // true in a worker process
 static void idist__worker_exit(const idist_workers *spawn, idist__worker_result *result, int code) {
     __atomic_store_n(&result->finished, 1, __ATOMIC_RELEASE);
 
-    // An executed program may have threads of its own. Flushing all streams would wait for a thread
+    // An executed program may have its own threads. Flushing all streams would wait for a thread
     // that blocks in a read.
     if (spawn->shared_fd < 0) fflush(NULL);
     fflush(stdout);

@@ -33,10 +33,10 @@ enum {
     IDIST__CLIENT_ANSWER_MS = 30000,
     IDIST__CLIENT_LEAST_MS = 1000,   // lower bound of that limit
     IDIST__CLIENT_SLICE_MS = 50,     // time for which a waiting thread keeps the connection
-    IDIST__CLIENT_PROBE_MS = 5000,   // time after which it sends WAIT again, to probe the server
-    IDIST__CLIENT_ATTEMPT_MS = 2000, // limit for one address of a host that has several
-    IDIST__CLIENT_LACKING_MS = 500,  // for how long a process without a secret tries to tell rank 0
-    IDIST__CLIENT_RETRY_MS = 10000   // for how long a client retries after the server closed on it
+    IDIST__CLIENT_PROBE_MS = 5000,   // time after which WAIT is sent again, to probe the server
+    IDIST__CLIENT_ATTEMPT_MS = 2000, // limit for one of several addresses of a host
+    IDIST__CLIENT_LACKING_MS = 500,  // how long a process without a secret tries to inform rank 0
+    IDIST__CLIENT_RETRY_MS = 10000   // how long a client retries after the server disconnected it
 };
 
 typedef struct idist__client_store {
@@ -52,7 +52,7 @@ typedef struct idist__client_store {
     int secrecy;         // IDIST__SECRECY_*
     int64_t lacking_ns;  // when a process without a secret stops trying an address on another host
     bool greeted;        // the greeting was sent
-    uint64_t server_id;  // random number of a server of ours
+    uint64_t server_id;  // the server's random number, if the server is ours
     int answer_ms;       // time that the server may take to answer
     bool owes_number;    // the answer to a posted CLAIM precedes the next answer
     int64_t number;      // the sum of the posted CLAIM, once the next answer has arrived
@@ -126,7 +126,7 @@ static bool idist__client_encode(idist_store *store, const idist__store_request 
     return ok;
 }
 
-// Marks the connection as unusable, because nobody can tell how much of an answer is still to come.
+// Marks the connection as unusable, because it is unknown how much of an answer has yet to arrive.
 // The cause is in errno, which is 0 if the server closed the connection.
 static idist_status idist__client_break(idist__client_store *client) {
     int error = errno;
@@ -198,8 +198,8 @@ static int64_t idist__client_answer_by(const idist__client_store *client,
     return limit_ns > least_ns ? limit_ns : least_ns;
 }
 
-// Cancels the WAIT. Exactly one byte arrives in any case, because the answer to the WAIT may
-// already be under way.
+// Cancels the WAIT. Exactly one byte arrives: the answer to the WAIT if it is already under way,
+// otherwise the answer to CANCEL_WAIT.
 static idist_status idist__client_cancel_wait(idist__client_store *client,
                                               const idist__store_request *request,
                                               uint8_t *answer) {
@@ -315,8 +315,8 @@ static idist_status idist__client_confirm(idist_store *store, const idist__store
     return idist__client_exchange(store, &check);
 }
 
-// Tries a request once. Called with the connection locked. Sets *wait if the keys do not exist yet,
-// so that the caller must try again.
+// Tries a request once. Called with the connection locked. Sets *wait if the keys do not exist yet;
+// the caller must then try again.
 static idist_status idist__client_try(idist_store *store, idist__store_request *request,
                                       bool *wait) {
     const idist__client_store *client = (const idist__client_store *)store->impl;
@@ -459,7 +459,7 @@ static idist_status idist__client_handshake(idist__client_store *client, const u
     idist__handshake handshake;
     idist_status status;
 
-    // Our own server answers at once or never.
+    // Our own server answers immediately or never.
     if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
     idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
     idist__auth_set_secrecy(&handshake, client->secrecy);
@@ -490,8 +490,8 @@ static idist_status idist__client_name_server(idist_status status, const char *a
 
 // Makes one attempt to connect. A host may have several addresses, some of which lead nowhere, so
 // the number of the attempt selects an address. Sets *retry if the failure may be temporary. A
-// process that lacks a secret tries only for a moment. If rank 0 trusts the network, the ranks
-// meet, and all of them learn what is missing.
+// process that lacks a secret tries only for a moment. If rank 0 trusts the network, the ranks meet
+// within this time, and all of them learn what is missing.
 static idist_status idist__client_attempt(idist__client_store *client, const idist__meet *server,
                                           int number, const uint8_t key[32], int64_t by_ns,
                                           int64_t *give_up_ns, bool *retry) {
@@ -539,7 +539,7 @@ static idist_status idist__client_attempt(idist__client_store *client, const idi
     return idist__client_unreached(address_text, &address, error);
 }
 
-// Tries to connect until the server accepts. The first refusals are normal, because the server may
+// Tries to connect until the server accepts. Initial refusals are normal, because the server may
 // start later than this process.
 static idist_status idist__client_connect(idist__client_store *client, const idist__meet *server,
                                           const uint8_t key[32], int64_t deadline_ns) {
@@ -562,7 +562,7 @@ static idist_status idist__client_connect(idist__client_store *client, const idi
     }
 }
 
-// Asks the multicast group for the server, and connects. Asks again if the connection fails,
+// Asks the multicast group where the server is, and connects. Asks again if the connection fails,
 // because anybody may answer, and a server may have ended since its answer.
 static idist_status idist__client_find(idist__client_store *client,
                                        const idist__multicast *multicast, const uint8_t key[32],
@@ -594,7 +594,7 @@ typedef struct idist__client_serving {
     int secrecy; // IDIST__SECRECY_*
 } idist__client_serving;
 
-// Opens the listener of the server, or takes the one in `serving`. The server listens at:
+// Opens the server's listener, or uses the listener in `serving`. The server listens at:
 //   - the port of `at` on all addresses of this host, if `at` is beyond this host and there is a
 //     secret, which keeps strangers out
 //   - the address that this host advertises, if `at` is beyond this host, there is no secret, and
@@ -696,9 +696,9 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
     return status;
 }
 
-// Opens a store at a meeting place of kind LOCAL, TCP or MULTICAST. Owns serving->listener from
-// here on. If serving->key is NULL, the server is torch's and there is no handshake. When this
-// function fails, the caller closes the store.
+// Opens a store at a meeting place of kind LOCAL, TCP or MULTICAST. Takes ownership of
+// serving->listener. If serving->key is NULL, the server is torch's and there is no handshake. When
+// this function fails, the caller closes the store.
 static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
                                        bool server, int64_t deadline_ns) {
     idist__client_store *client =

@@ -1,15 +1,16 @@
 // store/file_store.h: a store in a file that all ranks open
 //
-// The file is a log of changes. Every process replays the log into a table of its own:
+// The file is a log of changes. Every process replays the log into its own table:
 //
 //     offset  bytes
 //     0       8      "IDSTORE1"
 //     8       8      u64: bytes of committed records
 //     16             records: u32 key_nbytes, u32 value_nbytes (0xffffffff: deleted), key, value
 //
-// A request locks the records, replays the records of other processes, changes its table, appends
-// the change, and releases the lock. A process that dies while it writes leaves bytes after the
-// committed ones. The next writer overwrites them.
+// To carry out a request, a process locks the records and replays those of other processes. The
+// process then changes its own table, appends the change, and releases the lock. A process that
+// dies while it writes leaves bytes after the committed records. The next writer overwrites these
+// bytes.
 //
 // Locks on single bytes show which processes are active:
 //   - The server (rank 0) keeps byte 0 locked as long as it lives. A file without this lock is left
@@ -17,12 +18,12 @@
 //     the dead job that still has the old file open then finds no server there.
 //   - A process locks byte 1 to read or append records.
 //   - A process that finds byte 1 locked holds byte 2 until it gets byte 1. A client in a busy loop
-//     checks byte 2 every few milliseconds and lets the waiter go first.
+//     checks byte 2 every few milliseconds and lets the waiting process go first.
 //
 // The record of a will has a key of 9 bytes: a zero byte and a u64. The u64 is the offset of a byte
-// that the owner of the will keeps locked. The value is what to set: u32 key_nbytes, key, value.
-// When the lock on that byte is gone, the next process that makes or repeats a request executes the
-// will. All records of one request are committed together.
+// that the owner of the will keeps locked. The value contains the key and the value to set: u32
+// key_nbytes, key, value. When the lock on that byte is released, the next process that makes or
+// repeats a request executes the will. All records of one request are committed together.
 #pragma once
 
 #include "os/clock.h"
@@ -48,9 +49,9 @@ typedef enum idist__file_role {
 } idist__file_role;
 
 enum {
-    IDIST__FILE_WILLS_MS = 50,  // between two checks of the locks of wills
+    IDIST__FILE_WILLS_MS = 50,  // between two checks of the wills' locks
     IDIST__FILE_OPEN_MS = 5,    // between two attempts to find the file of a live server
-    IDIST__FILE_WAIT_MS = 16,   // longest pause between two tries of a waiting request
+    IDIST__FILE_WAIT_MS = 16,   // longest pause between two attempts of a waiting request
     IDIST__FILE_TURN_MS = 2,    // between two checks for a waiting process
     IDIST__FILE_YIELD_MS = 100, // longest pause for a waiting process, which may be stopped
     IDIST__FILE_PASS_MS = 1000  // time without such checks after the longest pause
@@ -71,8 +72,8 @@ typedef struct idist__file_store {
     int64_t turn_ends_ns;  // when to check again for a waiting process
 } idist__file_store;
 
-// Lets a waiting process go first. Without this, a process that makes requests in a loop would
-// almost always hold the lock when another process tries to get it.
+// Lets a waiting process go first. Without this pause, a process that makes requests in a loop
+// would almost always hold the lock when another process tries to get it.
 static void idist__file_store_give_way(idist__file_store *file, int64_t deadline_ns) {
     int64_t now = idist__os_clock_now_ns(), until_ns = now + IDIST__FILE_YIELD_MS * IDIST__MS;
     bool waits;
@@ -195,7 +196,8 @@ static idist_status idist__file_store_replay(idist__file_store *file) {
 }
 
 // Appends the current entry of a key in our table, or a deletion if the key has none. Called with
-// the records locked. Other processes do not see the new record before idist__file_store_commit.
+// the records locked. Other processes do not see the new record until idist__file_store_commit has
+// been called.
 static idist_status idist__file_store_append(idist__file_store *file, idist__blob key) {
     idist__entry *entry = *idist__table_find(idist__file_store_table_of(file, key), key);
     uint64_t at = IDIST__FILE_RECORDS_AT + file->replayed;
@@ -355,7 +357,7 @@ static idist_status idist__file_store_apply(idist__file_store *file, idist__stor
         appended = idist__file_store_set_will(file, request);
     if (appended == IDIST_OK) appended = idist__file_store_commit(file, committed);
 
-    // The change may have succeeded even if the new value is too long for the caller.
+    // The change may have succeeded even if the new value does not fit into the caller's buffer.
     return appended == IDIST_OK ? status : appended;
 }
 
@@ -374,7 +376,7 @@ static idist_status idist__file_store_try(idist__file_store *file, idist__store_
     idist__file_store_unlock_records(file);
     if (status != IDIST_OK) return status;
 
-    // Do not check for the server after a posted change: this very change may have allowed the
+    // Do not check for the server after a posted change: the change itself may have allowed the
     // server to end.
     needs_server = *wait || (changed && !request->posted) || request->op == IDIST__STORE_CHECK;
     if (needs_server && !file->server && !idist__file_store_has_server(file))
@@ -442,7 +444,7 @@ static idist_status idist__file_store_create(idist__file_store *file, int64_t de
         if (file->file < 0) return idist__file_store_fail_open(file);
         status = idist__file_store_lock_records(file, deadline_ns);
         if (status == IDIST_OK && idist__os_file_is_at(file->file, file->path)) return IDIST_OK;
-        // Also on failure, so that closing the store does not remove the file.
+        // Close the file on failure, too, so that closing the store does not remove it.
         idist__os_file_close(&file->file);
         if (status != IDIST_OK) return status;
     }
@@ -450,8 +452,8 @@ static idist_status idist__file_store_create(idist__file_store *file, int64_t de
 
 // Tries to become the server of the file. Called with the records locked. Sets *taken if another
 // process is the server. Sets *again if the file was left over from a dead server and has been
-// removed; then the caller opens the path anew. If the folder does not let us remove the file,
-// empties it instead.
+// removed; then the caller opens the path again. If the folder's permissions do not allow removing
+// the file, empties it instead.
 static idist_status idist__file_store_claim(idist__file_store *file, bool *taken, bool *again) {
     uint64_t committed = 0;
     idist_status status;
@@ -497,13 +499,14 @@ static idist_status idist__file_store_serve(idist__file_store *file, bool either
                                  file->path);
         idist__file_store_unlock_records(file);
         if (again || status != IDIST_OK)
-            idist__os_file_close(&file->file); // before anybody takes this process for the server
+            idist__os_file_close(&file->file); // otherwise this process would look like the server
     }
 
     return status;
 }
 
-// Reports that no server came. If the folder is missing here, this host may not have mounted it.
+// Reports that no server has appeared. If the folder is missing here, this host may not have
+// mounted it.
 static idist_status idist__file_store_fail_unserved(const idist__file_store *file) {
     bool has_folder = idist__os_file_has_folder(file->path);
 
@@ -512,7 +515,7 @@ static idist_status idist__file_store_fail_unserved(const idist__file_store *fil
                                   : "its folder does not exist here: is it mounted on this host?");
 }
 
-// Sets *is_served if the open file is a store whose server lives.
+// Sets *is_served if the open file is a store whose server is running.
 static idist_status idist__file_store_find_server(idist__file_store *file, int64_t deadline_ns,
                                                   bool *is_served) {
     idist_status status;
@@ -535,8 +538,8 @@ static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns)
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
 }
 
-// Waits, as a client, for a file whose server lives. Opens the path anew each time, because the
-// file may have been replaced.
+// Waits, as a client, for a file whose server is running. Opens the path again each time, because
+// the file may have been replaced.
 static idist_status idist__file_store_join(idist__file_store *file, int64_t deadline_ns) {
     for (;;) {
         idist_status status = IDIST_OK;

@@ -79,7 +79,7 @@ static idist_status idist__multicast_open(idist__multicast *cast, const idist__m
     return IDIST_OK;
 }
 
-// Answers all pending questions. Only the server calls it.
+// Answers all pending questions. Only the server calls this function.
 static void idist__multicast_answer(const idist__multicast *cast, int port) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     idist__os_address from;
@@ -96,7 +96,7 @@ static void idist__multicast_answer(const idist__multicast *cast, int port) {
         message[16] = (uint8_t)(port >> 8);
         message[17] = (uint8_t)port;
         idist__os_socket_send_datagram(cast->fd, message, sizeof message,
-                                       &from); // if it is lost, the client asks again
+                                       &from); // if the answer is lost, the client asks again
     }
 }
 

@@ -67,7 +67,7 @@ typedef struct idist__server {
     int refused_count;    // failed handshakes; rank 0 reports them when it times out
     int other_byte_order; // a machine with another byte order tried to connect
     int out_of_fds;       // a connection was not accepted, because descriptors ran out
-    // Error text about the first client with another secret. Constant once is_unlike is set.
+    // Error text about the first client with a different secret. Constant once is_unlike is set.
     char unlike[300];
     int is_unlike;
 } idist__server;
@@ -165,8 +165,8 @@ static bool idist__server_set_will(idist__server *server, idist__server_client *
 }
 
 // Carries out one request of a client. Sets *wait if the request must be tried again after the
-// table has changed. Sets *changed if it changed the table. Returns false if the client must be
-// dropped.
+// table has changed. Sets *changed if the request changed the table. Returns false if the client
+// must be dropped.
 static bool idist__server_request(idist__server *server, idist__server_client *client,
                                   idist__store_request *request, bool *wait, bool *changed) {
     bool changed_here = false, awaits = request->op == IDIST__STORE_AWAIT_VALUE;
@@ -181,7 +181,7 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
 
     if (!client->valid) return false;
     if (request->op == IDIST__STORE_CANCEL_WAIT)
-        return true; // it crossed our answer, so nothing waits any more
+        return true; // it crossed our answer, so no request waits anymore
     if (request->op == IDIST__STORE_DROP_WILL) idist__server_drop_will(server, client);
 
     request->value = server->value;
@@ -243,7 +243,7 @@ static bool idist__server_serve(idist__server *server, idist__server_client *cli
 
     idist__buffer_consume(&client->in, used);
 
-    // Drop a client that keeps asking and never reads.
+    // Drop a client that keeps sending requests and never reads the answers.
     return client->out.nbytes < 8 * IDIST__STORE_REQUEST_MAX;
 }
 
@@ -297,7 +297,7 @@ static void idist__server_accept(idist__server *server) {
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
             if (!idist__pending_evict(&server->pending))
                 __atomic_store_n(&server->out_of_fds, 1, __ATOMIC_RELAXED);
-            idist__os_clock_pause_ms(1); // avoids a busy loop while descriptors are short
+            idist__os_clock_pause_ms(1); // avoids a busy loop while descriptors are scarce
         }
 
         if (fd < 0) return;
@@ -328,8 +328,8 @@ static void idist__server_admit(idist__server *server, idist__handshake *handsha
     server->clients[server->client_count++] = client;
 }
 
-// Records a failed handshake. Anybody may have caused it, so it must not end the job; rank 0
-// reports it.
+// Records a failed handshake. Anybody may have caused the failure, so it must not end the job; rank
+// 0 reports it.
 static void idist__server_refuse(idist__server *server, const idist__handshake *handshake,
                                  idist_status status) {
     bool is_first = !__atomic_load_n(&server->is_unlike, __ATOMIC_RELAXED);
@@ -376,7 +376,7 @@ static void idist__server_handshakes(idist__server *server) {
 }
 
 // Reads from a client, serves its requests, and writes the answers. Requests that a client sent
-// before it disconnected still count. Returns false if the client must be dropped.
+// before it disconnected are still served. Returns false if the client must be dropped.
 static bool idist__server_client_ready(idist__server *server, idist__server_client *client,
                                        bool *changed) {
     bool alive = idist__server_read(server, client);
@@ -455,7 +455,7 @@ static void *idist__server_main(void *arg) {
 }
 
 // Ends the thread and frees everything. Connected clients see the end of their stream. The listener
-// is closed before that, so a client that sees the end cannot connect again.
+// is closed first, so a client that sees the end cannot connect again.
 static void idist__server_stop(idist__server *server) {
     if (server->running) {
         idist__os_poll_wakeup_signal(server->wake);
@@ -474,8 +474,8 @@ static void idist__server_stop(idist__server *server) {
     idist__mem_free(&server->mem, server);
 }
 
-// Allocates in advance the poll entries and the scratch memory of the thread, so that no client can
-// make the thread run out of them.
+// Allocates the thread's poll entries and scratch memory in advance, so that no client can make the
+// thread run out of them.
 static idist_status idist__server_prepare(idist__server *server) {
     size_t poll_count = (size_t)IDIST__SERVER_POLL_CLIENTS + (size_t)IDIST__SERVER_CLIENTS +
                         (size_t)IDIST__PENDING_SLOTS;

@@ -21,8 +21,8 @@
 //------------------------------------------------------------------------------
 // a store inside one process
 //
-// A table, a mutex, and a condition variable that waiting requests sleep on. All threads are equal,
-// so there is neither a server nor a client.
+// The store consists of a table, a mutex, and a condition variable on which waiting requests sleep.
+// All threads are equal, so there is no server and no client.
 //------------------------------------------------------------------------------
 
 typedef struct idist__memory_store {
@@ -206,8 +206,8 @@ static idist_status idist__store_open_kind(idist_store *store, const idist__meet
 }
 
 // Opens a store of any kind except NONE and PMI. For DRAW, idist__store_is_file_server tells
-// whether this process became the server. `listener` is a socket of a server that already listens,
-// or -1. The store owns the socket from here on.
+// whether this process became the server. `listener` is the server's socket if it already listens,
+// or -1. The store takes ownership of the socket.
 static idist_status idist__store_open(const idist__meet *meet, const idist_store_desc *desc,
                                       int listener, idist_store **out) {
     idist_store *store = idist__store_new(&desc->allocator, desc->timeout_ms);
@@ -373,8 +373,8 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
     return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
-// Sets a value without waiting until other clients can see it. They can see it by the time this
-// client gets the answer to its next request.
+// Sets a value without waiting until other clients can see it. Other clients can see the value by
+// the time this client gets the answer to its next request.
 IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const char *key,
                                                     const void *value, size_t nbytes) {
     idist__store_request request;
@@ -387,8 +387,8 @@ IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const ch
 }
 
 // Adds 1 to the number of a key and leaves a will, see idist__store_request. If `sum` is NULL, does
-// not wait for the sum. Then the store must have a server of ours, and idist__store_posted_sum
-// returns the sum after the next request has been answered.
+// not wait for the sum. In that case the server must be ours, and idist__store_posted_sum returns
+// the sum after the next request has been answered.
 IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const char *key,
                                                      const char *will_key, const void *will,
                                                      size_t nbytes, int64_t *sum) {
@@ -408,7 +408,7 @@ IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const c
     return status;
 }
 
-// Withdraws our will. If the connection is lost, the next request reports it.
+// Withdraws our will. If the connection is lost, the next request reports the loss.
 IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
     idist__store_request request;
 
@@ -417,13 +417,13 @@ IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
 }
 
 // Waits until the server of a store in a file has ended, but not past the deadline. After that,
-// opening the path gives a new store. Returns at once for other kinds of stores.
+// opening the path gives a new store. Returns immediately for other kinds of stores.
 IDIST__UNUSED static void idist__store_await_end(idist_store *store, int64_t deadline_ns) {
     if (store->run == idist__file_store_run) idist__file_store_await_end(store, deadline_ns);
 }
 
-// Returns the random id of the server if the server is ours and behind a socket, or else 0. The id
-// tells the server from later servers at the same address.
+// Returns the random id of the server if the server is ours and behind a socket, or 0 otherwise.
+// The id distinguishes the server from later servers at the same address.
 IDIST__UNUSED static uint64_t idist__store_server_id(const idist_store *store) {
     if (store->run != idist__client_run) return 0;
     return ((const idist__client_store *)store->impl)->server_id;

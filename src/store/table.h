@@ -143,7 +143,7 @@ struct idist_store {
                         idist__store_request *req); // blocks until the request's deadline
     void (*close)(idist_store *store);              // frees impl
     idist_allocator mem;
-    int timeout_ms;       // default for calls that give none
+    int timeout_ms;       // default for calls without a time-out
     int port;             // port of the server's socket, 0 if none
     int64_t answer_by_ns; // answer_by_ns of every request, 0 if none
     bool is_lost;         // a request failed because the server was lost
@@ -261,7 +261,7 @@ static idist_status idist__table_add(idist__table *table, idist__store_request *
 
 static idist_status idist__table_truncated(size_t nbytes, size_t capacity) {
     return idist__fail(IDIST_ERR_TRUNCATED,
-                       "store: the value has %zu bytes, but the buffer has room for %zu", nbytes,
+                       "store: the value has %zu bytes, but the buffer holds only %zu", nbytes,
                        capacity);
 }
 

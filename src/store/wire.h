@@ -11,11 +11,11 @@
 //     COMPARE_SET          key, expected, desired     value
 //     GET                  key                        value
 //     ADD                  key, i64 delta             i64 sum
-//     CHECK                u64 count, keys            u8: 0 all exist, 1 not
+//     CHECK                u64 count, keys            u8: 0 all exist, 1 not all
 //     WAIT                 u64 count, keys            u8: 0 all exist, 1 canceled
 //     NUM_KEYS             -                          i64
 //     DELETE               key                        i64: 1 deleted, 0 there was none
-//     CANCEL_WAIT          -                          u8 1, or none if the WAIT is answered already
+//     CANCEL_WAIT          -                          u8 1, or none if the WAIT was answered
 //
 // Our own server also accepts these requests:
 //

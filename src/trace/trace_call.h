@@ -20,10 +20,10 @@
 //------------------------------------------------------------------------------
 // what the library adds to the timeline
 //
-// These are the functions of idist__tracer, which core/call.h calls. A blocking call is a begin and
-// an end on the track of its thread. A request goes to a lane. idist__trace_call_record begins the
-// event of the request. idist__trace_call_done ends the event, in the thread that completes the
-// request.
+// These are the functions of idist__tracer, which core/call.h calls. A blocking call becomes a
+// begin and an end on its thread's track. A request becomes an event in a lane. The function
+// idist__trace_call_record begins the event of the request. idist__trace_call_done ends the event,
+// in the thread that completes the request.
 //------------------------------------------------------------------------------
 
 // Writes the args of a call's event:
@@ -208,7 +208,7 @@ static void idist__trace_mark_one_line(char *out, size_t capacity, const char *a
         if (out[i] == '\n' || out[i] == '\r') out[i] = ' ';
 }
 
-// Returns true if a category goes to the track of the thread, not to a lane.
+// Returns true if events of a category belong on the thread's track, not in a lane.
 static bool idist__trace_mark_is_of_thread(const char *category) {
     return strcmp(category, "compute") == 0 || strcmp(category, "call") == 0 ||
            strcmp(category, "wait") == 0;

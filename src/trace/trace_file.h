@@ -16,8 +16,8 @@
 // a JSON array that is valid at any moment
 //
 // The array is closed after every event. A new event is first written after the closing bracket,
-// from end + 2 on, with a closing bracket of its own. Then two bytes are replaced: the newline and
-// the old bracket become a comma and a newline. Now the array has one more event:
+// from end + 2 on, with its own closing bracket. Then two bytes are replaced: the newline and the
+// old bracket become a comma and a newline. Now the array has one more event:
 //
 //     before            [ \n {...}  \n  ]  \n
 //                                 ^ end of the last event
@@ -86,7 +86,7 @@ static void idist__trace_file_give_up(const idist__log *log, const char *path, i
     __atomic_store_n(&idist__trace.on, false, __ATOMIC_RELEASE);
 }
 
-// Makes room for nbytes after the last event. Returns false if the timeline was given up.
+// Makes room for nbytes after the last event. Returns false if the timeline was abandoned.
 static bool idist__trace_file_reserve(size_t nbytes) {
     idist__log log;
     size_t window_end = idist__trace.window_begin + IDIST__TRACE_WINDOW_NBYTES;
@@ -151,7 +151,7 @@ static int idist__trace_file_create(const char *path) {
     if (idist__trace.file < 0) return errno;
 
     error = idist__os_file_try_lock(idist__trace.file, 0) ? 0 : errno;
-    if (error != EAGAIN) // the file system may have no locks
+    if (error != EAGAIN) // the file system may not support locks
         error = idist__os_file_resize(idist__trace.file, 0) ? 0 : errno;
     idist__trace.end = 0;
     if (!error) error = idist__trace_file_map();

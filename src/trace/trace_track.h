@@ -15,7 +15,7 @@
 
 #define IDIST__TRACE_FIRST_LANE 1000
 
-// A track for operations that run beside the threads, one at a time.
+// A track for operations that run alongside the threads, one at a time.
 typedef struct idist__lane {
     struct idist__lane *next;
     int pid, tid;
@@ -23,7 +23,7 @@ typedef struct idist__lane {
     int64_t until_ns;                    // when the lane becomes free
 } idist__lane;
 
-// A rank of this process. A process whose threads are ranks has several.
+// A rank of this process. A process whose threads are ranks has several ranks.
 typedef struct idist__trace_rank {
     struct idist__trace_rank *next;
     int pid, thread_count, lane_count;
@@ -73,8 +73,8 @@ static idist__trace_rank *idist__trace_track_this_rank(const idist__world *w) {
     return me->rank;
 }
 
-// Returns a lane of this kind that is free from start_ns on. Returns NULL if there is no memory for
-// a new lane.
+// Returns a lane of this kind that is free from start_ns on. Returns NULL if memory for a new lane
+// cannot be allocated.
 static idist__lane *idist__trace_track_lane(idist__trace_rank *rank, const char *kind,
                                             int64_t start_ns) {
     idist__lane **at = &rank->lanes, *created;

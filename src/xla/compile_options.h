@@ -1,4 +1,4 @@
-// xla/compile_options.h: CompileOptionsProto, written by hand
+// xla/compile_options.h: an encoder for CompileOptionsProto
 //
 // A program over a group has one replica per member; replica i runs on the device of rank i:
 //
@@ -14,7 +14,7 @@
 
 #include "xla/xla_model.h"
 
-// A message being written. With `data` NULL only the size is computed.
+// A message being written. If `data` is NULL, only the size is computed.
 typedef struct idist__proto {
     char *data;
     size_t nbytes;
@@ -80,8 +80,8 @@ static size_t idist__proto_write(const idist_group *g, char *data, size_t capaci
     idist__proto proto;
     int turn;
 
-    // The length of a message has more bytes when the message is long. Three turns settle that: a
-    // longer length lengthens only the messages around it.
+    // The length of a message has more bytes when the message is long. Five turns are enough: a
+    // longer length changes only the messages around it.
     for (turn = 0; turn < 5; turn++) {
         proto.data = NULL;
         proto.nbytes = 0;

@@ -1,6 +1,6 @@
 // xla/pjrt_load.h: finds and loads a PJRT plug-in
 //
-// The first of these that there is:
+// The first of these that exists is used:
 //
 //     IDIST_XLA_LIB       any plug-in: a TPU's, a CPU's, a GPU's
 //     TPU_LIBRARY_PATH    libtpu.so, as for JAX

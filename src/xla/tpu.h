@@ -1,10 +1,11 @@
-// xla/tpu.h: what libtpu must know before it is loaded
+// xla/tpu.h: the variables that libtpu reads when it is loaded
 //
-// libtpu forms a slice from TPU_* variables. Where they are missing, libtpu asks the metadata
-// server of Google's cloud, 30 times per value: minutes, on a machine without that server. idist
-// knows the ranks and their hosts, so idist sets the variables that the user has not set, for a
-// process per chip. Nothing is set if several ranks are threads of this process: then the process
-// owns all chips of the host. The values follow torch_xla (torch_xla/_internal/tpu.py).
+// libtpu forms a slice from TPU_* variables. If a variable is missing, libtpu asks the metadata
+// server of Google's cloud, 30 times per value. On a machine without that server this takes
+// minutes. idist knows the ranks and their hosts. For a process per chip, idist sets the variables
+// that the user has not set. Nothing is set if several ranks are threads of one process, because
+// that process owns all chips of the host. The values follow torch_xla
+// (torch_xla/_internal/tpu.py).
 #pragma once
 
 #include "os/process.h"
@@ -17,7 +18,7 @@ enum { IDIST__TPU_VENDOR = 0x1ae0, IDIST__TPU_PORT = 8476 };
 // Returns true if this machine has a TPU chip. Without a chip, libtpu must not be loaded.
 static bool idist__tpu_has_chip(void) { return idist__os_pci_has_vendor(IDIST__TPU_VENDOR); }
 
-// Returns how the processes of one host lie in its grid of chips, or NULL if idist does not know.
+// Returns the grid of the processes of one host, or NULL if idist does not know the grid.
 static const char *idist__tpu_bounds(int processes) {
     switch (processes) {
     case 1: return "1,1,1";

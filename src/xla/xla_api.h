@@ -1,4 +1,4 @@
-// xla/xla_api.h: what programs call: buffers, and the plug-in for programs of their own
+// xla/xla_api.h: the public functions: buffers, and access to the plug-in
 #pragma once
 
 #include "os/clock.h"
@@ -69,7 +69,7 @@ size_t idist_xla_compile_options(idist_group *group, void *options, size_t capac
     return nbytes;
 }
 
-// Enters a buffer whose value is this PJRT_Buffer. Takes the PJRT_Buffer over on success.
+// Enters a buffer whose value is this PJRT_Buffer. Takes ownership of the PJRT_Buffer on success.
 static idist_status idist__xla_api_enter_buffer(idist__xla_home *home, idist__xla_buffer *shape,
                                                 void *pjrt, const char *name,
                                                 idist_xla_buffer **out) {
@@ -96,7 +96,8 @@ static idist_status idist__xla_api_enter_buffer(idist__xla_home *home, idist__xl
                        name, shape->nbytes);
 }
 
-// Puts data, or zeros, into a new buffer. Blocks, without the world's lock.
+// Creates a buffer with the caller's data, or with zeros if data is NULL. Blocks, without the
+// world's lock.
 static idist_status idist__xla_api_put(idist__xla_home *home, idist__xla_buffer *shape,
                                        const void *data, idist_xla_buffer **buffer) {
     void *zeros = data ? NULL : idist__mem_alloc(NULL, shape->nbytes), *pjrt;
@@ -113,7 +114,7 @@ static idist_status idist__xla_api_put(idist__xla_home *home, idist__xla_buffer 
     return status;
 }
 
-// Counts one more user of the client, which is open.
+// Counts one more user of the open client.
 static void idist__xla_api_stay(idist__xla_home *home) {
     idist__os_mutex_lock(&home->lock);
     home->users++;
@@ -222,7 +223,7 @@ idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
     return status;
 }
 
-// Finds the buffer that a handle stands for, and counts one more user.
+// Finds the buffer of a handle, and counts one more user.
 static idist_status idist__xla_api_take(const char *name, const idist_xla_buffer *handle,
                                         idist__xla_buffer **buffer) {
     *buffer = NULL;

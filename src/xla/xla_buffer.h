@@ -9,7 +9,7 @@
 #include "xla/xla_value.h"
 
 // Returns true if a pointer is in the range of addresses for buffers. Takes no lock, because the
-// range never moves: this is what a call on host memory costs.
+// range never moves. Every call on host memory pays for this check and no more.
 static bool idist__xla_buffer_is(const void *p) {
     const char *arena = __atomic_load_n(&idist__xla_home_one.arena, __ATOMIC_ACQUIRE);
     size_t nbytes = idist__xla_home_one.arena_nbytes;
@@ -17,7 +17,7 @@ static bool idist__xla_buffer_is(const void *p) {
     return arena && (uintptr_t)p - (uintptr_t)arena < nbytes;
 }
 
-// Returns the place in home->buffers of the first buffer that ends above an address. Called with
+// Returns the index in home->buffers of the first buffer that ends above an address. Called with
 // home->lock held.
 static size_t idist__xla_buffer_search(const idist__xla_home *home, const char *p) {
     size_t low = 0, high = home->buffer_count;
@@ -51,7 +51,7 @@ static idist__xla_buffer *idist__xla_buffer_take(idist__xla_home *home, const vo
     return buffer;
 }
 
-// Counts one user less. The last one gives the addresses back and drops the contents.
+// Counts one user less. The last user releases the addresses and the contents.
 static void idist__xla_buffer_drop(idist__xla_home *home, idist__xla_buffer *buffer) {
     idist__xla_buffer **at;
     bool last;
@@ -75,8 +75,8 @@ static void idist__xla_buffer_drop(idist__xla_home *home, idist__xla_buffer *buf
     idist__xla_home_leave(home);
 }
 
-// Reserves the range of addresses, half as many while a limit forbids more. Called with home->lock
-// held.
+// Reserves the range of addresses. Halves the size until the limit of the process allows the range.
+// Called with home->lock held.
 static bool idist__xla_buffer_reserve(idist__xla_home *home) {
     int bits = IDIST__XLA_ARENA_BITS < sizeof(size_t) * 8 ? IDIST__XLA_ARENA_BITS : 30;
     char *arena = NULL;
@@ -90,7 +90,7 @@ static bool idist__xla_buffer_reserve(idist__xla_home *home) {
     return true;
 }
 
-// Makes room for one more entry of home->buffers. Called with home->lock held.
+// Grows home->buffers if needed, so that one more entry fits. Called with home->lock held.
 static bool idist__xla_buffer_grow(idist__xla_home *home) {
     size_t capacity = home->buffer_capacity ? 2 * home->buffer_capacity : 64;
     idist__xla_buffer **buffers;
@@ -135,8 +135,8 @@ static bool idist__xla_buffer_place(idist__xla_home *home, idist__xla_buffer *bu
     return true;
 }
 
-// Enters a buffer that owns its value, as a user of the client. Returns false without memory or
-// addresses; then nothing has changed.
+// Enters a buffer that owns its value, as a user of the client. Returns false, and changes nothing,
+// if memory or addresses run out.
 static bool idist__xla_buffer_enter(idist__xla_home *home, idist__xla_buffer *buffer) {
     bool ok;
 

@@ -45,7 +45,7 @@ static void idist__xla_call_dequeue(idist__task *t) {
     }
 }
 
-// Ends the device's part of a call: nothing is moved any more.
+// Ends the device's part of a call. No data is moved after this.
 static void idist__xla_call_end(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
 
@@ -62,7 +62,7 @@ static void idist__xla_call_complete(idist__task *t) {
 }
 
 // Gives the host's backend a part of a call. The first part carries the fingerprint of the call,
-// which the ranks compare. The part may be done on return.
+// which the ranks compare. The part may have ended already on return.
 static void idist__xla_call_start_part(idist__task *t, const idist__call *part) {
     idist__xla_op *op = idist__xla_op_of(t);
     const idist_backend_api *host = idist__xla_of(t->group->w)->host_backend;
@@ -118,7 +118,7 @@ static bool idist__xla_call_has_program(const idist__task *t) {
            idist__xla_call_fits(op->job->recv, call->recv, e.recv, call->dtype);
 }
 
-// Writes the source of a call's program. Returns false without memory.
+// Writes the source of a call's program. Returns false if memory cannot be allocated.
 static bool idist__xla_call_write_source(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
@@ -158,9 +158,9 @@ static bool idist__xla_call_find_program(idist__task *t) {
     return false;
 }
 
-// Lets the members meet, and compare their programs. A rank whose buffers do not fit, or whose
-// plug-in refuses the program, votes with 0. All members run the program if the largest vote equals
-// the smallest, whose complement is the largest complement.
+// Starts the meeting, in which the members compare their programs. A rank whose buffers do not fit,
+// or whose plug-in refuses the program, votes with 0. All members run the program if the largest
+// vote equals the smallest, whose complement is the largest complement.
 static void idist__xla_call_meet(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     const idist__xla_program *program = op->job->program;
@@ -207,7 +207,7 @@ static void idist__xla_call_place(idist__task *t) {
 // ---- a staged call ----
 
 // Allocates host memory for the buffers of a staged call. Sets *fetches if the worker has to fill
-// some of it. Returns false without memory.
+// some of it. Returns false if memory cannot be allocated.
 static bool idist__xla_call_allocate(idist__task *t, bool *fetches) {
     const idist_allocator *mem = &t->group->w->cfg.mem;
     idist__xla_op *op = idist__xla_op_of(t);
@@ -245,7 +245,7 @@ static bool idist__xla_call_stage(idist__task *t) {
     return false;
 }
 
-// Gives the host's backend a staged call: the same call on the copies of the buffers.
+// Starts a staged call on the host's backend, with the host copies of the buffers.
 static void idist__xla_call_start_staged(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
@@ -407,7 +407,7 @@ static void idist__xla_call_log_refusal(const idist__task *t) {
                          idist__kind_names[op->call.label], op->job->why);
 }
 
-// Takes over from the worker, which has done its part of a call.
+// Continues a call after the worker has done its part.
 static void idist__xla_call_worked(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;

@@ -1,11 +1,12 @@
 // xla/xla_engine.h: the device's part of a backend
 //
-// A world with a device has a backend that consists of these functions. They pass on to the host's
-// backend what concerns host memory.
+// A world with a device has a backend that consists of these functions. Calls on host memory go on
+// to the host's backend.
 //
 // The parts of a call reach the host's backend in the program's order, so that all ranks number
-// them alike. So a collective waits in its lane until those before it in the group have begun their
-// last part, even if the collective is on host memory. A send waits for the sends before it.
+// them alike. A collective waits in its lane until all earlier collectives of the group have begun
+// their last part. This is also true for a collective on host memory. A send waits for earlier
+// sends.
 #pragma once
 
 #include "os/clock.h"
@@ -75,7 +76,7 @@ static bool idist__xla_engine_has(const idist_group *g, const void *p, size_t nb
     return buffer != NULL;
 }
 
-// Decides by its buffers whether a call is for the device.
+// Decides whether a call is for the device, from the addresses of its buffers.
 static idist_status idist__xla_engine_route(idist_group *g, const idist__call *call,
                                             const idist_opts *opts, bool *on_device,
                                             bool *detached) {
@@ -106,8 +107,8 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
     return idist__xla_engine_group_make(g);
 }
 
-// Makes the task ready for an op, which is kept when the task is used again. Returns false without
-// memory.
+// Gives a task an empty op. The memory of the op is kept when the task is used again. Returns false
+// if memory cannot be allocated.
 static bool idist__xla_engine_op_make(idist__task *t) {
     const idist_allocator *mem = &t->group->w->cfg.mem;
 
@@ -160,7 +161,7 @@ static idist__xla_lane idist__xla_engine_lane_of(const idist__call *call) {
     return call->kind == IDIST__SEND ? IDIST__XLA_SENDS : IDIST__XLA_COLLECTIVES;
 }
 
-// Puts a call behind those before it.
+// Appends a call to its lane.
 static void idist__xla_engine_enqueue(idist__task *t) {
     idist__xla_group *group = idist__xla_group_of(t->group);
     idist__xla_op *op = idist__xla_op_of(t);
@@ -229,7 +230,8 @@ static void idist__xla_engine_start(idist__task *t) {
     idist__xla_call_run(t->group);
 }
 
-// Lets a message on host memory overtake no message before it.
+// Returns true if the host's backend can send or receive a message at once. Returns false while
+// earlier sends wait in the lane, so that no message overtakes another.
 static bool idist__xla_engine_quick_message(idist_group *g, const idist__call *call) {
     const idist__xla_group *group = idist__xla_group_of(g);
 
@@ -252,7 +254,7 @@ static void idist__xla_engine_continue(idist__world *w) {
     }
 }
 
-// Moves what can move on the host, then performs the steps of calls that can continue.
+// Progresses the host's backend, then performs the steps of calls that can continue.
 static void idist__xla_engine_progress(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
     idist_group *g;
@@ -266,14 +268,15 @@ static void idist__xla_engine_progress(idist__world *w) {
         if (g->device) idist__xla_call_run(g);
 }
 
-// Sleeps in the host's backend, unless a call can go on.
+// Sleeps in the host's backend, unless a call can continue.
 static void idist__xla_engine_sleep(idist__world *w, int64_t until_ns) {
     const idist__xla *x = idist__xla_of(w);
 
     x->host_backend->sleep(w, x->queue_changed ? 0 : until_ns);
 }
 
-// Forgets a task. A program that runs already goes on in the worker, which drops its result.
+// Forgets a task. A program that is already running continues in the worker, which drops the
+// result.
 static bool idist__xla_engine_cancel(idist__task *t) {
     idist__xla *x = idist__xla_of(t->group->w);
     bool done = true;
@@ -324,9 +327,9 @@ static idist_status idist__xla_engine_follow(idist__task *t, void *stream) {
     return idist__fail(IDIST_ERR_UNSUPPORTED, "wait_stream: XLA has no streams: use idist_wait");
 }
 
-// Continues after a job. If a cancelled program has taken the memory of its input, the result takes
-// the place of the input. If the host's backend allows one thread only, a thread of the program
-// continues.
+// Continues after a job. If a cancelled program has taken the memory of its input, the result
+// becomes the buffer's contents. If the host's backend allows one thread only, the call continues
+// in a thread of the program.
 static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
     void *output = job->output;
 
@@ -385,7 +388,7 @@ static void *idist__xla_engine_work(void *arg) {
 }
 
 // Ends the worker, as idist_device_api demands of threads that have released the lock. A worker
-// inside a program that another rank never runs does not come back: then the world is abandoned.
+// stays in a program forever if another rank never runs that program. Then the world is abandoned.
 static void idist__xla_engine_end_calls(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__XLA_LEAVE_MS);

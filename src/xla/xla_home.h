@@ -1,4 +1,4 @@
-// xla/xla_home.h: the plug-in and its client, which the worlds of a process share
+// xla/xla_home.h: the plug-in and its client, shared by the worlds of a process
 #pragma once
 
 #include "os/process.h"
@@ -11,8 +11,8 @@
 #include "xla/pjrt_load.h"
 #include "xla/xla_model.h"
 
-// Creates the client. A plug-in for CPUs makes as many devices as IDIST_XLA_CPU_DEVICES says; other
-// plug-ins have no such option. Returns false with the reason in `why`.
+// Creates the client. A plug-in for CPUs creates IDIST_XLA_CPU_DEVICES devices; other plug-ins have
+// no such option. Returns false with the reason in `why`.
 static bool idist__xla_home_create(idist__xla_home *home, char *why, size_t capacity) {
     static const char name[] = "cpu_device_count";
     const char *text = idist__os_env("IDIST_XLA_CPU_DEVICES");
@@ -67,14 +67,14 @@ static void idist__xla_home_set_api(idist__xla_home *home, const idist__pjrt_api
 }
 
 // Closes the client, and forgets the program's. Called with home->slow held. A plug-in that idist
-// loaded is kept for the next client.
+// loaded stays loaded for the next client.
 static void idist__xla_home_close(idist__xla_home *home) {
     if (!home->adopted) idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
     else idist__xla_home_set_api(home, home->loaded);
     home->client = NULL;
 }
 
-// Opens the client, or takes the program's. Called with home->slow held.
+// Opens a client, or uses the program's. Called with home->slow held.
 static bool idist__xla_home_open(idist__xla_home *home, const idist__config *cfg, char *why,
                                  size_t capacity) {
     bool ok;
@@ -125,7 +125,7 @@ static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cf
     return ok;
 }
 
-// Destroys programs from this one on.
+// Destroys a list of programs.
 static void idist__xla_home_free_programs(idist__xla_home *home, idist__xla_program *program) {
     while (program) {
         idist__xla_program *next = program->next;
@@ -138,8 +138,9 @@ static void idist__xla_home_free_programs(idist__xla_home *home, idist__xla_prog
     }
 }
 
-// Counts one user less. The last one destroys the client, unless the program owns it. Only that can
-// block, so a thread that holds a world's lock may drop a buffer.
+// Counts one user less. The last one destroys the client, unless the program owns it. Only
+// destroying the client can block. A world has one user of its own, so a thread that holds a
+// world's lock never destroys the client.
 static void idist__xla_home_leave(idist__xla_home *home) {
     bool last;
 

@@ -1,4 +1,4 @@
-// xla/xla_join.h: which device and which way, agreed by all ranks
+// xla/xla_join.h: the choice of the device and of the path, agreed by all ranks
 #pragma once
 
 #include "os/random.h"
@@ -197,7 +197,7 @@ static idist_status idist__xla_join_agree(idist__world *w, bool *all) {
     return IDIST_OK;
 }
 
-// Puts the device in front of the host's backend.
+// Installs the device backend in front of the host's backend.
 static void idist__xla_join_install(idist__world *w) {
     static const idist_device_api device_api = {idist__xla_engine_route, idist__xla_engine_launch,
                                                 idist__xla_call_landed, idist__xla_engine_follow,
@@ -273,8 +273,8 @@ static idist_status idist__xla_join_meet(idist__world *w, bool *all) {
     return idist__xla_join_agree(w, all);
 }
 
-// Looks for a device on each rank of a new world, and puts the device backend in front of the
-// host's backend if all ranks have one. Collective.
+// Looks for a device on each rank of a new world. If all ranks have one, puts the device backend in
+// front of the host's backend. Collective.
 static idist_status idist__xla_join_wrap(idist__world *w) {
     idist_status status = idist__xla_join_allocate(w);
     bool all = false;

@@ -12,13 +12,13 @@
 //
 // A call on device memory passes through these states:
 //
-//     QUEUED     the calls before it in its group are not with the host's backend yet
+//     QUEUED     earlier calls of the group have not reached the host's backend yet
 //     COMPILING  the worker compiles the program of the call
 //     COMPILED   ready for the first meeting
 //     MEETING    the members meet, and compare their programs
 //     MET        all members make the call
 //     ORDERING   the members agree on the place of the call among all calls
-//     LAUNCHING  the worker runs the program when its place has come
+//     LAUNCHING  the worker runs the program when its turn comes
 //
 // A call is staged if it has no program, or if the programs of the members differ:
 //
@@ -63,8 +63,8 @@ typedef struct idist__xla_value {
 } idist__xla_value;
 
 // The state behind an idist_xla_buffer. The buffer has an address for each of its bytes, in a range
-// that nobody can access. So the core sees which buffers overlap, and a program that reads a buffer
-// as host memory ends at once.
+// that nobody can access. The core compares addresses to find buffers that overlap. A program that
+// reads a buffer as host memory gets a fault at once.
 typedef struct idist__xla_buffer {
     char *at;
     size_t nbytes;
@@ -81,8 +81,8 @@ typedef struct idist__xla_buffer {
 
 // The state that the worlds of a process share.
 typedef struct idist__xla_home {
-    idist__os_mutex lock; // over everything below; no call of the plug-in is made under it ...
-    idist__os_mutex slow; // ... but under this one: opening the client, compiling
+    idist__os_mutex lock;          // protects all members; held during no call of the plug-in
+    idist__os_mutex slow;          // held while a client is opened or closed, or a program compiled
     const idist__pjrt_api *api;    // of the client
     const idist__pjrt_api *loaded; // the plug-in that idist has loaded, or NULL
     void *client;
@@ -148,7 +148,7 @@ typedef struct idist__xla_job {
     bool in_place;               // the result may take the memory of the input
     uint64_t ticket;             // this rank's proposal, then the place that the members agreed on
     bool placed;                 // they have agreed
-    char *send_copy, *recv_copy; // host memory; the same memory where both buffers are one
+    char *send_copy, *recv_copy; // host memory; one block if both buffers are one
     bool fetches_recv;           // the root of a broadcast sends what the receive buffer holds
     idist__xla_range *ranges;    // STORE: the parts of the receive buffer that the call has written
     int range_count;
@@ -171,8 +171,8 @@ typedef enum idist__xla_state {
     IDIST__XLA_ENDED
 } idist__xla_state;
 
-// Calls of a group that go to the host's backend in the program's order. A receive waits for
-// nothing, so it has no lane.
+// Calls of a group that go to the host's backend in the program's order. A receive has no lane,
+// because a receive waits for no other call.
 typedef enum idist__xla_lane {
     IDIST__XLA_COLLECTIVES,
     IDIST__XLA_SENDS,
@@ -187,8 +187,8 @@ typedef struct idist__xla_op {
     idist__task *next_queued;
     idist__call call;               // as the program made it; the host's backend gets parts of it
     idist__fingerprint fingerprint; // what the ranks compare
-    idist__user_op user;            // a copy, because the program may free the op meanwhile
-    idist_recv_info info;           // of a receive, if the program does not ask for it
+    idist__user_op user;            // a copy, because the program may free the op during the call
+    idist_recv_info info;           // used by a receive if the program passes no info
     idist__xla_job *job;            // NULL for a call on host memory
     bool worked;                    // the worker has finished the job of the call
     bool may_have_program;          // all members may have a program for the call
@@ -212,7 +212,7 @@ typedef struct idist__xla_rank_info {
     int32_t process_index;
     uint64_t process;     // equal for ranks of one process
     uint64_t version;     // hash of the plug-in's platform and version
-    uint64_t launch_base; // a random number; that of rank 0 is used
+    uint64_t launch_base; // a random number; all ranks use rank 0's
     char reason[200];
 } idist__xla_rank_info;
 

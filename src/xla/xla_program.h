@@ -52,8 +52,8 @@ static void idist__xla_program_drop(idist__xla_home *home, idist__xla_program *p
     idist__os_mutex_unlock(&home->lock);
 }
 
-// Takes the programs out of the list that were not used for the longest time, if there are more
-// than a process keeps. Called with home->lock held. Returns a list for
+// Removes the least recently used programs from the list if the list is longer than
+// IDIST__XLA_PROGRAMS. Called with home->lock held. Returns a list for
 // idist__xla_home_free_programs.
 static idist__xla_program *idist__xla_program_evict(idist__xla_home *home) {
     idist__xla_program **at = &home->programs, *out = NULL, *program;
@@ -95,9 +95,9 @@ static void idist__xla_program_load(const idist__xla_home *home, idist__xla_prog
         program->loaded = args.loaded;
 }
 
-// Compiles a program, unless another thread has compiled an equal program meanwhile. A new program
-// takes the source over and clears *source. Counts one more user. Returns NULL without memory. If
-// the plug-in refuses the program, `why` has the reason; otherwise `why` is "".
+// Compiles a program, unless another thread has just compiled an equal program. A new program takes
+// ownership of the source and clears *source. Counts one more user. Returns NULL if memory cannot
+// be allocated. If the plug-in refuses the program, `why` has the reason; otherwise `why` is "".
 static idist__xla_program *idist__xla_program_make(idist__xla_home *home, idist__xla_source *source,
                                                    char *why, size_t capacity) {
     idist__xla_program *program, *old = NULL;

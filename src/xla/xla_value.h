@@ -1,7 +1,7 @@
 // xla/xla_value.h: contents of buffers, and copies between host and device
 //
-// A PJRT_Buffer never changes: whoever writes to a buffer creates a new value. A thread that reads
-// the old value meanwhile counts itself as a user of it.
+// A PJRT_Buffer never changes: whoever writes to a buffer creates a new value. A thread that still
+// reads the old value is one of its users.
 #pragma once
 
 #include "os/clock.h"
@@ -10,8 +10,8 @@
 #include "xla/pjrt.h"
 #include "xla/xla_model.h"
 
-// Wraps a PJRT_Buffer, which the value owns from now on. Returns NULL without memory; the caller
-// keeps the PJRT_Buffer then.
+// Wraps a PJRT_Buffer, and takes ownership of it. Returns NULL if memory cannot be allocated; the
+// caller keeps the PJRT_Buffer then.
 static idist__xla_value *idist__xla_value_new(void *pjrt) {
     idist__xla_value *value = (idist__xla_value *)idist__mem_alloc(NULL, sizeof *value);
 
@@ -57,8 +57,8 @@ static void idist__xla_value_drop(idist__xla_home *home, idist__xla_value *value
     idist__mem_free(NULL, value);
 }
 
-// Gives a buffer new contents. Takes the PJRT_Buffer over. Returns false without memory; then the
-// PJRT_Buffer is destroyed and the buffer keeps its old contents.
+// Gives a buffer new contents. Takes ownership of the PJRT_Buffer. Returns false if memory cannot
+// be allocated; then the PJRT_Buffer is destroyed and the buffer keeps its old contents.
 static bool idist__xla_value_replace(idist__xla_home *home, idist__xla_buffer *buffer, void *pjrt) {
     idist__xla_value *value = idist__xla_value_new(pjrt), *old;
 

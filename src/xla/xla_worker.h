@@ -1,13 +1,13 @@
 // xla/xla_worker.h: the thread that waits for the device
 //
-// The worker of a world takes one job after another: first the jobs in x->jobs, which compile and
-// copy and need no other rank, then the programs in x->ordered. All ranks must launch their
-// programs in one order. Otherwise two devices could wait for each other. So a program runs when
-// its ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
+// The worker of a world takes one job after another. Jobs in x->jobs come first: they compile and
+// copy, and need no other rank. Programs in x->ordered come next. All ranks must launch their
+// programs in one order, because otherwise two devices could wait for each other. A program runs
+// when its ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
 // multicast: the members propose tickets, and the largest proposal becomes the ticket.)
 //
-// A proposal is made when all members have started the call. From then on, becoming final depends
-// on no action of the program, so a proposal never holds up others for long.
+// A proposal is made when all members have started the call. From then on the ticket becomes final
+// without any action of the program, so a proposal does not delay other calls for long.
 #pragma once
 
 #include "os/thread.h"
@@ -54,7 +54,7 @@ static void idist__xla_worker_order(idist__xla *x, idist__xla_job *job) {
     idist__os_cond_signal(&x->work);
 }
 
-// Removes a job from the list that contains the job, if any.
+// Removes a job from its list. Does nothing if the job is in no list.
 static void idist__xla_worker_remove(idist__xla *x, idist__xla_job *job) {
     idist__xla_job **at;
 
@@ -70,7 +70,8 @@ static void idist__xla_worker_remove(idist__xla *x, idist__xla_job *job) {
     if (*at && (*at = job->next) == NULL) x->jobs_end = at;
 }
 
-// Ends the call's part in a job. Frees the job, or leaves that to the worker if it uses the job.
+// Detaches a job from its call. Frees the job, unless the worker is using it; then the worker frees
+// the job.
 static void idist__xla_worker_release(idist__xla *x, idist__xla_job *job) {
     idist__xla_worker_remove(x, job);
     job->task = NULL;

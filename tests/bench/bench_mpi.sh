@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bench_mpi.sh - what idist costs on top of each MPI that is installed (make bench-mpi), see
+# bench_mpi.sh - measures what idist adds to a call of each installed MPI (make bench-mpi), see
 # mpi_overhead.c
 #
 # From the environment: RANKS (2 4), LIBRARIES (openmpi4 mpich4 openmpi5 mpich5 impi)
@@ -19,7 +19,7 @@ for library in ${LIBRARIES:-$MPI_LIBRARIES}; do
     mpi_cc "$library" -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/mpi_overhead.c -o "$program" ||
         exit 1
     for n in ${RANKS:-2 4}; do
-        # The collectives of both MPICH take milliseconds when ranks outnumber cores.
+        # The collectives of both versions of MPICH take milliseconds if ranks outnumber cores.
         case $library in mpich*) [ "$n" -gt "$(nproc)" ] && continue ;; esac
         mpi_run_command "$library" "$n"
         timeout -k 5 120 "${MPI_RUN[@]}" "$program" >build/bench/mpi.out || failed=1

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# bench_net.sh - all_reduce between hosts: idist beside Open MPI and gloo over TCP, in turn, in one
-# run (make bench-net); and over TCP on one host, also the message rate
+# bench_net.sh - compares all_reduce between hosts in idist, Open MPI and gloo, over TCP and in one
+# run (make bench-net). Also compares all_reduce and the message rate over TCP on one host.
 #
 # The hosts are network namespaces behind a bridge, so all of them share the processors of this
-# machine. Values are checked before they are timed, by the rule of rule.h; a point is the median
-# over the rounds of their p50. Needs root, iproute2, and of the peers what is to be compared.
+# machine. Values are checked before calls are timed, by the rule of rule.h. A point is the median
+# of the rounds' p50. The script needs root, iproute2, and the peers that you want to compare.
 #
 #     tests/bench/bench_net.sh                          # everything, a quarter of an hour
 #     PARTS=rate ROUNDS=1 tests/bench/bench_net.sh
-#     tests/bench/bench_net.sh report                   # that of the last run again
+#     tests/bench/bench_net.sh report                   # the last run's report again
 #
 # From the environment:
-#     PARTS      rate       links of RATE: which part of the bandwidth is used
+#     PARTS      rate       links of RATE: the part of the bandwidth that is used
 #                free       links without a limit
 #                small      small calls
-#                loopback   TCP on one host; also rate, see bench_peers.sh, which gloo does not have
-#                far        20 ms away, 100 Mbit/s
+#                loopback   TCP on one host; also rate (see bench_peers.sh), except for gloo
+#                far        hosts that are 20 ms apart, 100 Mbit/s
 #     ROUNDS     3
 #     RATE       1000: Mbit/s of each host, in either direction
 #     LIBRARIES  idist openmpi4 gloo
-#     LIMIT      120: seconds after which a run is ended; what it measured until then counts
+#     LIMIT      120: seconds after which a run is ended; its measurements up to then count
 set -u
 export LC_ALL=C
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
@@ -80,12 +80,12 @@ build_library() {
 # running
 #------------------------------------------------------------------------------
 
-FAR= # set: by the slow network
+FAR= # not empty: use the slow network
 device() { if [ -n "$FAR" ]; then echo far0; else echo eth0; fi; }
 address() { if [ -n "$FAR" ]; then echo "10.9.0.$(($1 + 1))"; else echo "10.7.0.$(($1 + 1))"; fi; }
 
-# run_LIBRARY PLACES ARGS...: PLACES has the host of each rank; "lo": all on this host. Rank 0
-# prints to $WORK/out.
+# run_LIBRARY PLACES ARGS...: PLACES has the host of each rank, or "lo" if all ranks run on this
+# host. The output of rank 0 goes to $WORK/out.
 
 run_idist() {
     local places h rank=0 pids=() status=0
@@ -107,7 +107,7 @@ run_idist() {
     return $status
 }
 
-# What mpirun starts on another host by.
+# The program with which mpirun starts processes on another host.
 cat >"$WORK/agent" <<END
 #!/bin/sh
 host=\$1

@@ -1,39 +1,41 @@
 #!/usr/bin/env bash
-# bench_peers.sh - idist against Open MPI, MPICH, Intel MPI and gloo, in turn, in one run (make
+# bench_peers.sh - compares idist with Open MPI, MPICH, Intel MPI and gloo in one run (make
 # bench-peers)
 #
-# Every library is measured by the same rule, that of rule.h. A round measures all of them,
-# operation by operation, one directly after the other; a point is the median over the rounds of
-# their p50. What is not installed is left out, with a word about the package that has it (make deps
-# installs all). The report goes to stdout, the figures to build/bench/peers.csv, the curves of
-# all_reduce to build/bench/all_reduce.svg, and, when all of all_reduce was measured, to
-# tests/bench/all_reduce.svg, which the README shows.
+# Every library is measured by the same rule, which rule.h describes. A round measures all
+# libraries, operation by operation, one library directly after the other. A point is the median of
+# the rounds' p50. A library that is not installed is left out, with a note that names its package
+# (make deps installs all of them).
+#
+# The report goes to stdout, the figures go to build/bench/peers.csv, and the curves of all_reduce
+# go to build/bench/all_reduce.svg. If all_reduce was measured with all libraries, sizes and numbers
+# of ranks, the curves also go to tests/bench/all_reduce.svg, which the README shows.
 #
 #     tests/bench/bench_peers.sh                                    # everything, half an hour
 #     ROUNDS=1 OPS=all_reduce RANKS=2 tests/bench/bench_peers.sh    # a minute
 #     ROUNDS=1 OPS=all_reduce RANKS="2 4" SIZES=4,64K,1M LIBRARIES="idist openmpi4" \
 #         tests/bench/bench_peers.sh
-#     tests/bench/bench_peers.sh report                             # that of the last run again
+#     tests/bench/bench_peers.sh report                             # the last run's report again
 #
 # From the environment:
 #     ROUNDS       3
 #     OPS          all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv rate
 #                  bw bibw start blocked
-#                  rate, bw, bibw: windows of 64 messages between pairs of ranks, the loops of
-#                  osu_mbw_mr, osu_bw and osu_bibw; bw and bibw with 2 ranks, and none with gloo
-#                  start: how long a job takes that passes a barrier and ends, with START_RANKS
-#                  (2 32)
+#                  rate, bw, bibw: windows of 64 messages between pairs of ranks, as in the loops
+#                  of osu_mbw_mr, osu_bw and osu_bibw; bw and bibw only with 2 ranks, all three not
+#                  with gloo
+#                  start: the time of a job that only calls a barrier, with START_RANKS (2 32)
 #                  blocked: the CPU time of a rank that waits 3 s in a barrier
 #     RANKS        2 4 8
-#     SIZES        of all_reduce: 4 to 64M, powers of 4; of a message: 8 to 64K in rate, 1K to 4M in
-#                  bw and bibw; of the others: 8 to 16M
-#     MODES        of all_reduce and barrier: barrier,b2b; WINDOW_MODES of rate, bw and bibw: b2b;
-#                  OTHER_MODES of the others: barrier
+#     SIZES        all_reduce: 4 to 64M, powers of 4; messages: 8 to 64K in rate, 1K to 4M in bw and
+#                  bibw; all other operations: 8 to 16M
+#     MODES        for all_reduce and barrier: barrier,b2b; WINDOW_MODES for rate, bw and bibw: b2b;
+#                  OTHER_MODES for all other operations: barrier
 #     LIBRARIES    idist idist_alloc openmpi4 openmpi5 mpich4 mpich5 impi gloo
 #                  idist_alloc: idist with buffers from idist_alloc, all_reduce of 64K and more
-#     LIMIT        120: seconds after which a run is ended; what it measured until then counts
-#     SLOW_US      2000: with more ranks than cpus a library whose fastest all_reduce of 1K takes
-#                  longer is left out
+#     LIMIT        120: seconds after which a run is ended; its measurements up to then count
+#     SLOW_US      2000: with more ranks than cpus, a library is left out if its fastest all_reduce
+#                  of 1K takes longer than this
 set -u
 export LC_ALL=C
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
@@ -69,7 +71,7 @@ note() { echo "$*" | tee -a $NOTES >&2; }
 # building
 #------------------------------------------------------------------------------
 
-build() { # PROGRAM COMPILER ARGS...: when it is older than its source
+build() { # PROGRAM COMPILER ARGS...: if the program is older than its sources
     local program=$OUT/$1
     shift
     [ "$program" -nt tests/bench/rule.h ] && [ "$program" -nt tests/bench/peer_mpi.c ] &&
@@ -78,12 +80,12 @@ build() { # PROGRAM COMPILER ARGS...: when it is older than its source
 }
 
 build_mpi_of() { \
-    # LIBRARY: from a virtual environment, whose compiler wrappers have paths of their own
+    # LIBRARY: from a virtual environment, whose compiler wrappers contain fixed paths
     local v=$PEERS/$1
     build "peer_$1" cc tests/bench/peer_mpi.c -I"$v/include" "$v/lib/libmpi.so" -Wl,-rpath,"$v/lib"
 }
 
-# 0 when the library is there and its program is built.
+# Returns 0 if the library is installed and its program is built.
 build_library() {
     case $1 in
     idist | idist_alloc) make -s --no-print-directory build/idist_perf ;;
@@ -115,21 +117,21 @@ build_library() {
 # running
 #------------------------------------------------------------------------------
 
-# Temporary files of launchers and ranks are all in here, and so go away even when something was
-# killed.
+# All temporary files of launchers and ranks are in this folder, so they are removed even if a
+# process is killed.
 TMPDIR=$(mktemp -d) || exit 1
 export TMPDIR
 JOB=
 trap '[ -z "$JOB" ] || { kill "$JOB"; wait "$JOB"; } 2>/dev/null; rm -rf "$TMPDIR"' EXIT
 trap 'exit 130' INT TERM
 
-# No variable of a launcher that happens to run this.
+# Variables of a launcher that runs this script must not reach the programs.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK \
     IDIST_WORLD_SIZE IDIST_BACKEND
 unset IDIST_INIT_METHOD IDIST_ALGO OMPI_COMM_WORLD_SIZE PMI_SIZE HOROVOD_SIZE
 
-# The best settings found for each library are here. The ranks pin themselves, and so nobody else
-# binds anything. run LIBRARY N LIMIT ARGS...: its output is in $TMPDIR/out and $TMPDIR/err
+# run LIBRARY N LIMIT ARGS...: runs the library's program with the best settings found. The ranks
+# pin themselves, so the launchers do not bind them. The output is in $TMPDIR/out and $TMPDIR/err.
 run() {
     local library=$1 n=$2 limit=$3 v=$PEERS/$1 command
     shift 3
@@ -138,8 +140,8 @@ run() {
     idist) command=(build/idist_perf -n "$n") ;;
     idist_alloc) command=(build/idist_perf -n "$n" -a) ;;
     openmpi4)
-        # Tried as well: pml ob1 (is the default here), coll sm before tuned (slower everywhere, 40
-        # times with 4 ranks on 2 cpus). Without the yield a call takes milliseconds once ranks
+        # Also tried: pml ob1 (the default here), and coll sm before tuned (slower everywhere, 40
+        # times slower with 4 ranks on 2 cpus). Without the yield a call takes milliseconds if ranks
         # outnumber cpus.
         command=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -np
             "$n" --bind-to none
@@ -147,30 +149,30 @@ run() {
         [ $over = 1 ] && command+=(--mca mpi_yield_when_idle 1)
         command+=("$OUT/peer_openmpi4") ;;
     openmpi5)
-        # Tried as well: the same.
+        # The same settings were also tried.
         command=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH="$v/bin:$PATH"
             LD_LIBRARY_PATH="$v/lib"
             "$v/bin/mpirun" -np "$n" --bind-to none --map-by :OVERSUBSCRIBE)
         [ $over = 1 ] && command+=(--mca mpi_yield_when_idle 1)
         command+=("$OUT/peer_openmpi5") ;;
     impi)
-        # With more ranks than cpus, I_MPI_THREAD_YIELD=2 (sched_yield), as fast as nothing set.
-        # Tried as well: 1 (milliseconds), 3 (20 times slower), I_MPI_WAIT_MODE=1 (slower by half),
+        # With more ranks than cpus: I_MPI_THREAD_YIELD=2 (sched_yield), as fast as no setting. Also
+        # tried: 1 (milliseconds), 3 (20 times slower), I_MPI_WAIT_MODE=1 (slower by half),
         # I_MPI_SPIN_COUNT=1 (no difference).
         command=(env I_MPI_PIN=0 I_MPI_FABRICS=shm)
         [ $over = 1 ] && command+=(I_MPI_THREAD_YIELD=2)
         command+=("$v/bin/mpiexec.hydra" -n "$n" "$OUT/peer_impi") ;;
     mpich4 | mpich5)
-        # More ranks than cpus: 4 to 20 ms per call, whatever MPIR_CVAR_POLLS_BEFORE_YIELD (0, 1)
-        # and MPIR_CVAR_ENABLE_HEAVY_YIELD say. Else tried as well, without a gain: release_gather
-        # and the other algorithms of all_reduce, the netmod ofi, MPIR_CVAR_CH4_CMA_ENABLE and its
-        # threshold.
+        # With more ranks than cpus a call takes 4 to 20 ms, whatever the values of
+        # MPIR_CVAR_POLLS_BEFORE_YIELD (0, 1) and MPIR_CVAR_ENABLE_HEAVY_YIELD. Also tried, without
+        # a gain: release_gather and the other algorithms of all_reduce, the netmod ofi,
+        # MPIR_CVAR_CH4_CMA_ENABLE and its threshold.
         command=(mpiexec.mpich)
         [ "$library" = mpich5 ] && command=("$v/bin/mpiexec.hydra")
         command+=(-bind-to none -n "$n" "$OUT/peer_$library") ;;
-    gloo) command=("$OUT/peer_gloo" -n "$n") ;; # what was tried: see there
+    gloo) command=("$OUT/peer_gloo" -n "$n") ;; # peer_gloo.cc lists what was tried
     esac
-    # The ranks end themselves first; timeout is for a launcher that does not.
+    # The ranks end themselves first. timeout ends a launcher that hangs.
     timeout -k 5 $((limit + 10)) "${command[@]}" -l "$limit" "$@" </dev/null >"$TMPDIR/out" \
         2>"$TMPDIR/err" &
     JOB=$!
@@ -180,11 +182,11 @@ run() {
     return $rc
 }
 
-# The first words on stderr; launchers draw lines of dashes.
+# Prints the first line of stderr that has words, because launchers print lines of dashes.
 words() { grep -m 1 '[A-Za-z]' "$TMPDIR/err"; }
 
-# Whether to measure the library with so many ranks: it runs, gives the right values, and has not
-# collapsed because there are more ranks than cpus. Asked once for each.
+# Succeeds if the library can be measured with N ranks. It must run, give the right values, and not
+# become extremely slow because there are more ranks than cpus. Each case is tried only once.
 declare -A USABLE
 usable() { # LIBRARY N
     local least
@@ -213,13 +215,13 @@ measure() { # ROUND LIBRARY OP N ARGS...
     [ $rc -eq 0 ] || note "$library, $op with $n ranks: ended with status $rc; $(words)"
 }
 
-# Only those of 64 KiB and more.
+# Prints the sizes of 64 KiB and more.
 large_sizes() {
     tr , '\n' <<<"$1" | awk \
         '{ x = $1 + 0 } /[kK]/ { x *= 1024 } /[mM]/ { x *= 1048576 } x >= 65536' | paste -sd,
 }
 
-# Whether a library, with so many ranks, has the operation.
+# Succeeds if the library has the operation with N ranks.
 has_op() { # LIBRARY OP N
     case $2 in
     rate) [ "$1" != gloo ] && [ $(($3 % 2)) = 0 ] ;;
@@ -292,7 +294,7 @@ mpich4,MPICH 4.0,pt 11 lc rgb '#9467bd'
 mpich5,MPICH 5.0,pt 10 lc rgb '#c080c0'
 gloo,gloo (TCP),pt 2 lc rgb '#7f7f7f'"
 
-# Curves of all_reduce, one panel per number of ranks.
+# Draws the curves of all_reduce, with one panel per number of ranks.
 plot() { # FILE
     local n library panels
     read -ra panels <<<"$(awk -F, '$3 == "all_reduce" && $4 == "barrier" { seen[$5] }
@@ -348,7 +350,7 @@ for library in "${LIBRARIES[@]}"; do build_library "$library" && THERE+=("$libra
 LIBRARIES=("${THERE[@]}")
 for ((round = 1; round <= ROUNDS; round++)); do measure_round $round; done
 report | tee $OUT/peers.txt
-# All libraries, sizes and numbers of ranks: curves for the README.
+# The README shows the curves of all libraries, sizes and numbers of ranks.
 if [ -z "${SIZES:-}" ] && [ "${RANKS[*]}" = "2 4 8" ] && [ "${LIBRARIES[*]}" = "$ALL_LIBRARIES" ] &&
     [[ " ${OPS[*]} " = *" all_reduce "* ]]; then
     cp $OUT/all_reduce.svg tests/bench/all_reduce.svg

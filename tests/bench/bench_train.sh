@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# bench_train.sh - how cifar10 scales from one rank to several at a fixed batch per rank, what
-# overlap hides, and what idist_ddp adds to all_reduces of the same bytes (make bench-train)
+# bench_train.sh - measures how cifar10 scales from one rank to several at a fixed batch size per
+# rank, how much waiting the overlap hides, and what idist_ddp adds to all_reduces of the same bytes
+# (make bench-train)
 #
 #     RANKS=2 ROUNDS=5 EPOCHS=3 BATCH=32 ARGS="--side 16" tests/bench/bench_train.sh
 #
-# Every rank has a processor of its own (IDIST_BIND=core). Ways take turns within a round; medians
-# over all epochs but each run's first. BATCH is that of a rank.
+# Every rank has its own processor (IDIST_BIND=core). The ways take turns within a round. The report
+# shows medians over all epochs except the first of each run. BATCH is the batch size of one rank.
 set -eu
 cd "$(dirname "$0")/../.."
 RANKS=${RANKS:-2} ROUNDS=${ROUNDS:-5} EPOCHS=${EPOCHS:-3} BATCH=${BATCH:-32} ARGS=${ARGS:---side 16}
@@ -16,8 +17,8 @@ export IDIST_BIND=core IDIST_LOG=error
 cc -O2 -DIDIST_IMPLEMENTATION examples/apps/cifar10/main.c -o "$WORK/cifar10"
 cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o "$WORK/ddp_overhead"
 
-# way NAME RANKS OPTIONS...: images per second and the share of waiting of each epoch, to a file of
-# that name
+# way NAME RANKS OPTIONS...: appends the images per second and the share of time spent waiting, for
+# each epoch, to a file of that name
 way() {
     local name=$1 ranks=$2
     shift 2

@@ -7,16 +7,16 @@
 //
 //     all_reduces    one call after the other
 //     wait           ddp laid the gradients out, and idist_ddp_wait does everything
-//     requests       all_reduces, all but the last as requests, as in a program that computes
+//     requests       all_reduces, all except the last as requests, as in a program that computes
 //                    meanwhile
 //     ready          ddp after idist_ddp_ready for each gradient, which makes such requests
 //     scattered      the gradients are separate in the program's memory; with idist_ddp_wait alone,
 //                    and with idist_ddp_ready
 //
 // The ways take turns within a round, and the medians of all rounds are compared. Ways without
-// idist_ddp_ready are compared with all_reduces, ways with idist_ddp_ready with requests. A second
-// row shows the shortest times, which other work on the machine disturbs less. Every result is
-// checked.
+// idist_ddp_ready are compared with all_reduces, and ways with idist_ddp_ready with requests. A
+// second row shows the shortest times, which other work on the machine disturbs less. Every result
+// is checked.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -84,8 +84,8 @@ static bool all_are(const float *x, size_t count, float value) {
     return true;
 }
 
-// Runs one way once. `ddp` is NULL for the bare calls. Returns microseconds, or a negative number
-// on failure.
+// Runs one way once. `ddp` is NULL for the bare calls. Returns the time in microseconds, or a
+// negative number on failure.
 static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *counts, int n,
                    int n_buckets) {
     if (idist_barrier(NULL) != IDIST_OK) return -1;

@@ -4,7 +4,7 @@
 //     build/idist_perf -op all_reduce -n 4 -b 4 -e 64M -f 4          # 4 processes on this host
 //     torchrun --nproc-per-node 4 --no-python build/idist_perf ...   # or under any launcher
 //
-// Sizes and bandwidths follow nccl-tests. S is what all ranks together hold of the larger buffer:
+// Sizes and bandwidths follow nccl-tests. S is the total size of the larger buffer over all ranks:
 //
 //     all_reduce, reduce, broadcast, scan, sendrecv     S = count * size of the type
 //     all other operations (count is per rank)          S = count * size of the type * ranks
@@ -19,11 +19,11 @@
 // Before the timing one call is checked: every element of every rank is compared with a value
 // computed from its position.
 //
-// -plot FILE.svg draws the table: p50 and busbw (for one rank algbw) over the size, on logarithmic
-// scales.
+// With -plot FILE.svg the program draws the table: p50 and busbw (algbw for one rank) over the
+// size, on logarithmic scales.
 //
 // With -s the measurement follows rule.h instead, as for the peers (make bench-peers), and prints
-// its CSV lines. rate, bw and bibw, which send windows of messages, need -s.
+// CSV lines. The operations rate, bw and bibw send windows of messages and need -s.
 #ifndef IDIST_IMPLEMENTATION
 #define IDIST_IMPLEMENTATION
 #endif
@@ -298,12 +298,12 @@ static options parse_options(int argc, char **argv) {
         if (strcmp(name, "--op") == 0) name = "-op";
         if (strcmp(name, "-b") == 0) min_given = true;
         if (strcmp(name, "-e") == 0) max_given = true;
-        // the empty text is no value of any option
+        // an empty text is not a valid value of any option
         const char *text = i + 1 < argc ? argv[i + 1] : "";
         if (!parse_option(&o, name, text)) fail_usage("unknown option %s", name);
         i++;
     }
-    // If only one of -b and -e is given, the default of the other is adjusted.
+    // If only one of -b and -e is given, the default of the other option is adjusted.
     if (!min_given && o.min_nbytes > o.max_nbytes) o.min_nbytes = o.max_nbytes;
     if (!max_given && o.max_nbytes < o.min_nbytes) o.max_nbytes = o.min_nbytes;
     check_options(&o);
@@ -542,7 +542,7 @@ static idist_status measure(bench *b, double *times, row *r) {
     memset(r, 0, sizeof *r);
     r->count = b->count;
     r->nbytes = b->count * b->size * (b->kind->per_rank ? (size_t)b->n : 1);
-    // A rank without memory must not leave the other ranks waiting, so all ranks learn of it.
+    // If a rank cannot allocate its buffers, all ranks must learn of it, so that none waits.
     uint64_t no_memory = make_buffers(b) ? 0 : 1;
     idist_status status = idist_all_reduce(&no_memory, &no_memory, 1, IDIST_U64, IDIST_SUM, NULL);
     if (!status && no_memory) status = IDIST_ERR_NO_MEMORY;
@@ -621,8 +621,8 @@ static void print_tail(const bench *b) {
 // the picture, on rank 0
 //------------------------------------------------------------------------------
 
-// Returns the path of the gnuplot script, which contains the figures: the path of the picture with
-// another suffix. The caller frees the path.
+// Returns the path of the gnuplot script, which also contains the figures. The path is the
+// picture's path with another suffix. The caller frees the path.
 static char *plot_script_path(const bench *b) {
     size_t nbytes = strlen(b->opt->plot) + sizeof ".gnuplot";
     char *path = (char *)malloc(nbytes);
@@ -697,7 +697,8 @@ static bool plot(const bench *b, const row *rows, size_t n_rows) {
 // all sizes
 //------------------------------------------------------------------------------
 
-// Returns the count for a size. It is at least one, because a row for an empty call says nothing.
+// Returns the count for a size. It is at least one, because a row for an empty call would be
+// useless.
 static size_t count_of(const bench *b, size_t nbytes) {
     size_t count = nbytes / b->size / (b->kind->per_rank ? (size_t)b->n : 1);
     if (b->opt->op == BARRIER) return 0;
@@ -706,7 +707,7 @@ static size_t count_of(const bench *b, size_t nbytes) {
 
 static int run_sizes(bench *b, double *times) {
     const options *o = b->opt;
-    row rows[64]; // enough, because each size is at least twice the one before
+    row rows[64]; // enough, because each size is at least twice the previous size
     size_t last_count = SIZE_MAX, n_rows = 0;
     uint64_t wrong = 0;
     print_head(b);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# idist_perf.sh - idist_perf runs every operation with checked results, writes JSON, and refuses
-# what it does not know. Figures are not looked at: this is no benchmark.
+# idist_perf.sh - checks that idist_perf runs every operation with right results, writes JSON, and
+# refuses invalid options. The test ignores the measured times.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -36,7 +36,7 @@ for op in all_reduce broadcast all_gather reduce_scatter all_to_all barrier send
         "by their rule: $op has lines"
 done
 ok_run 0 "by the rule of the peers: buffers from idist_alloc" 60 "$PERF" -n 2 -s 64K -x b2b -a -l 50
-# Windows of messages. 20 B is no multiple of a cache line; messages of 5M share buffers.
+# Windows of messages. 20 B is not a multiple of a cache line, and messages of 5M share buffers.
 windows_run() { # NAME OPS RANKS SIZES COMMAND...
     local name=$1 ops=$2 n=$3 sizes=$4 op lines
     shift 4
@@ -76,8 +76,8 @@ run_ranks 2 60 "$PERF" -e 1K -i 2
 ok $? "ranks started by hand" || cat "$WORK"/rank.? | diag
 ok "$(wc -l <"$WORK/rank.1")" "ranks started by hand: rank 1 is silent"
 
-# The reports on the benchmarks, of made-up lines.
-report_has() { # NAME LINE: up to spaces
+# The reports of the benchmarks, from made-up lines.
+report_has() { # NAME LINE: ignores differences in spaces
     sed 's/  */ /g' "$WORK/log" | grep -qxF -- "$2"
     ok $? "$1" || diag <"$WORK/log"
 }
@@ -130,9 +130,9 @@ perl -MJSON::PP -e 'local $/; $j = decode_json(<STDIN>); $r = $j->{results};
         $j->{ranks} == 2)' \
     <"$WORK/log"
 ok $? "--json: can be read, and has three rows" || diag <"$WORK/log"
-# -plot: FILE.gnuplot has a line per size, and the picture two points.
+# -plot: FILE.gnuplot has one line per size, and the picture has two points per size.
 picture="$WORK/it's a picture"
-plot_run() { # STATUS NAME COMMAND...: with four sizes
+plot_run() { # STATUS NAME COMMAND...: measures four sizes
     local status=$1 name=$2
     shift 2
     rm -f "$picture".*

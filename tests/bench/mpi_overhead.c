@@ -1,4 +1,4 @@
-// mpi_overhead.c - measures what idist adds to a call of MPI. Both run in one process and take
+// mpi_overhead.c - measures what idist adds to an MPI call. Both run in one process and take
 // turns (make bench-mpi).
 //
 // There are three ways to call: MPI_Allreduce; idist_all_reduce in a world with IDIST_CHECK=0,

@@ -1,9 +1,11 @@
-# net.awk - the report of bench_net.sh. Input: PART,PLACES,LIBRARY,op,mode,ranks,bytes,p50,min in
-# microseconds; those of op rate are of one message, of all pairs of ranks together. -v rate: of a
-# link in Mbit/s, for the part "rate"; that of the part "far" is 100.
+# net.awk - prints the report of bench_net.sh. The input has lines
+# PART,PLACES,LIBRARY,op,mode,ranks,bytes,p50,min with times in microseconds. For op rate, a time is
+# the time of one message, with the messages of all pairs of ranks counted together. -v rate gives
+# the rate of a link in Mbit/s for the part "rate". The part "far" has links of 100 Mbit/s.
 #
-# The bound of an all_reduce of S bytes over H hosts is 2 (H - 1) / H * S / rate: what each host has
-# to send and to receive at least, however many ranks it has.
+# The bound of an all_reduce of S bytes over H hosts is 2 (H - 1) / H * S / rate. This is the time
+# in which each host can send and receive the least possible number of bytes, however many ranks it
+# has.
 
 function median(list,    values, n, i, j, x) {
     n = split(list, values, " ")

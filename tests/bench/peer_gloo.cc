@@ -12,9 +12,9 @@
 // gloo has two generations of algorithms. The older generation uses connections in synchronous mode
 // and is measured where it has the operation. With 2 ranks its all_reduce of 4 bytes takes 19 us.
 // The newer generation takes 95 to 120 us (ring or bcube). Connections are polled if every rank has
-// a cpu of its own. Otherwise they sleep, because polling then takes 15 ms. The chunked ring was
-// tried as well and is slower than halving and doubling at any size. Only the newer generation has
-// all_to_all.
+// its own cpu. Otherwise they sleep, because polling would take 15 ms. The chunked ring
+// was tried as well and is slower than halving and doubling at any size. Only the newer generation
+// has all_to_all.
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -50,7 +50,7 @@ typedef std::shared_ptr<gloo::rendezvous::Context> context_ptr;
 
 struct state {
     context_ptr sync;  // for the older algorithms
-    context_ptr async; // for the newer ones
+    context_ptr async; // for the newer algorithms
     std::unique_ptr<gloo::Algorithm> barrier;
     // State that the calls of one size need.
     std::unique_ptr<gloo::Algorithm> algorithm;

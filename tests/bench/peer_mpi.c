@@ -9,7 +9,7 @@
 
 #include "rule.h"
 
-// gcc takes MPICH's MPI_STATUSES_IGNORE for an array that is too small.
+// gcc mistakes MPICH's MPI_STATUSES_IGNORE for an array that is too small.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wstringop-overflow"
 #endif

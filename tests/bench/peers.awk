@@ -1,18 +1,18 @@
-# peers.awk - the report of bench_peers.sh, from its lines:
+# peers.awk - prints the report of bench_peers.sh, from its lines:
 #
 #     library,round,op,mode,ranks,bytes,p50_us,min_us
 #
-# With -v curve=LIBRARY -v ranks=N: only the points "bytes us" of that curve of all_reduce.
-# Of rate, bw and bibw the times are those of one message: the table of rate shows nanoseconds, and
-# messages of all pairs in a second; those of bw and bibw show the bandwidth.
-# A ratio is the peer's time / idist's: above 1 idist is faster. The best peer is the fastest one
-# at that point.
+# With -v curve=LIBRARY -v ranks=N, prints only the points "bytes us" of that curve of all_reduce.
+# For rate, bw and bibw a time is the time of one message. The table of rate shows nanoseconds, and
+# the messages of all pairs per second. The tables of bw and bibw show the bandwidth. A ratio is the
+# peer's time divided by idist's time, so idist is faster if the ratio is above 1. The best peer is
+# the fastest peer at that point.
 
 #------------------------------------------------------------------------------
 # targets
 #------------------------------------------------------------------------------
 
-# Whether its time is that of one message, of all ranks together.
+# Returns true if a time is the time of one message, with the messages of all ranks counted.
 function is_window(op) {
     return op == "rate" || op == "bw" || op == "bibw"
 }
@@ -23,7 +23,7 @@ function pick(what, openmpi, best_peer, worst_size) {
     return worst_size
 }
 
-# What a ratio should reach; 0: there is no target, as for calls back to back.
+# Returns the ratio to reach, or 0 if there is no target, as for back-to-back calls.
 function target(op, mode, n, what) {
     if (mode == "b2b" || is_window(op)) return 0
     if (what == "alloc") return op == "all_reduce" ? 4 : 0
@@ -36,7 +36,7 @@ function target(op, mode, n, what) {
     return 0
 }
 
-# What the time of idist should stay under, in the unit of single(); 0: there is no target.
+# Returns the upper limit of idist's time, in the unit of single(), or 0 if there is no target.
 function single_target(op, n) {
     if (op == "blocked") return 0.03
     if (n == 2) return 15
@@ -44,7 +44,7 @@ function single_target(op, n) {
     return 0
 }
 
-# Counts a target that was met, or keeps the words about one that was missed.
+# Counts a target that was met, or keeps the description of a target that was missed.
 function count(is_met, words) {
     if (is_met) n_met++
     else missed[++n_missed] = words
@@ -70,7 +70,7 @@ function median(key,    a, n, i) {
     return n ? (a[int((n + 1) / 2)] + a[int(n / 2) + 1]) / 2 : 0
 }
 
-# The time of a library at a point; 0: none.
+# Returns the time of a library at a point, or 0 if there is none.
 function time(library, op, mode, n, bytes,    key) {
     key = library SUBSEP op SUBSEP mode SUBSEP n SUBSEP bytes
     if (!(key in cached)) cached[key] = key in points ? median(key) : 0
@@ -78,7 +78,7 @@ function time(library, op, mode, n, bytes,    key) {
     return cached[key]
 }
 
-# Whether any library has a time at a point.
+# Returns true if any library has a time at a point.
 function any_time(op, mode, n, bytes,    i) {
     for (i = 1; i <= n_libraries; i++) {
         if (time(libraries[i], op, mode, n, bytes)) return 1
@@ -86,7 +86,7 @@ function any_time(op, mode, n, bytes,    i) {
     return 0
 }
 
-# The fastest of the peers whose names start with `prefix`; best_name says which.
+# Returns the time of the fastest peer whose name starts with `prefix`. Sets best_name to its name.
 function best(prefix, op, mode, n, bytes,    i, t, least) {
     best_name = "-"
     least = 0
@@ -119,7 +119,7 @@ function us_text(us) {
     return sprintf(us < 999.95 ? "%.1f" : "%.0f", us)
 }
 
-# What the columns of an operation show, and its unit. MB/s: as many as bytes in a microsecond.
+# Returns the unit of an operation's columns. MB/s are bytes per microsecond.
 function unit_text(op) {
     if (op == "rate") return "ns per message"
     if (is_window(op)) return "MB/s"
@@ -136,7 +136,7 @@ function ratio_text(r) {
     return r > 0 ? sprintf("%.2f", r) : "-"
 }
 
-# Names of the libraries that have a column of their own on the left.
+# Prints the names of the libraries that have their own column on the left.
 function print_names(    i) {
     for (i = 1; i <= n_libraries; i++) {
         if (libraries[i] != "idist_alloc") printf " %9s", libraries[i]
@@ -185,7 +185,7 @@ function table_head(op, with_alloc) {
     printf "\n"
 }
 
-# The line of a size; where idist has no figure, `lacking` gets the size.
+# Prints the line of a size. Appends the size to `lacking` if idist has no figure.
 function table_row(op, mode, n, bytes,    i, at, own, alloc, peer, to_best, to_openmpi) {
     at = size_text(bytes)
     printf "  %9s", at

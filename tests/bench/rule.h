@@ -1,4 +1,4 @@
-// rule.h - the rule by which idist and its peers are measured, compiled into each of the programs
+// rule.h - the rule by which idist and its peers are measured, compiled into each program
 //
 //     idist_perf -s LIST ...    peer_mpi ...    peer_gloo ...         all three end in rule_run()
 //
@@ -6,46 +6,46 @@
 // the same way for all programs: sizes, buffers, the check, pinning, warm-up, number of iterations,
 // clock and output.
 //
-//     bytes      as in nccl-tests: what all ranks together hold of the larger buffer.
+//     bytes      as in nccl-tests: the total size of the larger buffer over all ranks.
 //     count      number of elements of a call in all_reduce, broadcast and sendrecv. In all_gather,
-//                reduce_scatter and all_to_all the elements are count * ranks, and count is per
-//                rank. count is at least one. A size with the same count as the size before is
-//                skipped. F32, SUM, root 0.
-//     buffers    on page boundaries, written before. all_reduce works in place, broadcast has one
-//                buffer, and the other operations have two. sendrecv sends to the next rank and
-//                receives from the previous one.
+//                reduce_scatter and all_to_all count is per rank, and a call has count * ranks
+//                elements. count is at least one. A size with the same count as the previous size
+//                is skipped. F32, SUM, root 0.
+//     buffers    on page boundaries, written before the first call. all_reduce works in place,
+//                broadcast has one buffer, and the other operations have two. sendrecv sends to the
+//                next rank and receives from the previous rank.
 //     rate, bw, bibw
 //                the loops of osu_mbw_mr, osu_bw and osu_bibw. Rank i of the lower half and rank i
-//                + n/2 are a pair. A call is a window of 64 messages. The lower rank starts to send
-//                all of them, and the upper rank to receive them, before either waits. When all
+//                + n/2 are a pair. A call is a window of 64 messages. The lower rank starts all
+//                sends, and the upper rank starts all receives, before the first wait. When all
 //                messages have arrived, the upper rank answers with one element. In bibw both ranks
-//                send and receive a window at once, and nobody answers.
+//                send and receive a window at the same time, and no rank answers.
 //                bytes is the size of a message. A time is the time of the call divided by the
-//                messages of all ranks in it. So bytes / us is the bandwidth in MB/s (of both
-//                directions in bibw), and 1 / us is the rate in millions per second. OSU's loop has
-//                no barriers, so compare in mode b2b.
-//                Each message of a window has a buffer of its own, on a cache line boundary, on
-//                both sides, as long as these buffers take 256 MiB at most (64 messages of 4 MiB).
-//                Larger messages share buffers. OSU uses one buffer for all messages.
+//                number of messages of all ranks in the call. Therefore bytes / us is the bandwidth
+//                in MB/s (of both directions in bibw), and 1 / us is the rate in millions per
+//                second. OSU's loop has no barriers, so compare in mode b2b.
+//                On both ranks each message of a window has its own buffer, on a cache line
+//                boundary, if these buffers take at most 256 MiB (64 messages of 4 MiB). Larger
+//                messages share buffers. OSU uses one buffer for all messages.
 //     check      one call with values computed from rank and position; every element of every rank
 //                is compared. Windows are checked three times, with values computed from rank,
 //                message, window and position. The last window of each timed loop is checked as
-//                well; its buffers are overwritten first.
+//                well. Its buffers are overwritten before the loop.
 //     pinning    rank r runs on the r-th allowed cpu if there are enough cpus. Otherwise no rank is
 //                pinned. A binding by the launcher is undone first.
-//     warm-up    calls until a tenth of BUDGET is spent or 200 calls were made. They also show how
-//                long a call takes. That gives the number of iterations: as many as fit into
-//                BUDGET, between 11 and 2,000.
-//     barrier    mode: the library's own barrier before each call, and the time of the call alone.
-//                An iteration takes as long as its slowest rank. p50 and min are taken over the
-//                iterations.
-//     b2b        mode: 11 to 51 batches of 1 to 2,000 calls in a row, which take BUDGET together.
-//                A time is the time of a batch on its slowest rank / calls. p50 and min are taken
-//                over the batches.
-//     start      mode: a barrier and nothing else, to measure from outside how long a job takes to
-//                start and to end.
+//     warm-up    calls until a tenth of RULE_BUDGET_US is spent or 200 calls were made. The time of
+//                these calls gives the number of iterations: as many as fit into RULE_BUDGET_US,
+//                but at least 11 and at most 2,000.
+//     barrier    mode: the library's own barrier precedes each call, and only the call is timed.
+//                The time of an iteration is the time of its slowest rank. p50 and min are taken
+//                over the iterations.
+//     b2b        mode: 11 to 51 batches of 1 to 2,000 calls in a row, which together take
+//                RULE_BUDGET_US. A time is the time of a batch on its slowest rank, divided by the
+//                number of calls. p50 and min are taken over the batches.
+//     start      mode: one barrier and nothing else. The caller measures from outside how long a
+//                job takes to start and to end.
 //     blocked    mode: rank 0 enters a barrier 3 s after the other ranks. The result is the CPU
-//                time that the other ranks spend in it.
+//                time that the other ranks spend in the barrier.
 //
 // Output, on rank 0: op,mode,ranks,bytes,p50_us,min_us
 //
@@ -123,7 +123,7 @@ typedef struct rule_call {
 
     // For a window, in rate, bw and bibw. Message i begins at element slot[i] of its buffer.
     int partner;         // the other rank of the pair
-    int sends, receives; // true if this rank sends or receives; if both, nobody answers
+    int sends, receives; // true if this rank sends or receives; if both, no rank answers
     int n_slots;         // number of different values in slot[]
     size_t slot[RULE_WINDOW];
 } rule_call;
@@ -141,7 +141,7 @@ struct rule_library {
     int (*barrier)(const rule_library *lib);
     // Takes the maximum over the ranks, element by element and in place.
     int (*max)(const rule_library *lib, double *x, size_t n);
-    // Called before the first call with these buffers, and after the last call. Each may be NULL.
+    // Called before the first call with these buffers, and after the last call. May be NULL.
     int (*prepare)(const rule_library *lib, const rule_call *c);
     void (*finish)(const rule_library *lib, const rule_call *c);
     // Allocate and free buffers. Without these functions the buffers are pages of this process.
@@ -158,8 +158,8 @@ static const char rule_usage[] =
     "  -x MODES   of barrier, b2b, start, blocked, with commas (default barrier,b2b)\n"
     "  -l N       a rank ends itself after N seconds (default: never)\n";
 
-// Parses a size such as "64K", which ends at a comma or at the end of the text. Sets *end behind
-// the size. Returns 0 if the text is not a size.
+// Parses a size such as "64K", which ends at a comma or at the end of the text. Sets *end to
+// the position after the size. Returns 0 if the text is not a size.
 static size_t rule_parse_size(const char *text, const char **end) {
     char *after;
     int shift = 0;
@@ -299,7 +299,7 @@ static int rule_can(const rule_library *lib, rule_op op) {
     return !lacks;
 }
 
-// Returns the number of messages of all ranks in one call.
+// Returns the number of messages that all ranks together send in one call.
 static int rule_messages(const rule_library *lib, rule_op op) {
     if (!rule_is_window(op)) return 1;
     return op == RULE_BIBW ? RULE_WINDOW * lib->n : RULE_WINDOW * lib->n / 2;
@@ -371,8 +371,8 @@ static int rule_call_once(const rule_library *lib, const rule_call *c) {
 
 static void rule_spoil(const rule_call *c) { memset(c->recv, 0x55, c->recv_count * sizeof(float)); }
 
-// Checks RULE_WINDOW_CHECKS windows. Leaves the values of the last window in the send buffers; the
-// timed loops send these values.
+// Checks RULE_WINDOW_CHECKS windows. Leaves the values of the last window in the send buffers, for
+// the timed loops.
 static int rule_check_windows(const rule_library *lib, const rule_call *c) {
     double wrong = 0;
     int rc = 0;
@@ -407,7 +407,7 @@ static float rule_value(int rank, size_t i) {
     return (float)((x ^ (x >> 29)) * 0x94d049bb133111ebu >> 40 & 63);
 }
 
-// Allocates the buffers. A pointer is NULL if there is no memory.
+// Allocates the buffers. A pointer is NULL if its memory cannot be allocated.
 static void rule_make_buffers(const rule_library *lib, rule_call *c) {
     size_t n = (size_t)lib->n;
     c->send_count =

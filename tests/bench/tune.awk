@@ -1,4 +1,4 @@
-# tune.awk - one line of the table of tune.sh, from lines "ALGORITHM BYTES US"
+# tune.awk - prints one line of the table of tune.sh, from lines "ALGORITHM BYTES US"
 
 function median(list,    values, n, i, k, held) {
     n = split(list, values, " ")

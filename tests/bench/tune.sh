@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# tune.sh - where the algorithm of few steps and that of few bytes take equally long (make tune)
+# tune.sh - finds the size at which the algorithm with few steps and the algorithm with few bytes
+# take equally long (make tune)
 #
-# Measures each operation with IDIST_ALGO=latency and =bandwidth in turn, and prints from which
-# contribution of one rank on the second one stays faster, beside the limit in the table of
+# Measures each operation with IDIST_ALGO=latency and =bandwidth in turn. Prints the contribution of
+# one rank from which the bandwidth algorithm stays faster, and the limit in the table of
 # src/ring/algo/choose.h (idist__choose_table), which idist uses for up to 8 ranks of one host.
-# Between hosts it uses what follows from the network: see idist__choose_limit there.
+# Between hosts idist computes the limit from the network, see idist__choose_limit in that file.
 #
 #     tests/bench/tune.sh                                # processes of this host, over TCP
 #     LAUNCH='mpirun -n 8 --hostfile hosts' tests/bench/tune.sh
@@ -13,8 +14,8 @@
 # From the environment:
 #     OPS      broadcast reduce all_reduce reduce_scatter all_gather gather scatter all_to_all scan
 #     RANKS    4: processes on this host, unless LAUNCH starts them
-#     LAUNCH   starts the ranks; it has to hand IDIST_ALGO and IDIST_TRANSPORT on to them
-#     ROUNDS   3: a point is the median over the rounds of their p50
+#     LAUNCH   starts the ranks; it must pass IDIST_ALGO and IDIST_TRANSPORT on to them
+#     ROUNDS   3: a point is the median of the rounds' p50
 #     FROM TO  256 1M: bytes
 set -u
 export LC_ALL=C
@@ -32,7 +33,7 @@ WORK=$(mktemp -d) || exit 1
 trap 'rm -rf "$WORK"' EXIT
 trap 'exit 130' INT TERM
 
-# measure OPERATION: lines "ALGORITHM BYTES US", one per round
+# measure OPERATION: prints lines "ALGORITHM BYTES US", one per round and size
 measure() {
     local round algorithm
 
@@ -46,7 +47,7 @@ measure() {
     done
 }
 
-# What the table in the header says: KiB
+# Prints the limit in the header's table, in KiB.
 limit_of() {
     awk -v kind="{IDIST__${1^^}," '$1 == kind { gsub(",", ""); print $3 }' src/ring/algo/choose.h
 }

@@ -1,10 +1,10 @@
 // backend.c - a third-party backend, outside the library, written only against the contract above
 // struct idist_backend_api.
 //
-// Its ranks are threads of one process that meet at a table. It supports barriers and reductions,
-// one call after the other. Every other call must return IDIST_ERR_UNSUPPORTED, and the world must
-// go on. Apart from this backend the program has only `self`, so the names of backends from other
-// headers are unknown.
+// The backend's ranks are threads of one process that meet at a table. It supports barriers and
+// reductions, one call after the other. Every other call must return IDIST_ERR_UNSUPPORTED, and the
+// world must stay usable. The program has no other backend except `self`, so the names of backends
+// from other headers are unknown.
 #define IDIST_NO_RING
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -14,12 +14,12 @@
 enum { MAX_RANKS = 8, MAX_NBYTES = 4096, N_RANKS = 3 };
 
 // In call k each rank puts its contribution into half k % 2, and takes the result when all ranks
-// have contributed. A rank may be one call ahead of the slowest rank, but never two. So no rank
-// overwrites data that another rank still reads.
+// have contributed. A rank may be one call ahead of the slowest rank, but never two. Therefore no
+// rank overwrites data that another rank still reads.
 static struct {
     pthread_mutex_t lock;
     int n_joined;
-    // IDIST_OK, or the failure that a rank has told the other ranks.
+    // IDIST_OK, or the failure that one rank has reported to the other ranks.
     idist_status status;
     char cause[400];             // why the group failed
     uint32_t n_given[MAX_RANKS]; // number of calls to which the rank has contributed
@@ -83,7 +83,7 @@ static idist_status table_group_open(idist_group *g) {
 
 static void table_group_close(idist_group *g) { (void)g; }
 
-// Contributes the data of this rank, and records the call that the data belongs to. Called with the
+// Contributes the data of this rank, and records to which call the data belong. Called with the
 // table's lock held.
 static void give(const idist__task *t, seat *mine) {
     const idist__call *c = &t->call;
@@ -97,7 +97,7 @@ static void give(const idist__task *t, seat *mine) {
     table.n_given[rank] = mine->call;
 }
 
-// Returns true if all ranks made the same call. Otherwise writes the error text to `text`. The
+// Returns true if all ranks made the same call. Otherwise writes the error text to `text`. This
 // error text is the same on all ranks.
 static bool same_call(const idist_group *g, const idist__fingerprint *prints, char *text,
                       size_t cap) {

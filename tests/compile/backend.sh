@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# backend.sh - a backend that is no part of the library (backend.c), written against the contract in
-# src/core/model.h: it compiles without a warning, as C by both compilers, and carries a world.
+# backend.sh - tests a backend outside the library (backend.c), written against the contract in
+# src/core/model.h. It must compile as C without a warning with both compilers, and run a world.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -13,8 +13,8 @@ if command -v clang >/dev/null; then ok_later clang clang; else skip clang "no c
 export IDIST_LOG=error
 ok_later cc cc && ok_run 0 "it carries a world" 100 "$WORK/backend"
 
-# In a static library nothing but the calls of the program pulls the backends in, and a linker that
-# drops unused sections must leave them.
+# In a static library only the program's calls pull the backends in, and a linker that drops unused
+# sections must keep the backends.
 printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n' >"$WORK/library.c"
 cat >"$WORK/main.c" <<'END'
 #include "idist.h"

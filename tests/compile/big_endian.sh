@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# big_endian.sh - idist on a big-endian processor (s390x, emulated by qemu): the unit tests of types
-# and reductions, worlds of its own, and a world of both byte orders, which must be refused with a
-# sentence that says so.
+# big_endian.sh - tests idist on a big-endian processor (s390x, emulated by qemu): the unit tests of
+# types and reductions, worlds of big-endian ranks, and a world of both byte orders. Such a mixed
+# world must be refused with an error text that gives the reason.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -20,9 +20,9 @@ echo '#include <stdio.h>' | $cc -E - >/dev/null 2>&1 || {
 }
 export IDIST_TEST_QUICK=1 IDIST_TEST_SLOW=4
 
-# Sums of every dtype in a world that a launcher started, or that it spawns: `world N`. The emulator
-# is slow where there are more threads than cores, which keeps the ranks of tests/dist from meeting;
-# these are processes.
+# Computes sums of every dtype in a world that a launcher started, or with `world N` in a world that
+# it spawns. The emulator is slow if there are more threads than cores, so the threads of tests/dist
+# would not meet in time. The ranks of this program are processes.
 cat >"$WORK/world.c" <<'END'
 #include "idist.h"
 #include <stdio.h>
@@ -111,8 +111,9 @@ for n in 2 4; do ok_run 0 "all_reduce of every dtype by $n spawned ranks" 100 "$
 run_ranks 2 60 "${emulate[@]}" "$WORK/world"
 ok $? "and by 2 that a launcher started" || cat "$WORK"/rank.* | diag
 
-# A native rank and an emulated one. Neither can know before they meet.
-mixed() { # mixed NAME RANK_0 RANK_1: programs, as words of one argument
+# Runs a native rank and an emulated rank, which cannot know of each other's byte order until they
+# meet.
+mixed() { # mixed NAME RANK_0 RANK_1: the program of each rank, as words of one argument
     local name=$1 port failed=0
     port=$(free_port)
     for rank in 0 1; do

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# bits32.sh - idist where a long and a pointer have 32 bits: no warning, the same results, and the
-# system calls that such a machine has of its own. With a time_t of 32 bits and of 64.
+# bits32.sh - tests idist on a machine where a long and a pointer have 32 bits: no warnings, the
+# same results, and the system calls that are special to such a machine. Runs with a time_t of 32
+# bits and of 64 bits.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -15,8 +16,8 @@ warn=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror)
 time64=(-D_TIME_BITS=64 -D_FILE_OFFSET_BITS=64)
 export IDIST_TEST_QUICK=1
 
-# What the kernel and libc say instead of what they would say here. IDIST_IMPLEMENTATION comes
-# first, as idist.h asks.
+# Replaces results of the kernel and of libc with results that they would not give here.
+# IDIST_IMPLEMENTATION comes first, as idist.h demands.
 cat >"$WORK/system.c" <<'END'
 #define IDIST_IMPLEMENTATION
 #define _GNU_SOURCE
@@ -99,14 +100,15 @@ int main(int argc, char **argv) {
     return idist_finalize() == IDIST_OK ? 0 : 1;
 }
 END
-# glibc before 2.25 has no such file.
+# glibc before 2.25 has no sys/random.h.
 mkdir -p "$WORK/old/sys" "$WORK/folder"
 echo '#error "sys/random.h is not there"' >"$WORK/old/sys/random.h"
 
 printf '#define IDIST_IMPLEMENTATION\n#include "idist_train.h"\n' >"$WORK/impl.c"
 cp "$WORK/impl.c" "$WORK/impl.cpp"
-# ID COMPILER FLAGS: every kind of number in the headers' own code. One is optimized, for the
-# warnings that need it; the others differ in what comes before.
+# ID COMPILER FLAGS: compile the headers' own code with every kind of number. One build is
+# optimized, for the warnings that need the optimizer. The other builds differ only in the front
+# end.
 plan="gcc gcc -std=gnu11 -O2 impl.c
 gcc-time64 gcc -std=c99 ${NOT_OPTIMIZED[*]} ${time64[*]} impl.c
 g++ g++ -std=c++11 ${NOT_OPTIMIZED[*]} impl.cpp
@@ -119,7 +121,7 @@ while read -r id compiler flags; do
         -c "$WORK/${flags##* }" -o "$WORK/$id.o"
 done <<<"$plan"
 
-# Where a long has 64 bits these hold as well.
+# The same checks must also hold where a long has 64 bits.
 system() { # system ID FLAGS...
     local id=$1
     shift
@@ -127,7 +129,7 @@ system() { # system ID FLAGS...
         "$WORK/system.c" -o "$WORK/$id" -pthread -ldl
 }
 system system64
-system system32 "${m32[@]}" -O1 # which keeps floats in registers
+system system32 "${m32[@]}" -O1 # -O1 keeps floats in registers
 system system32-time64 "${m32[@]}" "${time64[@]}"
 program() { # program ID FILE FLAGS...
     local id=$1 file=$2
@@ -141,7 +143,7 @@ program p2p tests/dist/p2p.c "${time64[@]}" -DIDIST_IMPLEMENTATION
 
 while read -r id compiler flags; do
     if command -v "$compiler" >/dev/null; then
-        # Its libstdc++ or libgcc for 32 bits may be absent, but nothing is linked here.
+        # The 32-bit libstdc++ or libgcc may be absent, but nothing is linked here.
         ok_later "$id" "$compiler -m32 ${flags% *}: no warning"
     else
         skip "$compiler -m32" "$compiler is not installed"

@@ -1,27 +1,27 @@
 #!/bin/bash
-# compile.sh - the headers as every language and compiler sees them, and in every arrangement of
-# files. Writes TAP.
+# compile.sh - compiles the headers in every language, with every compiler, and in every arrangement
+# of files. Writes TAP.
 #
-# Each program calls the library, spawns two ranks, and is run. A compiler that is absent is a skip
-# with its reason. KEEP=1 leaves the folder with sources and logs.
+# Each program calls the library, spawns two ranks, and is run. If a compiler is absent, its tests
+# are skipped with the reason. KEEP=1 keeps the folder with sources and logs.
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/compile-test.XXXXXX") || exit 1
 if [ "${KEEP:-0}" = 1 ]; then echo "# folder: $work"; else trap 'rm -rf "$work"' EXIT; fi
-# The headers alone, as a program has copied them.
+# Only the headers, as a program would copy them.
 headers=$work/headers
 mkdir "$headers" && cp "$root"/idist*.h "$root/idist.hpp" "$headers" || exit 1
 # Variables of a launcher or of the user must not reach the programs.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK \
     IDIST_WORLD_SIZE IDIST_BACKEND
-# Nothing here depends on the optimizer: without the attribute optimize("O3") of the reductions gcc
-# needs half of its time.
+# Nothing here depends on the optimizer. Without the attribute optimize("O3") of the reductions gcc
+# needs half as long.
 warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -Doptimize(level)="
 limit="timeout -k 5 ${IDIST_COMPILE_LIMIT:-300}"
 number=0
 failed=0
 
-result() { # result STATUS NAME: one TAP line; the end of the log when it failed
+result() { # result STATUS NAME: prints one TAP line, and the end of the log after a failure
     number=$((number + 1))
     if [ "$1" = 0 ]; then
         echo "ok $number - $2"
@@ -39,16 +39,16 @@ skip() { # skip NAME REASON
     echo "ok $number - $1 # SKIP $2"
 }
 
-run() { # run COMMAND...: into the log, with a deadline
+run() { # run COMMAND...: with a deadline; the output goes to the log
     echo "+ $*" >>"$work/log"
     $limit "$@" >>"$work/log" 2>&1 </dev/null
 }
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# Everything that is only compiled is compiled first, as many at a time as there are cores. `later
-# ID COMMAND` starts one, `built ID` waits for it, puts its output into the log and returns its
-# status.
+# Everything that is only compiled is compiled first, with as many compilers at a time as there are
+# cores. `later ID COMMAND` starts a compiler. `built ID` waits for it, appends its output to the
+# log and returns its status.
 cores=$(nproc 2>/dev/null || echo 2)
 later() {
     local id=$1
@@ -76,8 +76,8 @@ cat >"$work/impl.c" <<'END'
 #include "idist.h"
 END
 
-# In the common subset of C99 and C++11. Calls what a small program would call, in a world of 1 and
-# in two ranks.
+# This code is in the common subset of C99 and C++11. It makes the calls of a small program, in a
+# world of 1 rank and on two ranks.
 cat >"$work/user_body.h" <<'END'
 #include <stdio.h>
 #include <string.h>
@@ -259,7 +259,7 @@ for name in impl trace user system_first single api_then_impl ring_first ring_fi
 done
 
 #------------------------------------------------------------------------------
-# every language standard, implementation in a file of its own
+# every language standard, with the implementation in a separate file
 #------------------------------------------------------------------------------
 
 standards="gcc:c99:c gcc:c11:c gcc:gnu17:c clang:c99:c clang:c11:c clang:gnu17:c
@@ -301,10 +301,10 @@ standard() { # standard COMPILER STD EXTENSION
 # arrangements in one file
 #------------------------------------------------------------------------------
 
-# COMPILER STD PROGRAM EXTENSION TEXT. Strict C hides POSIX once a system header was seen, and the
-# API alone includes three: "API first" is for gnu. Each is built and run once, and goes through the
-# front end of other compilers, which is all that sees the arrangement; with IDIST_TEST_FULL=1 all
-# are built and run.
+# COMPILER STD PROGRAM EXTENSION TEXT. Strict C hides POSIX after the first system header, and the
+# API alone includes three, so "API first" needs a gnu standard. Each arrangement is built and run
+# once. Other compilers only check the syntax, because the arrangement does not affect the later
+# stages. IDIST_TEST_FULL=1 builds and runs all of them.
 arrangements="gcc c99 single c one file
 clang++ c++11 single cpp one file
 gcc gnu11 api_then_impl c API first, then the implementation, each twice
@@ -363,10 +363,10 @@ library() { # library COMPILER_OF_THE_LIBRARY STD EXT COMPILER_OF_THE_USER STD E
 
 
 #------------------------------------------------------------------------------
-# examples as C++; tests/docs/examples.sh has the line that their heads print
+# examples as C++; tests/docs/examples.sh tests the build lines in their heads
 #------------------------------------------------------------------------------
 
-# With the implementation that g++ has compiled already.
+# Links the example with the implementation that g++ has already compiled.
 example() { # example SOURCE
     local status=0 name
     name=$(basename "$1" .c)
@@ -380,7 +380,7 @@ example() { # example SOURCE
     result $status "$1 as C++, and run"
 }
 
-# The one in C++, as a compiler sees it that tests/docs/examples.sh does not take.
+# Compiles the C++ example with a compiler that tests/docs/examples.sh does not use.
 build_cxx_example() {
     have clang++ || return
     # shellcheck disable=SC2086
@@ -431,7 +431,7 @@ cuda() {
 }
 
 #------------------------------------------------------------------------------
-# build, then look at the results
+# build everything, then check the results
 #------------------------------------------------------------------------------
 
 for_standards() { # for_standards FUNCTION

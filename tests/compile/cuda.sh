@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# cuda.sh - idist_nccl.h against the headers of several CUDA runtimes (make peers
-# fetches them), as C and as C++, alone and below idist_train.h. No CUDA library is needed: nothing
-# is linked.
+# cuda.sh - compiles idist_nccl.h against the headers of several CUDA runtimes (make peers fetches
+# them), as C and as C++, alone and together with idist_train.h. No CUDA library is needed, because
+# nothing is linked.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -22,7 +22,8 @@ compile() { # compile ID COMPILER VERSION FLAGS...
     later "$id" 100 "$compiler" $warn -I. -isystem "build/cuda/$version/include" -fsyntax-only "$@"
 }
 
-# A version that its folder does not have would be tested under another's name.
+# Checks that a folder has the headers of its version. Otherwise a version would be tested under
+# another version's name.
 is_version() { # is_version VERSION
     local number
     number=$(echo CUDART_VERSION |

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# drop_ins.sh - the headers at the root, as a program copies them: they are what src/ gives, each is
-# complete by itself, and files of two versions refuse each other. compile.sh has every language and
-# arrangement of idist.h.
+# drop_ins.sh - tests the headers at the root, as a program copies them. They must match src/, each
+# must be complete by itself, and files of two versions must refuse each other. compile.sh tests
+# idist.h in every language and arrangement.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -38,7 +38,7 @@ if command -v python3 >/dev/null; then
 else
     skip "the drop-ins are what src/ gives" "no python3"
 fi
-# The parts of all, but for those that every drop-in has.
+# Lists the parts of all drop-ins, except the parts that every drop-in has.
 grep -h '^// ---- [^ ]*\.h -' "${DROP_INS[@]}" | awk '{ print $3 }' | sort >"$WORK/parts"
 grep -vE '^(base/(begin|end)|os/mutex_init)\.h$' "$WORK/parts" | uniq -d >"$WORK/log"
 ok "$(wc -l <"$WORK/log")" "no part is in two drop-ins, or twice in one" || diag <"$WORK/log"

@@ -1,8 +1,8 @@
 // fast_math.c - prints digests of the results of the loops over floats.
 //
 // tests/compile/fast_math.sh builds this file with and without -Ofast and compares the output.
-// Values are stored as bits, because a compiler that was told that there are no NaNs may remove a
-// test for a NaN.
+// Values are stored as bits, because a compiler that may assume that there are no NaNs can remove a
+// test for NaN.
 #define IDIST_IMPLEMENTATION
 #include "idist_train.h"
 
@@ -22,8 +22,8 @@ static void tell(const char *what, const char *which, idist__isa isa) {
     digest = UINT64_C(0xcbf29ce484222325);
 }
 
-// Converts both ways: every code, and floats around every border between two codes. Each count
-// leaves a remainder after the last vector.
+// Converts every code, and floats around every border between two codes, in both directions. Each
+// count leaves a remainder after the last full vector.
 static void conversions(idist_dtype dtype, idist__isa isa) {
     enum { N = 65536 + 13 };
     static uint16_t codes[N];
@@ -53,7 +53,7 @@ static void conversions(idist_dtype dtype, idist__isa isa) {
 
 // Reduces every pair of these values. No value is a subnormal of F32 or F64, and no product of two
 // values is subnormal. The start code that -Ofast links makes the processor treat subnormals as
-// zero, as its user asked. Subnormals of F16 are normal in F32 and must survive.
+// zero, which the user of -Ofast accepts. Subnormals of F16 are normal in F32 and must survive.
 static void reductions(idist_dtype dtype, idist_op op, idist__isa isa) {
     static const uint64_t f64[] = {0,
                                    UINT64_C(1) << 63,

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# fast_math.sh - a program built with -Ofast or -ffast-math gets the same bits as any other: NaN
-# goes through MIN and MAX, floats of 16 and 8 bits are converted right, a gradient that is not
-# finite is noticed. Linked with the same flag, which makes the processor take subnormals as zero.
+# fast_math.sh - checks that a program built with -Ofast or -ffast-math gets the same bits as any
+# other program. MIN and MAX keep NaN, floats of 16 and 8 bits are converted right, and a gradient
+# that is not finite is detected. The program is linked with the same flag, which makes the
+# processor treat subnormals as zero.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -14,9 +15,9 @@ build() { # build ID COMPILER STD SOURCE FLAGS...
         -DIDIST_NO_RING -I. "$@" "$source" -o "$WORK/$id" -pthread
 }
 
-# COMPILER STD SOURCE FLAGS. One compiles all of the library with the flag. In the others it is
-# static, so that only what the test calls is optimized: half of the time. -Ofast includes
-# -ffast-math, and each compiler optimizes C++ as it does C.
+# COMPILER STD SOURCE FLAGS. One build compiles the whole library with the flag. In the other builds
+# the library is static, so that only the functions that the test calls are optimized, which takes
+# half as long. -Ofast includes -ffast-math, and each compiler optimizes C++ in the same way as C.
 used="-DIDIST_API=static -Wno-unused-function"
 # shellcheck disable=SC2086 # a list
 build plain cc gnu11 tests/compile/fast_math.c -O1 $used

@@ -10,7 +10,7 @@
 #include <span>
 #endif
 
-int other_file(); // tells where the other file is
+int other_file(); // defined in the other file of the program
 
 #ifdef USER
 int other_file() { return idist::all_reduce(idist::rank() + 1, idist::sum); }

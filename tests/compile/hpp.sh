@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# hpp.sh - idist.hpp in every C++, by every compiler, without a warning; in a program of several
-# files, with the implementation in C or C++; and what it has to refuse, with the text of the error.
+# hpp.sh - compiles idist.hpp for every C++ standard with every compiler, without a warning. Tests
+# it in a program of several files, with the implementation in C or C++. Checks the code that
+# idist.hpp must refuse, with the text of the error.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -32,7 +33,7 @@ for compiler in g++ clang++; do
         skip "$compiler" "$compiler is not installed"
         continue
     }
-    # The other file is of the oldest C++: a type that differs between two of them would show.
+    # The other file uses the oldest standard, so that a type that differs between standards fails.
     # shellcheck disable=SC2086
     ok_run 0 "$compiler: another file of the program" 60 $compiler -std=c++11 $warn -DUSER -I. \
         -c tests/compile/hpp.cpp -o "$WORK/$compiler-user.o"
@@ -79,9 +80,9 @@ ok_run 0 "the program in the head of idist.hpp: no warning" 100 g++ -std=c++11 \
 [ "$(grep -c '^rank [0-3]: 8 4$' "$WORK/log")" = 4 ]
 ok $? "the program: prints what the head says" || diag <"$WORK/log"
 
-# ---- what is refused ----
+# ---- code that is refused ----
 
-refuses() { # NAME TEXT CODE [FLAG...]: as the body of a function
+refuses() { # NAME TEXT CODE [FLAG...]: CODE becomes the body of a function
     local name=$1 text=$2 code=$3 compiler
     shift 3
     printf '%s\n' '#include "idist.hpp"' 'struct thing { int x; };' 'void f(float *p);' \

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# optimizer.sh - every header compiles without a warning at the levels of optimization, and with
-# LTO, as C and as C++. Some warnings need gcc's optimizer: -Wmaybe-uninitialized, -Warray-bounds,
-# -Wstringop-overflow, and LTO's own. It is the same for C and C++, so g++ compiles one level.
-# idist.h at -O1 is the object that most tests are linked with: make has the same warnings there.
-# Nearly all of clang's warnings come before it, and at -O0 each compiler compiles the headers in
-# compile.sh and bits32.sh. vendor.sh compiles idist.h alone, with the same warnings, by gcc at -O3,
-# and at -Os and with LTO by both. IDIST_TEST_FULL=1 takes all levels for each.
+# optimizer.sh - checks that every header compiles without a warning at the optimization levels and
+# with LTO, as C and as C++. Some warnings need gcc's optimizer: -Wmaybe-uninitialized,
+# -Warray-bounds, -Wstringop-overflow, and the warnings of LTO. The optimizer is the same for C and
+# C++, so g++ compiles only one level.
+#
+# Other scripts cover the remaining levels. Most tests are linked with idist.h compiled at -O1, and
+# make compiles that object with the same warnings. Nearly all of clang's warnings do not need its
+# optimizer, and compile.sh and bits32.sh compile the headers at -O0 with each compiler. vendor.sh
+# compiles idist.h alone with the same warnings, with gcc at -O3, and with both compilers at -Os and
+# with LTO. IDIST_TEST_FULL=1 compiles at all levels with each compiler.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -13,9 +16,9 @@ all="-O0 -O1 -O2 -O3 -Os"
 warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 limit=200
 
-# All of them in one file: time goes into idist.h, which each of them includes. What is inlined
-# where changes with what else is there, and at -O3, where most is inlined, idist.h is compiled
-# alone too.
+# All headers are in one file, because most of the time goes into idist.h, which each of them
+# includes. The other code in the file affects inlining, so at -O3, which inlines most, idist.h is
+# compiled alone as well.
 printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n%s\n' \
     'int main(void) { return idist_get_rank(); }' >"$WORK/alone.c"
 headers="idist.h idist_train.h idist_xla.h"
@@ -33,13 +36,13 @@ fi
 {
     echo '#define IDIST_IMPLEMENTATION'
     case $headers in *idist_nccl.h*) echo '#include "idist_nccl.h"' ;; esac \
-        # where idist_train.h sees it
+        # before idist_train.h, which uses it
     for header in $headers; do echo "#include \"$header\""; done
 } >"$WORK/all.c"
 cp "$WORK/all.c" "$WORK/all.cpp"
 cp "$WORK/alone.c" "$WORK/alone.cpp"
 
-# COMPILER STD EXTENSION LEVELS. "alone" and "lto" are idist.h by itself, see below.
+# COMPILER STD EXTENSION LEVELS. "alone" and "lto" compile idist.h by itself, see below.
 of_gcc="-O2 -O3"
 of_clang=""
 of_clangxx=""
@@ -63,7 +66,7 @@ while read -r compiler std ext levels; do
     for level in $levels; do
         case $level in
         alone) compile "$compiler$level" "$compiler" "$std" -O3 -c "$WORK/alone.$ext" ;;
-        # Linked: with LTO it is the linker that optimizes, and that warns.
+        # Linked as well, because with LTO the linker optimizes and prints the warnings.
         lto) compile "$compiler$level" "$compiler" "$std" -O2 -flto "$WORK/alone.$ext" -pthread ;;
         *) compile "$compiler$level" "$compiler" "$std" "$level" -c "$WORK/all.$ext" ;;
         esac

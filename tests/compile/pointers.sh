@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# pointers.sh - counts and displacements of int, as MPI takes them, do not compile, in C as in C++
-# and without an option; neither does an int where a call stores a size_t or a bool. What is right
-# compiles without a warning: NULL, compound literals, pointers to the functions.
+# pointers.sh - checks that counts and displacements of type int, as MPI takes them, do not compile,
+# in C or in C++, without any option. A pointer to int must not compile either where a call stores a
+# size_t or a bool. Right code must compile without a warning: NULL, compound literals, and pointers
+# to the functions.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -10,8 +11,8 @@ languages="gcc:c99:c gcc:gnu17:c clang:c99:c clang:gnu17:c g++:c++11:cpp clang++
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ ! -x "$nvcc" ] || languages="$languages nvcc:c++17:cu"
 
-# FUNCTION WHAT CALL: WHAT is the word in CALL that the test replaces, by a wrong argument and then
-# by a right one.
+# FUNCTION WHAT CALL: WHAT is the word in CALL that the test replaces with a wrong argument and then
+# with a right one.
 calls='
 all_gatherv COUNTS idist_all_gatherv(x, 1, y, COUNTS, NULL, IDIST_F32, NULL)
 all_gatherv DISPLS idist_all_gatherv(x, 1, y, NULL, DISPLS, IDIST_F32, NULL)
@@ -61,7 +62,7 @@ compiles() {
     "$compiler" -std="$std" "${flags[@]}" -I. "$file" >"$WORK/log" 2>&1
 }
 
-# The wrong one first, with -w, so that only an error can stop it; then the right one.
+# Compiles the wrong call with -w, so that only an error can stop it, and then the right call.
 for entry in $languages; do
     IFS=: read -r compiler std ext <<<"$entry"
     name="$compiler -std=$std"
@@ -72,7 +73,7 @@ for entry in $languages; do
     wrong='' refused='' n=0
     while read -r function what call; do
         [ -n "$function" ] || continue
-        # nvcc takes a second for each: it has the parser of C++ in any case
+        # nvcc takes a second for each call, and it always uses the C++ parser
         [ "$compiler" != nvcc ] || [ "$function" = gatherv ] || continue
         n=$((n + 1))
         case $what in FLAG) bad='mark' good='flag' ;; *) bad='(int *)mark' good='sizes' ;; esac
@@ -87,7 +88,8 @@ for entry in $languages; do
     ok $? "$name: a size_t or a bool is not" || { echo "$refused" && cat "$WORK/log"; } | diag
 done
 
-# All that is right, in a program that has the implementation in the same file, before and after.
+# All right calls, in a program that has the implementation in the same file, before or after the
+# API.
 cat >"$WORK/right.c" <<'END'
 #ifdef AFTER
 #include "idist.h"
@@ -143,7 +145,7 @@ END
 for entry in gcc:c99:c gcc:gnu17:c clang:gnu11:c g++:c++11:cpp; do
     for order in BEFORE AFTER; do
         IFS=: read -r compiler std ext <<<"$entry"
-        # Strict C hides POSIX once a system header was seen.
+        # Strict C hides POSIX after the first system header.
         [ "$order-$std" != AFTER-c99 ] || continue
         name="$compiler -std=$std, implementation ${order,,} the API"
         command -v "$compiler" >/dev/null || { skip "$name" "no $compiler" && continue; }

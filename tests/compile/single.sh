@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# single.sh - idist.h as a single file (make single) and the archive with it (make dist): two of
-# them are identical, what is inside needs nothing beside it, and the README's first program, the
-# examples and tests of dist/ compile and run with it.
+# single.sh - tests idist.h as a single file (make single) and the archive that contains it (make
+# dist). Two archives must be identical, and the files inside must need no other files. The README's
+# first program, the examples and some tests of tests/dist must compile and run with them.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 
-# Two clones of other names, ages and permissions. The archive must not tell which it is from.
+# Makes two clones with different names, ages and permissions. The archive must not show from which
+# clone it comes.
 clone() { # FOLDER MODE DATE
     mkdir "$WORK/$1"
     cp -r Makefile LICENSE src tools idist*.h idist.hpp "$WORK/$1/"
     chmod "$2" "$WORK/$1"/*.h "$WORK/$1/LICENSE"
     find "$WORK/$1" -exec touch -d "$3" {} +
 }
-# What is packed has another age in each as well.
+# Packs a clone, whose built files also have a different age.
 dist() { # FOLDER DATE
     ok_run 0 "make single, $1 clone" 100 make -s -C "$WORK/$1" single BUILD=build
     touch -d "$2" "$WORK/$1"/build/single/*
@@ -48,12 +49,12 @@ ok "$(wc -l <"$WORK/log")" "no header includes a part that is not there" || diag
 cmp LICENSE "$SINGLE/LICENSE" >"$WORK/log" 2>&1
 ok $? "the licence is that of the project" || diag <"$WORK/log"
 
-# To a compiler, the single file is idist.h with idist_ring.h beside it, with every macro that they
-# define and take back.
+# A compiler must see the same text in the single file as in idist.h with idist_ring.h beside it,
+# including every macro that they define and undefine.
 preprocess() { # FOLDER HEADER LANGUAGE
     printf '#define IDIST_IMPLEMENTATION\n#include <%s>\n' "$2" |
         cc -I"$1" -D__LINE__=0 -Wno-builtin-macro-redefined -x "$3" \
-            -E -dD -P - # coroutines have line numbers in them
+            -E -dD -P - # coroutines contain line numbers
 }
 for language in c c++; do
     preprocess . idist.h $language >"$WORK/parts" 2>"$WORK/log" &&
@@ -61,7 +62,7 @@ for language in c c++; do
         diff "$WORK/parts" "$WORK/whole" >"$WORK/log"
     ok $? "idist.h as $language: preprocesses to the same" || head -n 15 "$WORK/log" | diag
 done
-# To a reader, all lines of the two are there, but for the include. The others are as they were.
+# A reader must find all lines of both files except the include. The other headers are unchanged.
 for part in idist.h idist_ring.h; do
     diff -d "$part" "$SINGLE/idist.h" | sed -n 's/^< //p' |
         grep -vE '^#(ifndef __has_include|include "idist_ring\.h"|elif .*|endif)$' >"$WORK/log"
@@ -71,11 +72,11 @@ for header in idist_mpi.h idist_nccl.h idist_xla.h idist_train.h idist.hpp; do
     cmp "$header" "$SINGLE/$header" >"$WORK/log" 2>&1
     ok $? "$header: is copied" || diag <"$WORK/log"
 done
-mkdir "$SINGLE/examples" # they include ../idist.h
+mkdir "$SINGLE/examples" # the examples include ../idist.h
 cp -r examples/*.[ch] examples/lib examples/apps "$SINGLE/examples/"
 ln -s "$ROOT/examples/data" "$SINGLE/examples/data"
 
-# All that compiles, beside each other.
+# Starts everything that compiles, in parallel.
 strict="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 languages="gcc:c99:c clang:c11:c g++:c++11:c++ clang++:c++20:c++"
 for entry in $languages; do
@@ -95,7 +96,7 @@ for source in "$SINGLE"/examples/[0-9]*.c "$SINGLE"/examples/apps/*/main.c; do
     name=$(basename "${source%/main.c}" .c)
     [[ $name == *_mpi || $name == *_gpu_* || $name == *_xla_* ]] && continue # other headers
     names="$names $name"
-    flags=-D_GNU_SOURCE # the others need no second copy of the implementation, and link with one
+    flags=-D_GNU_SOURCE # examples link with one copy of the implementation
     [ "$name" = cifar10 ] && flags=-DIDIST_IMPLEMENTATION # has its <time.h>
     later "$name" 100 cc "${NOT_OPTIMIZED[@]}" $flags -Wall -Wextra -Werror \
         -c "$source" -o "$WORK/$name.o"
@@ -121,7 +122,7 @@ n_lines=$(grep -c ' of 4: 10 8$' "$WORK/log")
 ok $((n_lines != 4)) "README.md: the first program prints what it says"
 ok_later train "an object of idist_train.h, which has all of idist.h"
 
-link() { # NAME OBJECT: with the implementation that it does not have itself
+link() { # NAME OBJECT: adds the implementation if the object does not contain it
     local implementation=$WORK/train.o
     nm "$2" | grep ' T idist_finalize$' >/dev/null && implementation=
     # shellcheck disable=SC2086 # none or one

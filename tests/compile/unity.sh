@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# unity.sh - headers amid other code: where a program is one file, other headers have made macros of
-# short words, and none of idist's private macros may reach what follows; the warnings that C++
-# projects turn on stay silent; make install is complete.
+# unity.sh - tests the headers among other code. In a program of one file, other headers may have
+# defined short words as macros, and none of idist's private macros may reach the code that follows.
+# The headers must compile without the warnings that C++ projects enable. make install must be
+# complete.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -18,8 +19,8 @@ if [ -e build/cuda/12.9/installed ]; then
     include+=(-isystem build/cuda/12.9/include)
 fi
 
-# Words of windows.h and of careless headers. Headers of others, which may use such words, come
-# first.
+# Macros of windows.h and of careless headers. The headers of MPI and CUDA come first, because they
+# may use such words.
 words="near far small lock min max interface hyper pascal cdecl IN OUT OPTIONAL CONST ERROR DELETE"
 {
     case $headers in *idist_mpi.h*) echo '#include <mpi.h>' ;; esac
@@ -27,7 +28,7 @@ words="near far small lock min max interface hyper pascal cdecl IN OUT OPTIONAL 
     for word in $words; do echo "#define $word idist uses $word"; done
 } >"$WORK/words.h"
 for header in $headers; do
-    # The macros are there again afterwards.
+    # The macros must be defined again afterwards.
     {
         echo '#include "words.h"'
         echo '#define IDIST_IMPLEMENTATION'
@@ -51,7 +52,7 @@ for entry in $languages; do
         "$WORK/${header%.h}_amid.$ext"; done
 done
 
-# All together, in two orders, without and with the words: what is a macro afterwards?
+# Includes all headers in two orders. No private macro may be defined afterwards.
 {
     echo '#define IDIST_IMPLEMENTATION'
     for header in $headers; do echo "#include \"$header\""; done
@@ -92,7 +93,7 @@ for compiler in g++ clang++; do
     ok_later "reverse-$compiler" "$compiler: headers in the reverse order"
 done
 
-# C99 because otherwise libc has F_OFD_* itself, as C++ always.
+# Uses C99, because otherwise libc itself defines F_OFD_*. In C++ libc always does.
 for source in all.cpp reverse.cpp; do
     for language in "c -std=c99" "c++ -std=c++11"; do
         # shellcheck disable=SC2086 # a list
@@ -107,10 +108,10 @@ for source in all.cpp reverse.cpp; do
 done
 
 compile_once
-# CC may be another compiler, as where one crosses; and the licence goes along.
+# CC may be another compiler, for example a cross compiler. make install also installs the license.
 printf '#!/bin/sh\necho "$@" >>"%s/cc.log"\nexec cc "$@"\n' "$WORK" >"$WORK/other-cc"
 chmod +x "$WORK/other-cc"
-# A folder's name may have a space, here one that would make two words of which the first is a file.
+# A folder's name may have a space. Unquoted, this name would be two words, the first one a file.
 INTO=(DESTDIR="$WORK/dest here" PREFIX=/opt/idist\ 0)
 touch "$WORK/dest"
 ok_run 0 "make install" 100 make -s install "${INTO[@]}" CC="$WORK/other-cc"

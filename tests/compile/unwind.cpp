@@ -1,7 +1,7 @@
 // unwind: functions of a C++ program that throw, longjmp or exit their thread inside idist
 //
 // unwind CASE HOW runs the case and prints the lines that unwind.sh compares. HOW says how the
-// function of a worker is left.
+// worker's function ends.
 #ifdef WITH_TRAIN
 #include "idist.hpp"
 #include "idist_train.h"
@@ -21,7 +21,7 @@
 
 namespace {
 
-std::string how; // how the worker's function is left
+std::string how; // how the worker's function ends
 std::jmp_buf before;
 pid_t parent;
 
@@ -80,7 +80,7 @@ void log_line(idist_log_level, const char *, void *) { throw std::runtime_error(
 
 // Prints the status that this rank got and its error text.
 void report(const char *what, idist_status status) {
-    static int rank = -1; // kept for the time after the world is closed
+    static int rank = -1; // still needed after the world is closed
     if (idist_is_initialized()) rank = idist_get_rank();
     std::printf("rank %d %s: %s %s\n", rank, what, idist_status_name(status),
                 status ? idist_last_error() : "");
@@ -108,7 +108,7 @@ int metric(const void *, size_t, void *, double *) { throw std::runtime_error("n
 idist_status start(idist_bucket *, void *) { throw std::runtime_error("no codec"); }
 idist_status finish(idist_bucket *, void *) { return IDIST_OK; }
 
-// Tests functions that training gets from the program.
+// Tests functions of the program that the training helpers call.
 void train_case(const std::string &name) {
     if (name == "order") {
         idist_sampler_desc d;
@@ -222,7 +222,7 @@ int main(int argc, char **argv) {
     if (name == "fork") return spawn(false, "fork");
     if (name == "exec") return spawn(false, "exec");
     if (name == "parallel") return spawn(true, "fork");
-    // Calls parallel_run in a world that a launcher has made.
+    // Calls parallel_run in a world that a launcher has started.
     if (name == "join") {
         idist_desc d;
         std::memset(&d, 0, sizeof d);

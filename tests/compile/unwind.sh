@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# unwind.sh - functions of a C++ program that are left by an exception, longjmp or pthread_exit,
-# with the implementation compiled as C, as C++, and as C++ without exceptions (unwind.cpp)
+# unwind.sh - tests functions of a C++ program that end with an exception, longjmp or pthread_exit.
+# The implementation is compiled as C, as C++, and as C++ without exceptions (unwind.cpp).
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 command -v c++ >/dev/null || {
@@ -34,7 +34,8 @@ for kind in $kinds; do
         c++ "$WORK/unwind$train.o" "$WORK/$kind.o" -lpthread -o "$WORK/unwind-$kind" || exit 1
 done
 
-# A worker's function is left. Nobody comes out of the call but the parent, which hears the reason.
+# Runs workers whose function does not return. Only the parent may return from the call, with the
+# reason.
 spawned() { # KIND CASE HOW PATTERN
     timeout 60 "$WORK/unwind-$1" "$2" "$3" >"$WORK/out" 2>"$WORK/err" </dev/null
     grep -Eqx "$4" "$WORK/out" && [ "$(wc -l <"$WORK/out")" = 1 ]
@@ -58,8 +59,8 @@ for kind in $kinds; do
     done
 done
 
-# A callback throws on rank 1 of 2. Where that is caught, the text reaches both ranks, or the other
-# rank's next call; elsewhere rank 1 ends and rank 0 hears that.
+# Runs two ranks; a callback throws on rank 1. If the library catches the exception, both ranks get
+# its text, rank 0 perhaps in its next call. Otherwise rank 1 ends and rank 0 reports the loss.
 ranks() { # KIND CASE HOW
     run_ranks 2 60 "$WORK/unwind-$1" "$2" "$3" >/dev/null 2>&1
     cat "$WORK/rank.0" "$WORK/rank.1" >"$WORK/out"
@@ -112,7 +113,7 @@ done
 ranks c++ op-hpp x
 expect "c++: an op of idist.hpp throws" '^rank 1 op-hpp: IDIST_ERR_CALLBACK .*exception: no sum' \
     '^rank 0 next: IDIST_ERR_CALLBACK' '^rank 1 next: IDIST_ERR_CALLBACK'
-ranks c++ hook x # the first rank that calls it fails the group, for the other perhaps earlier
+ranks c++ hook x # the first rank that calls the hook fails the group for both
 expect "c++: hook throws" '^rank [01] hook: IDIST_ERR_CALLBACK .*threw an exception: no codec' \
     '^rank 0 finalize: IDIST_ERR_CALLBACK' '^rank 1 finalize: IDIST_ERR_CALLBACK'
 ranks c hook x

@@ -7,7 +7,7 @@
 //     -DLIBRARY=a, =b      a_start, a_step, a_stop, ... and no other visible symbol
 //     -DBOTH               main: `both plain`, `addresses`, `threads`, `lost` or `spawn`
 //     -DPLUGIN             main: loads and unloads the library `a` at this path many times
-//     -DFORKED             main: forks while a thread keeps a handle, and the child exits
+//     -DFORKED             main: forks while a lock of idist is held, and the child exits
 #if !defined BOTH && !defined PLUGIN
 #include "idist.h"
 #endif
@@ -76,8 +76,7 @@ static int say(int status) {
     return status;
 }
 
-// Joins a world, described by the variables of a launcher or, if `address` is given, by the
-// arguments.
+// Joins a world that the launcher's variables describe or, if `address` is given, the arguments.
 int SEEN(_start)(int rank, int size, const char *address) {
     idist_desc desc;
 
@@ -146,7 +145,7 @@ static void *run_b(void *wrong) {
     return NULL;
 }
 
-// Runs each library in a thread of its own from the start on.
+// Runs each library in its own thread from the beginning.
 static int threads(void) {
     pthread_t thread;
     int a, b = 1;
@@ -157,7 +156,7 @@ static int threads(void) {
     return pthread_join(thread, NULL) || a || b;
 }
 
-// Kills rank 1. Rank 0 must get an error from each library, and the same error on the next call.
+// Kills rank 1. Rank 0 must get an error from each library, and the same error from the next call.
 static int lost(void) {
     if (run_both()) return 1;
     if (rank_of_b == 0) kill(getpid(), SIGKILL);
@@ -165,8 +164,8 @@ static int lost(void) {
     return !(a_step(0, 1) < 0 && b_step(0, 2) < 0 && a_step(0, 1) < 0 && b_step(0, 2) < 0);
 }
 
-// A worker that library a has forked. Library b learns of its rank only through the call of
-// b_start.
+// The function of a worker that library a has forked. Library b learns its rank only through the
+// call of b_start.
 static int worker(int local_rank, void *arg) {
     int wrong = b_start(1 - local_rank, 2, (const char *)arg) || run_both();
 
@@ -184,8 +183,8 @@ int main(int argc, char **argv) {
     rank_of_b = address_of_b ? size_of_b - 1 - atoi(getenv("RANK")) : 0;
     if (strcmp(mode, "threads") == 0) return threads() ? 1 : puts("right") < 0;
 
-    // The first collective of a. A rank that has completed it no longer needs the address at which
-    // a's ranks met.
+    // Runs the first collective of a. A rank that has completed this collective no longer needs the
+    // address at which a's ranks met.
     wrong = a_start(0, 0, NULL) || a_step(0, 1) || b_start(rank_of_b, size_of_b, address_of_b);
     if (!wrong && strcmp(mode, "lost") == 0) return lost() ? 1 : puts("right") < 0;
     if (!wrong) wrong = run_both();
@@ -200,7 +199,7 @@ int main(int argc, char **argv) {
 #include <dlfcn.h>
 #include <malloc.h>
 
-enum { WARM = 3, CYCLES = 23, MOST_NBYTES = 1000 }; // glibc keeps some bytes of each dlopen
+enum { WARM = 3, CYCLES = 23, MOST_NBYTES = 1000 }; // glibc leaks some bytes in each dlopen
 
 static int count_threads(void) {
     DIR *folder = opendir("/proc/self/task");
@@ -212,7 +211,7 @@ static int count_threads(void) {
     return n;
 }
 
-// Runs the library once: opens a world, makes a collective, and closes the world.
+// Runs the library once: opens a world, calls a collective, and closes the world.
 static int live(void *library) {
     int (*start)(int, int, const char *) = NULL, (*step)(int, int) = NULL, (*stop)(void) = NULL;
 
@@ -249,8 +248,8 @@ int main(int argc, char **argv) {
 #include <sys/wait.h>
 #include <unistd.h>
 
-// Forks while a lock is held. In the child no thread will ever release a lock that another thread
-// of the parent held at the fork.
+// Forks while it holds a lock, as another thread could. No thread of the child ever releases such a
+// lock, so the child must not wait for it in exit.
 int main(void) {
     int status = 0;
     pid_t child;

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# vendor.sh - a copy of idist inside another program or library, as docs/install.md describes under
-# Vendoring: in a .c file of its own, with hidden symbols or none, twice in one process, and under
+# vendor.sh - tests a copy of idist inside another program or library, as docs/install.md describes
+# under Vendoring: in its own .c file, with hidden symbols or none, twice in one process, and with
 # flags that other projects set. fast_math.sh, optimizer.sh, unity.sh and compile.sh test the rest.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
-# The copy.
+# Makes the copy.
 mkdir "$WORK/third_party"
 cp idist.h idist_ring.h "$WORK/third_party/"
 printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n' >"$WORK/third_party/idist.c"
@@ -15,10 +15,10 @@ cp tests/compile/vendor.c "$WORK/vendor.cpp"
 IDIST=$WORK/third_party/idist
 warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 
-# ---- what is compiled, all of it beside each other ----
+# ---- compilation, all in parallel ----
 
-# COMPILER EXTENSION FLAGS of a program in two files. "fast": not optimized. What only the linker
-# knows is left to it.
+# COMPILER EXTENSION FLAGS of a program in two files. "fast" means not optimized. Flags that only
+# the linker knows are passed only to the linker.
 plan="gcc c -Os
 gcc c -O3 -march=native
 gcc c -O2 -flto
@@ -32,13 +32,13 @@ clang c -O2 -flto
 g++ cpp fast -std=c++11 -fno-exceptions -fno-rtti
 clang++ cpp fast -std=c++20 -fno-exceptions -fno-rtti"
 
-flags_of() { # FLAGS: as words, one on each line
+flags_of() { # FLAGS: prints the flags, one per line
     local flag
     for flag; do
         if [ "$flag" = fast ]; then printf '%s\n' "${NOT_OPTIMIZED[@]}"; else echo "$flag"; fi
     done
 }
-build_program() { # ID COMPILER EXTENSION FLAGS...: two objects
+build_program() { # ID COMPILER EXTENSION FLAGS...: compiles two objects
     local id=$1 compiler=$2 ext=$3 flags compiled
     shift 3
     mapfile -t flags < <(flags_of "$@")
@@ -58,7 +58,7 @@ while read -r compiler ext flags; do
     build_program "program$id" "$compiler" "$ext" $flags
 done <<<"$plan"
 
-# ID FLAGS: copies for shared libraries.
+# ID FLAGS: compiles a copy for shared libraries.
 build_copy() {
     local id=$1
     shift
@@ -91,9 +91,9 @@ while read -r compiler ext flags; do
     ok_later $program-user "$name: and so does a user" || continue
     mapfile -t all_flags <"$WORK/$program.flags"
     link=$compiler
-    [ "$ext" = cpp ] && link=cc # nothing of the library of C++ is needed
+    [ "$ext" = cpp ] && link=cc # the C++ library is not needed
     [[ $flags == *-std=c++* ]] && all_flags=()
-    # With LTO it is the linker that optimizes, and that warns.
+    # With LTO the linker optimizes and prints the warnings.
     # shellcheck disable=SC2086 # a list
     ok_run 0 "$name: links without a warning" 200 "$link" "${all_flags[@]}" $warn \
         "$WORK/$program.user.o" "$WORK/$program.idist.o" -o "$WORK/$program" -pthread || continue
@@ -102,8 +102,8 @@ while read -r compiler ext flags; do
     ok $? "$name: get the right values" || diag <"$WORK/log"
 done <<<"$plan"
 
-# The size that docs/install.md gives must be that of the first program, by the same compiler,
-# within 5 percent.
+# The first program's size must be within 5 percent of the size in docs/install.md if the compiler
+# is the same.
 # shellcheck disable=SC2016 # Markdown
 claimed=$(sed -n 's/^| `idist.h`, -Os | .* | \([0-9]*\) kB |$/\1/p' docs/install.md)
 name="docs/install.md: idist.o has ${claimed:=0} kB at -Os"
@@ -117,14 +117,14 @@ fi
 
 # ---- symbols ----
 
-# What FILE gives to others, and is of idist.
+# Prints the symbols of idist that FILE exports.
 exported_of() { nm -D --defined-only "$1" | awk '$3 ~ /idist/ { print $3 }' | sort -u; }
 global_of() { nm -g --defined-only "$1" | awk '$3 ~ /idist/ { print $3 }' | sort -u; }
-none() { # NAME: stdin is empty
+none() { # NAME: succeeds if stdin is empty
     cat >"$WORK/symbols"
     ok "$(wc -l <"$WORK/symbols")" "$1" || head -n 5 "$WORK/symbols" | diag
 }
-library() { # FILE LETTER OBJECT: with this copy
+library() { # FILE LETTER OBJECT: links a library with this copy
     ok_run 0 "$1: links" 60 cc "${NOT_OPTIMIZED[@]}" -fPIC -fvisibility=hidden -DLIBRARY="$2" \
         -I"$WORK/third_party" -shared "$WORK/vendor.c" "$WORK/$3.o" -o "$WORK/$1" -pthread
 }
@@ -167,7 +167,7 @@ both() { # ID FOLDER_OF_A FOLDER_OF_B
     ok_run 0 "$1: links" 60 cc "${NOT_OPTIMIZED[@]}" -DBOTH "$WORK/vendor.c" "$2/liba.so" \
         "$3/libb.so" -o "$WORK/$1" -pthread -Wl,-rpath,"$2" -Wl,-rpath,"$3"
 }
-ranks_right() { # NAME PROGRAM ARGUMENT...: two ranks
+ranks_right() { # NAME PROGRAM ARGUMENT...: runs two ranks
     local name=$1 r
     shift
     run_ranks 2 60 "$@"
@@ -198,17 +198,18 @@ for letter in a b; do
     ok $((n != 2)) "a rank is killed: library $letter says so, each time" || diag <"$WORK/rank.0"
 done
 
-# A plugin that is unloaded leaves neither memory nor threads.
+# A plugin must leave no memory and no threads behind when it is unloaded.
 ok_run 0 "unloaded: links" 60 cc "${NOT_OPTIMIZED[@]}" -DPLUGIN "$WORK/vendor.c" -o "$WORK/plugin" \
     -ldl
 ranks_right "unloaded, many times" "$WORK/plugin" "$WORK/liba.so"
 
-# Code for a shared library does not hang a child that exits.
+# Code compiled for a shared library must not hang when a child process exits.
 ok_run 0 "forked: links" 60 cc "${NOT_OPTIMIZED[@]}" -fPIC -DFORKED -DIDIST_IMPLEMENTATION -I. \
     "$WORK/vendor.c" -o "$WORK/forked" -pthread -lm
 ok_run 0 "forked, the child exits" 60 "$WORK/forked"
 
-# Why they are hidden: otherwise both libraries call the copy that the linker finds first.
+# Shows why symbols should be hidden: otherwise both libraries call the copy that the linker finds
+# first.
 both plain-both "$WORK/plain" "$WORK/plain"
 run_ranks 2 60 "$WORK/plain-both" plain
 ok $(($? == 0)) "not hidden: the second library cannot have a default world of its own"

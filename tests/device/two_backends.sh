@@ -45,7 +45,7 @@ gives 0 "device backend ipc" "cuda:0 ipc" FAKE_CUDA_DEVICES=1 IDIST_DEVICE_BACKE
 gives 0 "device xla, staged" "xla:3 staged" FAKE_CUDA_DEVICES=1 IDIST_DEVICE=xla \
     IDIST_DEVICE_BACKEND=staged
 gives 1 "device cuda without a GPU" "has no device" FAKE_CUDA_DEVICES=0 IDIST_DEVICE=cuda
-gives 1 "device xla with nccl" "no backend for device \"xla\"" FAKE_CUDA_DEVICES=1 \
+gives 1 "device xla with nccl" "no device backend serves device \"xla\"" FAKE_CUDA_DEVICES=1 \
     IDIST_DEVICE=xla IDIST_DEVICE_BACKEND=nccl
 gives 1 "a wrong name" "fast" FAKE_CUDA_DEVICES=1 IDIST_DEVICE_BACKEND=fast
 done_testing

@@ -1,5 +1,5 @@
-// all_reduce: the grid, and what the grid cannot show. Sums of half floats are rounded once, all
-// ranks get equal bits, and MIN and MAX of a NaN are NaN.
+// all_reduce: the grid, and properties that the grid cannot show. Sums of half floats are rounded
+// once, all ranks get equal bits, and MIN and MAX return NaN if an operand is NaN.
 #include "idist.h"
 
 #include "grid.h"
@@ -29,7 +29,8 @@ static void no_buffers(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Adds 1 from three ranks to 2^(fraction bits + 1) from the fourth. Rounding at every step would
-// lose each 1. A float sum that is rounded once (a tie, to even) keeps them.
+// lose each 1. A float sum that is rounded once keeps all three. The sum is a tie, which rounds to
+// even.
 static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     static const struct {
         idist_dtype dtype;
@@ -63,7 +64,7 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     free(y);
 }
 
-// Fills buf with random floats. Their sum depends on the order of the additions, so equal bits
+// Fills buf with random floats. Their sum depends on the order of the additions, so equal results
 // prove a fixed order.
 static void fill_random(void *buf, idist_dtype dtype, size_t count, int rank) {
     unsigned char *p = (unsigned char *)buf;

@@ -1,5 +1,5 @@
-// alloc: memory that the ranks of a host share; its contents, alignment and lifetime, and that
-// collectives use it in place
+// alloc: the contents, alignment and lifetime of memory that a host's ranks share. Collectives must
+// use this memory in place.
 //
 // To prove that a collective copies nothing, the tests paint the buffers that copies would pass
 // through. The paint must still be intact after the call.
@@ -59,7 +59,7 @@ static uint64_t place_of(idist_group *world, const void *p) {
     return idist__view_offset(shm_of(world), p, 1, &extent);
 }
 
-// Returns when every rank has mapped what all ranks have allocated so far. Collective.
+// Returns when every rank has mapped all memory that the ranks have allocated so far. Collective.
 static void all_look(idist_group *world, int rank) {
     idist_opts o = opts_of(world);
     rank_ok(rank, idist_barrier(&o));
@@ -98,7 +98,7 @@ static void seen_by_all(idist_group *world, int rank, int n, void *arg) {
     idist_free(p);
 }
 
-// Returns the buffers of this rank that copies pass through.
+// Returns this rank's buffers through which copies pass.
 static unsigned char *buffers_of(idist_group *world, size_t *nbytes) {
     const idist__share *s = idist__ring_group_of(world)->share;
     *nbytes = IDIST__BUFFERS * s->chunk_nbytes;
@@ -149,7 +149,7 @@ static void check_kind(int kind, int n, int rank, const int32_t *recv) {
         }
 }
 
-// Runs every collective and looks at the painted buffers. If `shared` is true, all user buffers are
+// Runs every collective and checks the paint afterwards. If `shared` is true, all user buffers are
 // in shared memory and the paint must stay intact. Otherwise the paint must change, or this test
 // would prove nothing.
 static void nothing_is_copied(idist_group *world, int rank, int n, void *arg) {
@@ -186,8 +186,7 @@ static void nothing_is_copied(idist_group *world, int rank, int n, void *arg) {
     else free(recv);
 }
 
-// Places the send and the receive buffer of each rank in shared or in private memory, in all
-// combinations.
+// Places each rank's send and receive buffers in shared or in private memory, in all combinations.
 static void some_of_them(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[3] = {5, 5000, 300001};
     idist_opts o = opts_of(world);
@@ -224,7 +223,7 @@ static void some_of_them(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Checks that freed memory goes back to the system.
+// Checks that freed memory is returned to the system.
 static void pages_go_back(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     struct stat before, after;
@@ -250,9 +249,9 @@ static void pages_go_back(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// Makes the window grow with blocks of all sizes. Runs collectives in the world's group, then in a
-// half of the world. Calls in the half are enough to open all extents there, so that members read
-// the blocks in place.
+// Makes the window grow by allocating blocks of many sizes. Runs collectives in the world's group,
+// then in a group of half of the ranks. The calls in this group must be enough to open all extents
+// for it, so that its members read the blocks in place.
 static void grows(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[5] = {1000, 300000, 40000, 3000000, 2000000};
     idist_opts o = opts_of(world), in_half = o;
@@ -287,8 +286,8 @@ static void grows(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&half));
 }
 
-// Leaves one rank without address space for the memory of the other ranks. The ranks must copy
-// instead, and no call fails.
+// Limits the address space of one rank so that it cannot map the memory of the other ranks. The
+// ranks must copy instead, and no call may fail.
 static int cannot_map(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { COUNT = 5000000 };
     idist_opts o = opts_of(world);
@@ -346,7 +345,7 @@ static int count_mappings(void) {
     return n;
 }
 
-// Frees blocks after the world is closed. The shared memory is released with the last block.
+// Frees blocks after the world is closed. Freeing the last block must release the shared memory.
 static int outlives(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     unsigned char *p = (unsigned char *)idist_alloc(10000, &o),
@@ -437,7 +436,8 @@ static void forked(void) {
 static void exhausted(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
-    // Leaves an error text that names no allocation, so that the checks below see a new text.
+    // Sets an error text that does not mention an allocation, so that the checks below recognize a
+    // new text.
     rank_is(rank, idist_send(&n, 1, IDIST_I32, n, 0, &o), IDIST_ERR_ARG);
     if (!test_sanitized()) // a sanitizer ends the program instead
         rank_check(idist_alloc(SIZE_MAX / 4, &o) == NULL, "rank %d: there is that much memory",
@@ -450,7 +450,7 @@ static void exhausted(idist_group *world, int rank, int n, void *arg) {
     idist_free(NULL);
 }
 
-// Allocates under a limit until no memory is left, frees everything and repeats this.
+// Allocates under a limit until no memory is left, frees everything and starts again.
 static int runs_out(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { MOST = 100 };
     static void *p[MOST];
@@ -490,8 +490,9 @@ static void at_a_limit(void) {
     procs_free(&p);
 }
 
-// Uses memory of one world in the collectives of another world and of a group of that world, also
-// after the first world is closed. Frees memory before and after its own world is closed.
+// Uses memory that one world allocated in collectives of another world and of a group of that
+// world, even after the first world is closed. Frees memory both before and after the world that
+// allocated it is closed.
 static void two_worlds(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 50000 };
     idist_group *w[2] = {NULL, NULL}, *half = NULL;

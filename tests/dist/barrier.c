@@ -38,7 +38,7 @@ static void async_barrier(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Resets the counters for the next case. If the ranks are processes of an MPI job, ranks_reset
-// makes them meet first.
+// synchronizes them first.
 static counters *zero(counters *c) {
     ranks_reset();
     memset(c, 0, sizeof *c);

@@ -1,5 +1,5 @@
-// big: sends more than 4 GiB of U8 in one call between two ranks. No size may be held in 32 bits,
-// including the size of the rest after the first piece of 1 MiB.
+// big: sends more than 4 GiB of U8 in one call between two ranks. No size may be stored in 32 bits,
+// not even the number of bytes that remain after the first 1 MiB piece.
 #include "idist.h"
 
 #include "grid.h"
@@ -18,8 +18,8 @@ static size_t mem_available(void) {
     return (size_t)kib * 1024;
 }
 
-// Writes cheap values without a period of 2^32: each 8 bytes hold their own index, mixed with the
-// rank.
+// Writes values that are cheap to compute and do not repeat after 2^32 bytes. Each 8-byte word
+// holds its own index, mixed with the rank.
 static void big_fill(unsigned char *p, size_t nbytes, int rank) {
     size_t words = nbytes / 8;
     for (size_t i = 0; i < words; i++) {
@@ -92,7 +92,8 @@ static void big_all_reduce(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    // "0" skips the test, "1" runs it whatever the machine has, "all" runs all three cases.
+    // "0" skips the test, "1" runs the first case regardless of the available memory, and "all"
+    // runs all three cases.
     const char *force = getenv("IDIST_TEST_BIG");
     size_t available = mem_available();
     char reason[200];

@@ -14,8 +14,8 @@ static void check_case(grid_case *c) {
     guarded_buffer_free(&b);
 }
 
-// Runs 400 broadcasts in a row. The root may return before the other ranks enter the call. Its next
-// message must not overtake the first.
+// Runs 400 broadcasts in a row. The root may return before the other ranks enter the call. The
+// root's next message must not overtake its first.
 static void in_a_row(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;

@@ -4,8 +4,8 @@
 
 #include "ranks.h"
 
-// Cancels a request and waits for it. The wait must return what the result of the cancellation
-// demands. Returns true if the request was cancelled.
+// Cancels a request and waits for it. The wait must return IDIST_ERR_CANCELLED if the request was
+// cancelled, and IDIST_OK otherwise. Returns true if the request was cancelled.
 static bool cancels(int rank, idist_request *request) {
     bool cancelled = false;
     rank_ok(rank, idist_cancel(request, &cancelled));
@@ -14,8 +14,8 @@ static bool cancels(int rank, idist_request *request) {
     return cancelled;
 }
 
-// Cancels each kind of receive and probe. Nothing was sent, so each cancellation must be in time.
-// Then a message arrives, and a new receive must get it.
+// Cancels each kind of receive and probe. Nothing was sent, so each cancellation must succeed. Then
+// a message arrives, and a new receive must get it.
 static void before_a_message(idist_group *world, int rank, int n, void *arg) {
     int left = (rank + n - 1) % n, right = (rank + 1) % n;
     idist_request r = {NULL};
@@ -56,7 +56,7 @@ static void before_a_message(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Calls idist_cancel for requests that are complete or empty, for requests of other operations, and
-// without arguments. None of these may be cancelled.
+// with NULL arguments. None of these calls may cancel anything.
 static void refused(idist_group *world, int rank, int n, void *arg) {
     enum { LARGE = 200000 };
     idist_request r = {NULL};
@@ -79,18 +79,18 @@ static void refused(idist_group *world, int rank, int n, void *arg) {
     if (n > 1 || r.impl) {
         idist_status status = idist_cancel(&r, &cancelled);
         rank_check(status == IDIST_ERR_ARG || status == IDIST_OK, "rank %d: got %s", rank,
-                   idist_status_name(status)); // OK if it was complete at once
+                   idist_status_name(status)); // OK if it completed immediately
         rank_check(!cancelled, "rank %d: a collective", rank);
     }
     rank_ok(rank, idist_wait(&r));
     rank_ok(rank, idist_send(x, LARGE, IDIST_I32, right, 1, &a)); // waits for its receive
     idist_status s = idist_cancel(&r, &cancelled);
     rank_check(!cancelled, "rank %d: a send", rank);
-    if (s != IDIST_OK || n > 1) { // MPI may complete a send to this rank at once
+    if (s != IDIST_OK || n > 1) { // MPI may complete a send to itself immediately
         rank_check(s == IDIST_ERR_ARG && strstr(idist_last_error(), "send"), "rank %d: %s, %s",
                    rank, idist_status_name(s), idist_last_error());
     }
-    rank_ok(rank, idist_barrier(&o)); // no rank has received before
+    rank_ok(rank, idist_barrier(&o)); // no rank has posted its receive yet
     rank_ok(rank, idist_recv(y, LARGE, IDIST_I32, left, 1, NULL, &o));
     rank_ok(rank, idist_wait(&r));
 
@@ -133,8 +133,8 @@ static void split_refused(idist_group *world, int rank, int n, void *arg) {
 }
 #endif
 
-// Cancels every second one of several receives. Messages must go to the remaining receives, in
-// their order.
+// Cancels every other one of several receives. The remaining receives must get the messages in
+// order.
 static void order(idist_group *world, int rank, int n, void *arg) {
     enum { K = 6 };
     idist_request r[K];
@@ -158,7 +158,7 @@ static void order(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_recv(&x[k], 1, IDIST_I32, k % 3 ? 0 : IDIST_ANY_SOURCE,
                                      k % 2 ? 4 : IDIST_ANY_TAG, NULL, &a));
         }
-        for (int k = 0; k < K; k++) { // every second one, from the first or the second on
+        for (int k = 0; k < K; k++) { // every other one, starting with the first or second
             if (k % 2 != turn % 2) continue;
             rank_ok(rank, idist_cancel(&r[k], &cancelled));
             rank_check(cancelled, "turn %d: receive %d is too late", turn, k);
@@ -241,8 +241,8 @@ static void races(idist_group *world, int rank, int n, void *arg) {
 typedef struct canceller {
     idist_request r[3];
     uint64_t random;
-    // Counters of turns: `turn` is set by the thread that waits, `ended_turn` by the thread that
-    // cancels.
+    // Counters of turns. The thread that waits sets `turn`, and the thread that cancels sets
+    // `ended_turn`.
     int turn, ended_turn;
     bool cancelled;
 } canceller;
@@ -301,7 +301,7 @@ static void thread_races(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_recv(&never[0], 1, IDIST_I32, 0, 7, NULL, &never_1));
     rank_ok(rank, idist_recv(&never[1], 1, IDIST_I32, IDIST_ANY_SOURCE, 8, NULL, &never_2));
     TAP_REQUIRE(pthread_create(&thread, NULL, cancels_in_thread, &c) == 0);
-    // After the last message, only the cancelling thread ends the wait.
+    // After the last message, only the cancelling thread can end the wait.
     for (int rest = 400; got < count || rest-- > 0;) {
         idist_status s;
         if (!rank_ok(rank, idist_recv(x, LARGEST, IDIST_I32, 0, 6, &info, &a))) break;
@@ -323,8 +323,8 @@ static void thread_races(idist_group *world, int rank, int n, void *arg) {
 // after failures
 //------------------------------------------------------------------------------
 
-// Cancels a receive of a group that has failed. The receive is already complete with the status of
-// the group.
+// Cancels a receive of a group that has failed. The receive is already complete and has the group's
+// status.
 static void after_a_failure(idist_group *world, int rank, int n, void *arg) {
     idist_request r = {NULL};
     idist_opts a = opts_async(world, &r), o = opts_of(world);
@@ -340,10 +340,10 @@ static void after_a_failure(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// The sanitizer's runtime keeps a thread of its own, so no process is single-threaded.
+// The sanitizer's runtime has its own thread, so no process is single-threaded.
 #ifndef __SANITIZE_THREAD__
 // Cancels a receive, then blocks both ranks in receives. A rank does not wait for a cancelled
-// receive, so the deadlock must be found.
+// receive, so the library must detect the deadlock.
 static int deadlock_rank(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_request r = {NULL};
     idist_opts a = opts_async(world, &r), o = opts_of(world);
@@ -372,8 +372,8 @@ static void deadlock_after(const idist_desc *d, const char *name) {
 }
 #endif
 
-// Closes a world with a cancelled receive that nobody has waited for. The close is refused, and the
-// world stays open.
+// Closes a world that has a cancelled receive for which no thread has waited. The close must be
+// refused, and the world must stay open.
 static void not_waited_for(void) {
     idist_group *w = NULL;
     idist_request r = {NULL};

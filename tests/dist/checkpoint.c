@@ -1,10 +1,10 @@
 // checkpoint.c - idist_checkpoint_save, _load and _find: all ranks get back what was saved, and the
-// best and the latest files are kept. Files are torn, foreign or damaged, disks are full, and
-// crashes come at every step of a save. A training that resumes from a checkpoint gives the same
+// best and the latest files are kept. Files are truncated, foreign or damaged, disks are full, and
+// a save crashes at every step. A training run that resumes from a checkpoint must give the same
 // bits.
 //
-// Calls that change the disk, and reads, pass through the functions below. Tests use them to see
-// the order of the calls and to break one of them.
+// Reads and the calls that change the disk pass through the functions below. Tests use these
+// functions to record the order of the calls and to make one of them fail.
 #define pread step_pread
 #define pwrite step_pwrite
 #define fsync step_fsync
@@ -24,14 +24,13 @@ static struct {
     bool armed;
     int at, crash_at, fail_at; // steps count from 1; 0 for none
     int fail_errno;
-    // Number of reads so far, and the number of the read that returns a first byte different from
-    // the file's.
+    // Number of reads so far, and the number of the read that returns a wrong first byte.
     int reads, lie_at;
     char order[64]; // the steps: w (write), f (fsync), r (rename), u (unlink)
 } steps;
 
-// Counts a step of a save. Returns true if the step is to fail. Ends the process if it is to crash
-// here.
+// Counts a step of a save. Returns true if the step must fail. Ends the process if it must crash at
+// this step.
 static bool step(char letter) {
     if (!steps.armed) return false;
     size_t n = strlen(steps.order);
@@ -44,7 +43,7 @@ static bool step(char letter) {
 }
 
 static struct {
-    int fail_errno; // checkpoint_2 cannot be opened for this reason; with EIO it cannot be read
+    int fail_errno; // error when checkpoint_2 is opened, or for EIO when it is read; 0 for none
     int broken_fd;
 } reads = {0, -1};
 
@@ -60,7 +59,7 @@ ssize_t step_pread(int fd, void *data, size_t nbytes, off_t at) {
 
 ssize_t step_pwrite(int fd, const void *data, size_t nbytes, off_t at) {
     if (step('w')) return -1;
-    if (steps.armed && nbytes > 1000) nbytes = 1000; // so that a crash can come in the middle
+    if (steps.armed && nbytes > 1000) nbytes = 1000; // so that a crash can happen in the middle
     return syscall(SYS_pwrite64, fd, data, nbytes, at);
 }
 
@@ -78,8 +77,8 @@ int step_openat(int folder, const char *name, int flags, ...) {
 }
 
 static struct {
-    int of_files, of_folders; // fsync fails with this errno; 0 if it succeeds
-    int interrupted;          // number of times that fsync fails with EINTR before that
+    int of_files, of_folders; // errno with which fsync fails; 0 if it succeeds
+    int interrupted;          // number of times that fsync fails with EINTR first
 } syncs;
 
 int step_fsync(int fd) {
@@ -101,7 +100,7 @@ int step_unlinkat(int folder, const char *name, int flags) {
     return step('u') ? -1 : (int)syscall(SYS_unlinkat, folder, name, flags);
 }
 
-static char said[1000]; // the last line of the log about checkpoints
+static char said[1000]; // the last log line about checkpoints
 
 static void note_line(idist_log_level level, const char *line, void *user) {
     (void)user;
@@ -197,7 +196,7 @@ static void round_trip(idist_group *world, int rank, int n, void *arg) {
     char path[300];
     (void)n;
     (void)arg;
-    // The bytes after the end of a tensor do not belong to the tensor.
+    // The bytes after the end of a tensor are not part of the tensor.
     for (int i = 0; i < N_TENSORS; i++) {
         size_t nbytes =
             want->tensors[i].count * idist_dtype_size(want->tensors[i].dtype) + (i == 2);
@@ -259,7 +258,7 @@ static void keeps_best(idist_group *world, int rank, int n, void *arg) {
         rank_check(count_entries(folder, "") == 5, "%d files", count_entries(folder, ""));
 }
 
-// A step and its score. A file is named after them. A list of files ends with a step of 0.
+// A step and its score, which together name a file. A step of 0 ends a list of files.
 typedef struct state {
     uint64_t step;
     double score;
@@ -280,8 +279,9 @@ static bool has_only(const state *files) {
     return count_entries(folder, "") == n;
 }
 
-// Keeps the best file and the two latest ones. The cases cover a file that is both, steps that go
-// down, and a bad score. They also save a step again, with a better or a worse score.
+// Keeps the best file and the two latest ones. The cases cover a file that is both the best and one
+// of the latest, steps that go down, and a bad score. They also save a step again, with a better or
+// a worse score.
 static void keeps_latest(idist_group *world, int rank, int n, void *arg) {
     static const struct {
         state save, files[5];
@@ -378,7 +378,7 @@ static void leaves_others_alone(void) {
     rmdir(in_folder("checkpoint_4_score=9.idist"));
 }
 
-// Checks that a file that cannot be opened or read still counts as present. Otherwise a training
+// Checks that a file that cannot be opened or read still counts as present. Otherwise training
 // would start from scratch.
 static void unreadable(void) {
     idist_checkpoint_desc d = desc_of(-1);
@@ -486,7 +486,7 @@ static void damaged(void) {
     tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_OK,
            "unchanged: taken");
     tap_ok(weights[0] == 0, "into the tensors");
-    // Falsifies the read of a tensor. The reads are the header, the whole file, its checksum, two
+    // Falsifies a read of a tensor. The reads are the header, the whole file, its checksum, two
     // table entries, the padding, info and the tensors.
     steps.lie_at = steps.reads + 11;
     tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_ERR_SYSTEM,
@@ -495,7 +495,7 @@ static void damaged(void) {
              "are noticed");
 }
 
-// Puts false values in the headers, with checksums that match the false values.
+// Writes false values to the header and the table, with checksums that match the false values.
 static void lies(void) {
     static const uint64_t values[] = {0,         1, 3, 7, 1u << 31, UINT64_MAX / 16, UINT64_MAX - 3,
                                       UINT64_MAX};
@@ -541,8 +541,8 @@ static void lies(void) {
     tap_ok(weights[0] == 7, "is noticed before anything is written to");
 }
 
-// Number of bytes of the file that damage() changes. The header has 64, the table 32, info 32, the
-// tensor 32, and the checksum 8.
+// Size in bytes of the file that damage() changes. The header has 64 bytes, the table 32, info 32,
+// the tensor 32, and the checksum 8.
 enum { DAMAGED_NBYTES = 168 };
 typedef enum damage_kind { CUT, FLIP, PUT, FOLDER, PIPE } damage_kind;
 static const struct damage {
@@ -576,7 +576,7 @@ static const struct damage {
 
 static const char damaged_info[5] = "info";
 
-// Saves a checkpoint and damages its file. `i` is the index of the damage in `damages`.
+// Saves a checkpoint and damages its file. `i` is an index into `damages`.
 static void damage(uint64_t at_step, double score, size_t i) {
     static uint64_t file[32];
     char *bytes = (char *)file, name[100];
@@ -597,7 +597,8 @@ static void damage(uint64_t at_step, double score, size_t i) {
     if (how->kind == FOLDER) TAP_REQUIRE(mkdir(in_folder(name), 0700) == 0);
     else if (how->kind == PIPE) TAP_REQUIRE(mkfifo(in_folder(name), 0600) == 0);
     else put_file(in_folder(name), file, n);
-    // Dates the damaged file after its save, also where the clock of the file system is coarse.
+    // Gives each damaged file a new time stamp, because the file system's clock may be too coarse
+    // to show the change.
     static time_t clock_s = 1000;
     const struct timespec times[2] = {{++clock_s, 0}, {clock_s, 0}};
     TAP_REQUIRE(utimensat(AT_FDCWD, in_folder(name), times, 0) == 0);
@@ -610,7 +611,7 @@ static void empty_folder(void) {
 }
 
 // Damages a file that is the only one, or the latest and best of several. The file must be
-// reported, and no other file may suffer for it.
+// reported, and no other file may be affected.
 static void damaged_files(void) {
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
         const struct damage *how = &damages[i];
@@ -629,7 +630,8 @@ static void damaged_files(void) {
         tap_is(idist_checkpoint_load(in_folder(name), &small, 1, info, 5, NULL), how->status,
                "nor is it loaded");
         tap_like(idist_last_error(), part, "for the same reason");
-        // The damaged file neither prevents the save of a worse file nor removes one.
+        // The damaged file does not count as the best. Each save of a file with a worse score
+        // succeeds and keeps the new file.
         for (uint64_t at = 10; at < 13; at++) {
             TAP_REQUIRE(idist_checkpoint_save(&d, at, (double)at / 16, &small, 1, damaged_info, 5,
                                               NULL) == IDIST_OK);
@@ -645,7 +647,7 @@ static void damaged_files(void) {
         tap_is(idist_checkpoint_load(path, &small, 1, info, 5, NULL), IDIST_OK, "and loaded");
         empty_folder();
     }
-    // idist_checkpoint_save names a damaged file once, and idist_checkpoint_find every time.
+    // idist_checkpoint_save warns of a damaged file once, and idist_checkpoint_find every time.
     idist_checkpoint_desc d = desc_of(2);
     damage(20, 9, 12);
     for (int i = 0; i < 3; i++) {
@@ -737,15 +739,15 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
 // crashes and full disks
 //------------------------------------------------------------------------------
 
-// Saves once more in a child process, which crashes or fails on the way. Returns the exit code,
-// which is 55 after a crash and 56 - status otherwise.
+// Saves once more in a child process, which crashes or fails during the save. Returns the exit
+// code, which is 55 after a crash and 56 - status otherwise.
 static int save_with(int crash_at, int fail_at, int err) {
     static unsigned char big[5000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};
     idist_checkpoint_desc d = desc_of(1);
     int status;
-    // The steps are the file, its name and the folder. Only then is the old file removed, if it
-    // still exists.
+    // A save writes and syncs the file, renames it and syncs the folder. Only then does it remove
+    // the old file, if that still exists.
     const char *order =
         access(in_folder("checkpoint_1_score=1.idist"), F_OK) == 0 ? "wfrfu" : "wfrf";
     pid_t pid = fork();
@@ -765,8 +767,8 @@ static int save_with(int crash_at, int fail_at, int err) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// Returns the number of the state, 1 or 2, in the best file. Returns 0 if no file is found and a
-// negative number if the file is not whole.
+// Returns the number of the state, 1 or 2, in the best file. Returns 0 if no file is found, and a
+// negative number if the file is damaged.
 static int best_there(void) {
     static unsigned char big[5000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};
@@ -863,7 +865,8 @@ static void refused_syncs(void) {
     }
 }
 
-// Saves a state that is worse than the best one in a child process, which crashes on the way.
+// Saves a state with a worse score than the best file, in a child process that crashes during the
+// save if crash_at is not 0.
 static int save_latest(uint64_t at, int crash_at) {
     static unsigned char big[5000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};

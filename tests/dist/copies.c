@@ -1,9 +1,9 @@
-// copies.c - who copies a large message between two ranks that share memory
+// copies.c - checks which rank copies a large message between two ranks that share memory.
 //
 // If the sender waits in a call and the receiver has nothing else to copy, the sender writes the
-// message into the pipe and the receiver reads it there. Otherwise the receiver reads the message
-// in the sender's memory, a "pull". The tests count the pulls of the receiver. Where pulls are
-// slow, a message of up to 64 KiB does not wait for its receive.
+// message to the pipe and the receiver reads it from there. Otherwise the receiver reads the
+// message directly from the sender's memory, which is called a pull. The tests count the receiver's
+// pulls. Where pulls are slow, a message of up to 64 KiB does not wait for its receive.
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -178,7 +178,7 @@ static void in_order(idist_group *world, int rank, int n, void *arg) {
     free(x);
 }
 
-// Makes the next writes bypass the caches, until some have been timed.
+// Makes the next writes bypass the caches until the library has timed some of them.
 static void stream(idist_group *world, int rank) {
     idist__segment *shm = idist__ring_of(world->w)->shm;
 

@@ -79,7 +79,7 @@ static void fill_grad(model *m, const idist_ddp *ddp, int rank, int step, int pa
         set_value(&m->grads[param], i, grad_of(rank, step, param, i));
 }
 
-// Checks that each gradient is scale * sum over the ranks, rounded as its dtype rounds.
+// Checks that each gradient is scale * sum over the ranks, rounded to the gradient's dtype.
 static void check_grads(const model *m, int rank, int n, int step, double scale, const char *what) {
     for (int p = 0; p < N_PARAMS; p++) {
         const idist_tensor *g = &m->grads[p];
@@ -98,7 +98,8 @@ static void check_grads(const model *m, int rank, int n, int step, double scale,
     }
 }
 
-// Returns the k-th parameter of a step. The order differs from rank to rank.
+// Returns the parameter whose gradient is the k-th to become ready in a step. The order differs
+// from rank to rank.
 static int shuffled(int k, int rank, int step) {
     static const int strides[4] = {1, 2, 4, 5};
     return (N_PARAMS - 1) - (k * strides[(rank + step) % 4] + rank) % N_PARAMS;
@@ -212,8 +213,8 @@ static void no_sync(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Returns true if the rank has a gradient of this parameter. Only rank 0 has one of parameter 1, no
-// rank has one of 4 and 7, and all ranks have one of every other parameter.
+// Returns true if the rank has a gradient of this parameter. Only rank 0 has one for parameter 1,
+// and no rank has one for parameters 4 and 7. All ranks have one for every other parameter.
 static bool has_grad(int rank, int param) {
     return param == 1 ? rank == 0 : param != 4 && param != 7;
 }
@@ -299,7 +300,7 @@ static void factors(idist_group *world, int rank, int n, void *arg) {
         m.desc.prescale = how & 1 ? 0.25 : 0;
         m.desc.postscale = how & 2 ? 8 : 0;
         m.desc.sum = how == 1;
-        if (how >= 4) { // halves hold these whole numbers exactly
+        if (how >= 4) { // half floats hold these whole numbers exactly
             m.desc.sum = true;
             m.desc.compression = how == 4 ? IDIST_COMPRESS_F16 : IDIST_COMPRESS_BF16;
             m.desc.postscale = 3;
@@ -319,7 +320,8 @@ static void factors(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
 }
 
-// Checks an average in halves. Each gradient is rounded to a half, and the average is rounded once.
+// Checks an average in half floats. Each gradient is rounded to a half float, and the average is
+// rounded once.
 static void halves(idist_group *world, int rank, int n, void *arg) {
     idist_dtype dtype =
         *(const idist_compression *)arg == IDIST_COMPRESS_F16 ? IDIST_F16 : IDIST_BF16;
@@ -328,7 +330,7 @@ static void halves(idist_group *world, int rank, int n, void *arg) {
         idist_ddp *ddp = NULL;
         bool right = true;
         model_init(&m, world, rank, wide ? APART : IN_A_ROW, false);
-        for (int p = 0; p < N_PARAMS && wide; p++) { // F64 gradients with memory of their own
+        for (int p = 0; p < N_PARAMS && wide; p++) { // F64 gradients with their own memory
             m.grads[p].dtype = IDIST_F64;
             m.grads[p].data = calloc(counts[p] + 1, sizeof(double));
         }
@@ -454,8 +456,8 @@ static void hooks(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Returns the number of steps of a rank, which is 2 + 3 * rank. Rank 1 has only 2 steps, as many as
-// rank 0.
+// Returns the number of steps of a rank. This is 2 + 3 * rank, except that rank 1 has only 2 steps,
+// as many as rank 0.
 static int steps_of(int rank) { return rank == 1 ? 2 : 2 + 3 * rank; }
 
 static void uneven(idist_group *world, int rank, int n, void *arg) {
@@ -545,8 +547,8 @@ static void wrong_descs(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Passes tied weights, which are listed twice. Two calls at once would average their memory, so
-// gradients that overlap must be refused.
+// Passes tied weights, which are listed twice. Two calls would average the same memory at the same
+// time, so gradients that overlap must be refused.
 static void tied(idist_group *world, int rank, int n, void *arg) {
     const idist_status wanted[] = {IDIST_ERR_ARG, IDIST_ERR_ARG, IDIST_ERR_ARG, IDIST_OK, IDIST_OK};
     (void)arg;
@@ -695,7 +697,7 @@ static void parameters(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < MANY; i++) free(list[i].data);
 }
 
-// Sends gradients at odd addresses as halves.
+// Sends gradients at odd addresses as half floats.
 static void misaligned(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 3000 };
     static const idist_compression list[2] = {IDIST_COMPRESS_F16, IDIST_COMPRESS_BF16};
@@ -775,8 +777,8 @@ static void lost(idist_group *world, int rank, int n, void *arg) {
     one_step(&m, ddp, rank, 0);
     fill_grad(&m, ddp, rank, 1, 8);
     rank_ok(rank, idist_ddp_ready(ddp, 8));
-    // All ranks are through the first step. The status is ignored, because a rank that leaves the
-    // barrier late may see the abort there.
+    // All ranks have completed the first step. The status is ignored, because a rank that leaves
+    // the barrier late may see the abort there.
     idist_barrier(&o);
     if (rank == n - 1) {
         idist_ddp_free(&ddp);
@@ -824,7 +826,7 @@ static void finalized(void) {
     free(m.memory);
 }
 
-static char created[400]; // line that idist_ddp_create has logged
+static char created[400]; // line that idist_ddp_create logged
 
 static void keep_created(idist_log_level level, const char *line, void *user) {
     const char *at = strstr(line, "ddp_create: ");

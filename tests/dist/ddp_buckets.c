@@ -16,12 +16,13 @@ enum { APART, ONE_IN_A_ROW, ONE_LAID_OUT, SOME_LAID_OUT, N_LAYOUTS, LAST_TWO_IN_
 static const char *const layout_names[N_LAYOUTS] = {"apart", "in a row on rank 0",
                                                     "laid out on the last rank", "some laid out"};
 
-// Numbers of elements that make two buckets. Gradients 4 and 5 have more pieces (256 or 512 KiB)
-// than there are slots. Gradients 0 to 3 are one piece of odd and small sizes.
+// Numbers of elements of gradients that make two buckets. Gradients 4 and 5 are the first bucket,
+// with more pieces (of 256 or 512 KiB) than there are slots. Gradients 0 to 3 are the second bucket
+// and have odd and small sizes.
 static const size_t large[6] = {900001, 5, 0, 131072, 1500000, 700001};
 enum { LARGE_BUCKET_NBYTES = 8000000 };
 
-// Numbers of elements of gradients with a bucket each.
+// Numbers of elements of gradients that are each in their own bucket.
 static const size_t small[6] = {3000, 2500, 4000, 3500, 2700, 5000};
 
 typedef struct model {
@@ -94,8 +95,8 @@ static double grad_of(int rank, int step, int param, size_t i) {
     return (double)((i * 3 + (size_t)(param * 5 + rank * 7 + step * 11)) % PERIOD) - 8;
 }
 
-// Repeats the first period_nbytes up to nbytes. Most memory is written here and read below with
-// functions of the C library: this file is not compiled with optimization, but the library is.
+// Repeats the first period_nbytes bytes until nbytes are filled. C library functions write and read
+// most of the memory, because the C library is optimized and this file is not.
 static void repeat(void *at, size_t period_nbytes, size_t nbytes) {
     char *bytes = (char *)at;
     for (size_t have = period_nbytes; have < nbytes; have *= 2)
@@ -191,7 +192,7 @@ static void pieces(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Reduces two small buckets. The first is scattered on all ranks except rank 0, the second on all
-// ranks. Both together have fewer pieces than there can be slots.
+// ranks. Together they have fewer pieces than there can be slots.
 static void few_pieces(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[4] = {1000, 1000, 1000, 1000};
     enum { SPARE = 1 << 19 };
@@ -223,8 +224,9 @@ static void few_pieces(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Reduces pieces of about as many gradients as are reduced where they lie, some of fewer and some
-// of more. Some pieces begin within a gradient or with an empty one.
+// Reduces pieces of about IDIST__DDP_PARTS gradients, the largest number that is reduced in place.
+// Some pieces have fewer gradients and some have more. Some pieces begin within a gradient or with
+// an empty one.
 static void many_parts(idist_group *world, int rank, int n, void *arg) {
     static const size_t each[5] = {508, 511, 512, 513, 520};
     size_t counts[MAX_GRADS];
@@ -353,7 +355,8 @@ static void pass(model *m, idist_ddp *ddp, int step, bool forward, bool early) {
 }
 
 // Runs iterations in which the gradients of rank 0 arrive in the order of the forward pass. If arg
-// is 0, the gradients of all other ranks do as well, otherwise they arrive in the opposite order.
+// is 0, the gradients of all other ranks arrive in this order as well. Otherwise they arrive in the
+// opposite order.
 static void order(idist_group *world, int rank, int n, void *arg) {
     int how = *(const int *)arg;
     bool forward = how % 2 == 0 || rank == 0;
@@ -386,8 +389,8 @@ static void order(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Makes gradients 0 and 3 ready before idist_ddp_wait. The remaining gradients follow from the last
-// to the first.
+// Makes gradients 0 and 3 ready before idist_ddp_wait. idist_ddp_wait then makes the remaining
+// gradients ready, from the last to the first.
 static void order_of_some(idist_group *world, int rank, int n, void *arg) {
     static const int expected[6] = {0, 3, 5, 4, 2, 1};
     model m;
@@ -408,7 +411,7 @@ static void order_of_some(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Checks how buckets are regrouped. Gradients 7 to 0 lie in buckets of two. The gradients with odd
+// Checks how buckets are regrouped. Gradients 7 to 0 are in buckets of two. The gradients with odd
 // numbers, a branch of the network, arrive first, so the buckets become {7, 5}, {3, 1}, {6, 4} and
 // {2, 0}. With two dtypes the gradients with odd numbers are doubles, and only the order changes.
 // Where nothing is copied, the buckets stay unchanged.
@@ -484,8 +487,7 @@ static void regroup(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Splits a bucket in two: its last gradient alone reaches the limit, and that gradient arrives
-// first.
+// Splits a bucket in two, because the gradient that arrives first reaches the limit by itself.
 static void one_bucket(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[2] = {2000, 100};
     model m;
@@ -509,7 +511,7 @@ static void one_bucket(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Makes three buckets of two. They need three slots.
+// Regroups two buckets into three, which need three slots.
 static void more_buckets(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[6] = {2000, 2000, 100, 100, 100, 100};
     model m;

@@ -48,7 +48,7 @@ static void count_connections(idist_group *world, int rank, int n, void *arg) {
     free(all);
 }
 
-// ---- both ranks connect at once ----
+// ---- both ranks connect at the same time ----
 
 // Exchanges messages of all kinds between all pairs. Both ranks of a pair begin at the same moment.
 static void all_at_once(idist_group *world, int rank, int n, void *arg) {
@@ -78,7 +78,7 @@ static void all_at_once(idist_group *world, int rank, int n, void *arg) {
 
 // ---- the other rank is absent ----
 
-// Set when the event happens that the ranks of a case wait for outside of any call.
+// Becomes 1 at the event for which the ranks of a case wait outside any call.
 static int *event; // shared, atomic
 
 // Waits for the event. Returns false after a time-out.
@@ -197,8 +197,8 @@ static void killed(void) {
     ranks_report("SIGKILL of a rank to which the one that waits is not connected before");
 }
 
-// Makes LATE connect to a rank that is leaving the world after a failure. LATE does not know of the
-// failure and must report its true cause.
+// Makes LATE connect to a rank that is leaving the world after a failure. LATE has not been told of
+// the failure and must report its true cause.
 static int connects_to_leaver(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { LEAVER = 0, LATE = 6 };
     volatile int *has_failed = (volatile int *)arg;
@@ -245,8 +245,8 @@ static void blamed(void) {
     ranks_report("a rank that leaves after a failure tells one that connects to it why");
 }
 
-// Aborts a group while two of its members are not connected. The members between them stay out of
-// calls until the second one, which comes later, has reported the abort.
+// Aborts a group while two of its members are not connected. All other members stay out of calls
+// until SECOND, which enters its call later than FIRST, has reported the abort.
 static void late_to_failure(idist_group *world, int rank, int n, void *arg) {
     enum { FIRST = 1, SECOND = 7 };
     idist_group *all = NULL;
@@ -267,13 +267,14 @@ static void late_to_failure(idist_group *world, int rank, int n, void *arg) {
         __atomic_store_n(event, 1, __ATOMIC_RELEASE);
         rank_ok(rank, idist_send(&x, 1, IDIST_I32, FIRST, 0, &o));
     } else {
-        rank_check(await_event(), "rank %d: the second one hears of it from nobody", rank);
+        rank_check(await_event(), "rank %d: SECOND was not told of the abort", rank);
     }
     rank_ok(rank, idist_barrier(&o));
     if (all) idist_free_group(&all);
 }
 
-// Keeps FAR away until all other ranks have timed out. They must name FAR and no other rank.
+// Keeps FAR out of the barrier until all other ranks have timed out. They must name FAR and no
+// other rank.
 static int waits_for_late(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -315,7 +316,8 @@ static int own_port(void) {
     return 0;
 }
 
-// Connects to this process like strangers that send nothing, or nonsense.
+// Opens `count` connections to this process, as strangers would. Sends nothing on them, or nonsense
+// on half of them if `silent` is false.
 static void add_strangers(int rank, int *fds, int count, bool silent) {
     static const char nonsense[100] = "GET / HTTP/1.1\r\n\r\n";
     struct sockaddr_in a;
@@ -415,7 +417,7 @@ static void without_descriptors(idist_group *world, int rank, int n, void *arg) 
     rank_ok(rank, idist_barrier(&o));
 }
 
-// Makes two ranks connect at once when each has only one descriptor left.
+// Makes two ranks connect to each other at the same time when each has only one descriptor left.
 static void last_descriptors(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     struct rlimit old, limit;
@@ -427,7 +429,7 @@ static void last_descriptors(idist_group *world, int rank, int n, void *arg) {
         int lowest = dup(0), next = dup(0);
         getrlimit(RLIMIT_NOFILE, &old);
         limit = old;
-        limit.rlim_cur = (rlim_t)next; // the lowest is free, this one is not
+        limit.rlim_cur = (rlim_t)next; // `lowest` will be free, `next` is not allowed
         setrlimit(RLIMIT_NOFILE, &limit);
         close(lowest);
         close(next);
@@ -441,8 +443,8 @@ static void last_descriptors(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// Gives a rank an address that refuses connections. The rank is lost only if a call needs it,
-// because otherwise it may have left in order.
+// Gives a rank an address that refuses connections. The rank counts as lost only if a call needs
+// it, because otherwise it may have left normally.
 static void refused_in_vain(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     idist__ring *ring = idist__ring_of(world->w);
@@ -458,7 +460,7 @@ static void refused_in_vain(idist_group *world, int rank, int n, void *arg) {
         pthread_mutex_unlock(&world->w->lock);
     }
     for (int i = 0; i < 20; i++) rank_ok(rank, idist_barrier(&o));
-    rank_check(!ring->wanted && !ring->connector->attempts, "rank %d goes on trying", rank);
+    rank_check(!ring->wanted && !ring->connector->attempts, "rank %d still tries to connect", rank);
 }
 
 // ----
@@ -471,7 +473,7 @@ static void one_case(const char *transport, ranks_fn fn, const char *what) {
     *event = 0;
     begun = tap_now_ms();
     ranks_processes(N, &d, fn, NULL, 20000 * test_slow_factor());
-    // Ranks that leave wait for nothing.
+    // Ranks that leave must not wait.
     rank_check(tap_now_ms() - begun < 4500 * test_slow_factor(), "it took %d ms",
                (int)(tap_now_ms() - begun));
     ranks_report("%s, %s", what, transport);

@@ -1,6 +1,6 @@
 // Ranks that are assigned through a file: processes know the path, the world's size and perhaps the
 // name of a group. Each rank is assigned once, in whatever order the processes arrive. Error texts
-// name processes that are too many, late or dead, or that were given a rank.
+// identify a process that is one too many, late or dead, or that was given a rank.
 #include "idist.h"
 
 #include <sys/wait.h>
@@ -61,7 +61,8 @@ static void check_world(idist_group *world, int size) {
                (long long)sum[0], (unsigned long long)sum[1]);
 }
 
-// Makes two worlds at once, one after the other without a call in between, then one more world.
+// Opens two worlds, one after the other without a call in between, and closes them. Then opens and
+// closes one more world.
 static int draws(int number, void *arg) {
     idist_group *worlds[3] = {NULL, NULL, NULL};
     (void)arg;
@@ -102,8 +103,8 @@ static void each_rank_once(void) {
     }
 }
 
-// Joins group a in processes with even numbers, and group b in the odd ones. Both groups have
-// m->size processes.
+// Joins group a in processes with even numbers, and group b in processes with odd numbers. Both
+// groups have m->size processes.
 static int draws_in_group(int number, void *arg) {
     (void)arg;
     for (int i = 0; i < m->rounds; i++) {
@@ -126,7 +127,7 @@ static void two_groups(void) {
     nothing_is_left("two groups");
 }
 
-// Joins from two hosts. Local ranks must count the ranks of a host in rank order.
+// Joins from two hosts. Local ranks must number the ranks of a host in rank order.
 static int draws_on_host(int number, void *arg) {
     int32_t mine[3], all[15], before = 0, here = 0;
     idist_desc d = desc_of(-1, 5, NULL, PATIENT_MS);
@@ -247,8 +248,8 @@ static void is(int slot, idist_status status, const char *part, const char *name
     tap_like(m->out[slot].text, part, "%s: the text", name);
 }
 
-// Takes rank 1 of 2 without joining. A third process is one too many and must be refused, without
-// disturbing the waiting process.
+// Takes rank 1 of 2 without joining. A third process is one too many and must be refused. The
+// waiting process must not be affected.
 static void too_many(void) {
     int64_t drawn = 0;
     char part[300], url[300];
@@ -268,8 +269,8 @@ static void too_many(void) {
     nothing_is_left("too many");
 }
 
-// Opens a world of 3 in each of five processes that start at once. Three of them must join, and the
-// remaining two are refused or time out.
+// Opens a world of 3 in each of five processes that start at the same time. Three of them must
+// join, and the remaining two are refused or time out.
 static int races(int number, void *arg) {
     idist_desc d = desc_of(-1, 3, NULL, SHORT_MS);
     idist_group *world = NULL;
@@ -297,8 +298,8 @@ static void three_of_five(void) {
     }
 }
 
-// Kills rank 0 while another rank waits, which must report the loss. The file stays, and the next
-// world must be complete.
+// Kills rank 0 while another rank waits. The waiting rank must report the loss. The file stays, and
+// the next world must be complete.
 static void leftover(void) {
     idist_store *store;
     begin("leftover", 3, test_quick() ? 2 : 5);
@@ -357,7 +358,7 @@ static void mixed(void) {
     nothing_is_left("mixed");
 }
 
-// Takes the method, the size and the group from the environment.
+// Takes the init method, the world size and the group name from the environment.
 static int by_environment(int number, void *arg) {
     (void)arg;
     setenv("IDIST_INIT_METHOD", m->url, 1);

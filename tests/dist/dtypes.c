@@ -98,7 +98,7 @@ static void structs(idist_group *world, int rank, int n, void *arg) {
     if (n == 1) return;
     if (rank == 0) {
         rank_ok(rank, idist_send(p, 3, dtype, 1, 5, &o));
-    } else if (rank == 1) { // a receive of bytes leaves the message queued
+    } else if (rank == 1) { // a receive as U8 leaves the message queued
         rank_is(rank, idist_recv(q, sizeof q, IDIST_U8, 0, 5, &info, &o), IDIST_ERR_MISMATCH);
         rank_check(strstr(idist_last_error(), "particle x 3") != NULL, "the text is: %s",
                    idist_last_error());

@@ -1,4 +1,4 @@
-// elastic: shares the rest of an epoch among fewer and among more ranks; records, wrong calls
+// elastic: sharing the rest of an epoch among fewer and among more ranks; records and wrong calls
 #include "idist.h"
 
 #include "idist_train.h"
@@ -29,7 +29,7 @@ static bool process(int rank, idist_sampler *s, int batches) {
 
 // Processes an epoch with all ranks, then with the even ranks as if the odd ones were lost, then
 // with all ranks again. The odd ranks come back without a record. Every sample must be processed,
-// and only the samples that make shares even are processed twice.
+// and only the samples that even out the shares may be processed twice.
 static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
     idist_sampler_desc d;
     idist_sampler *s = NULL;
@@ -80,7 +80,8 @@ static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&left));
 }
 
-// Reshards after the end of an epoch. No sample may be left, not even one that drop_last left out.
+// Reshards after the end of an epoch. No sample may be left to process, not even one that drop_last
+// left out.
 static void at_the_end(idist_group *world, int rank, int n, void *arg) {
     idist_sampler_desc d;
     idist_sampler *s = NULL;

@@ -1,7 +1,7 @@
 // grants.c - the frames of large messages of a collective over sockets
 //
-// Both ranks know of such a message before it is sent. So the receiver asks for the message when it
-// posts the receive, with one CTS per message. A sender that enters the call first sends one RTS,
+// Both ranks expect such a message before it is sent. The receiver therefore grants each message
+// with one CTS as soon as it posts the receive. A sender that enters the call first sends one RTS,
 // which tells the receiver of the call. The test counts the frames of a broadcast to one other
 // rank. One rank enters the call after the first frames of the other rank have arrived.
 #include <stdatomic.h>

@@ -3,8 +3,8 @@
 
 #include "grid.h"
 
-// Exchanges messages between all pairs, with all sends first on every rank. One by one, the large
-// sends would wait for receives that no rank has posted.
+// Exchanges messages between all pairs, with all sends first on every rank. Outside a group, the
+// large sends would wait for receives that no rank has posted.
 static void all_pairs(idist_group *world, int rank, int n, void *arg) {
     size_t count = *(const size_t *)arg;
     idist_opts o = opts_of(world);
@@ -51,8 +51,8 @@ static void nested(idist_group *world, int rank, int n, void *arg) {
         rank_check(c[k] == k * 7, "rank %d: block %d: got %d expected %d", rank, k, c[k], k * 7);
 }
 
-// Calls the collectives of two groups in opposite orders on even and odd ranks. One by one, these
-// calls would deadlock.
+// Calls the collectives of two groups in opposite orders on even and odd ranks. Outside a pair of
+// idist_group_begin and idist_group_end, these calls would deadlock.
 static void opposite_orders(idist_group *world, int rank, int n, void *arg) {
     idist_group *g[2] = {NULL, NULL};
     int32_t x[2] = {rank + 1, rank + 10};
@@ -72,7 +72,7 @@ static void opposite_orders(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&g[1]));
 }
 
-// Receives a message in the inner pair that is sent after this pair.
+// Receives, in the inner pair, a message that the sender sends only after its own inner pair.
 static void inner_end_does_not_wait(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t out = rank + 5, in = -1;
@@ -95,7 +95,7 @@ static void odd_uses(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_group_begin());
     rank_ok(rank, idist_group_end()); // empty
     rank_ok(rank, idist_group_begin());
-    rank_is(rank, idist_send(&x, 1, IDIST_I32, 99, 0, &o), IDIST_ERR_ARG); // refused at once
+    rank_is(rank, idist_send(&x, 1, IDIST_I32, 99, 0, &o), IDIST_ERR_ARG); // refused immediately
     rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
     rank_is(rank, idist_group_end(), IDIST_ERR_ARG); // reported again; the rest completes
     rank_check(strstr(idist_last_error(), "99") != NULL, "rank %d: got \"%s\"", rank,
@@ -106,8 +106,8 @@ static void odd_uses(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// Fails two calls of a group. idist_group_end must report the failure that is first in the order of
-// the calls, not in time. All other calls complete.
+// Fails two calls of a group. idist_group_end must report the failure of the earlier call, even if
+// the later call fails first. All other calls complete.
 static void failure_in_group(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world), brief = opts_of(world);
     int32_t x = 0, y = 0, z = 5, pair[2] = {1, 2};

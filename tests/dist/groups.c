@@ -88,7 +88,7 @@ static void split_keys(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&h));
 }
 
-// Reduces in the rows and columns of a grid and in the world at once.
+// Reduces in the rows and columns of a grid and in the world at the same time.
 static void overlapping(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 20000 };
     const int width = 2;
@@ -145,7 +145,7 @@ static void check_members(int rank, idist_group *g, const int *list, int n) {
 }
 
 // Makes groups of the even and of the odd ranks, several times, in an order unlike the world's.
-// Only the members take part. The remaining ranks do something else meanwhile.
+// Only the members take part. Meanwhile the remaining ranks make other calls.
 static void by_members(idist_group *world, int rank, int n, void *arg) {
     int list[RANKS_MAX], count = 0;
     idist_group *g[3] = {NULL, NULL, NULL}, *inner = NULL;
@@ -204,7 +204,7 @@ static void *make_in_thread(void *arg) {
     return NULL;
 }
 
-// Makes groups of the same ranks in two threads of each rank at once.
+// Makes groups of the same ranks in two threads of each rank at the same time.
 static void by_members_in_threads(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (int round = 0; round < 20; round++) {
@@ -239,7 +239,8 @@ static void by_members_misuse(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// Keeps one member away, or passes a different list on one rank. Only this call must time out.
+// Passes a different list on rank 0 and, if *arg is false, keeps rank 2 out of the call. Only this
+// call may time out.
 static void by_members_missing(idist_group *world, int rank, int n, void *arg) {
     const int all[3] = {0, 1, 2}, two[2] = {0, 1};
     const bool *comes = (const bool *)arg;
@@ -258,9 +259,9 @@ static void by_members_missing(idist_group *world, int rank, int n, void *arg) {
     rank_check(!g, "rank %d: there is a group", rank);
 }
 
-// Starts three splits at once, with a blocking split and other calls in between. Way 0 waits for
-// them in the same order on all ranks, way 1 in an order that differs from rank to rank. Ways 2 and
-// 3 wait in the order of completion.
+// Starts three splits, with other calls in between, and a blocking split while the three are open.
+// Way 0 waits for them in the same order on all ranks, way 1 in an order that differs from rank to
+// rank. Ways 2 and 3 wait in the order of completion.
 static void split_started(idist_group *world, int rank, int n, void *arg) {
     int way = *(const int *)arg;
     idist_group *g[3], *between = NULL;
@@ -301,7 +302,7 @@ static void split_started(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Waits for a split and an earlier request with idist_wait_all. The earlier request waits for a
-// rank that needs the split first, so idist_wait_all must make progress on the split. Its result
+// rank that needs the split first, so idist_wait_all must make progress on the split. The result
 // must still be the failure with the lowest index.
 static void split_beside_receive(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
@@ -404,7 +405,7 @@ static void made_and_freed(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_free_group(&g));
     }
     idist_group *none = NULL;
-    rank_ok(rank, idist_split(world, -1, 0, &none)); // it has no members
+    rank_ok(rank, idist_split(world, -1, 0, &none)); // `none` has no members
     rank_check(idist_group_rank(none) == -1, "rank %d: got %d expected -1", rank,
                idist_group_rank(none));
     rank_ok(rank, idist_free_group(&none));
@@ -432,8 +433,8 @@ static void free_with_open_request(idist_group *world, int rank, int n, void *ar
     rank_ok(rank, idist_free_group(&g));
 }
 
-// Frees groups with messages that nobody has received. The space of these messages must become
-// free.
+// Frees groups with messages that no rank has received. The space that these messages occupy must
+// be freed as well.
 static void freed_with_messages(idist_group *world, int rank, int n, void *arg) {
     enum { NBYTES = 3500 };
     unsigned char *x = (unsigned char *)calloc(NBYTES, 1);
@@ -458,9 +459,9 @@ static void freed_with_messages(idist_group *world, int rank, int n, void *arg) 
     free(x);
 }
 
-// Runs every collective that goes by host. The group has all ranks except the last, in an order
-// unlike the world's. In one of the groups the blocks of each host are contiguous, in another they
-// are not. Sums of small integers and of powers of two are exact.
+// Runs every collective that proceeds host by host. The group has all ranks except the last, in an
+// order that differs from the world's. In one of the groups the blocks of each host are contiguous,
+// in another they are not. Sums of small integers and of powers of two are exact.
 static void by_host(idist_group *g, int rank, int n) {
     idist_opts o = opts_of(g);
     int r = idist_group_rank(g);
@@ -504,7 +505,7 @@ static void by_host(idist_group *g, int rank, int n) {
 static void over_hosts(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL, *h = NULL;
     (void)arg;
-    for (int turn = 0; turn < 5; turn++) { // their places in shared memory are reused
+    for (int turn = 0; turn < 5; turn++) { // the groups' places in shared memory are reused
         rank_ok(rank, idist_split(world, rank < n - 1 ? 0 : -1, -rank, &g));
         rank_ok(rank, idist_split(world, rank < n - 1 ? 0 : -1, rank * 5 % n, &h));
         if (rank < n - 1) by_host(g, rank, n - 1);
@@ -517,8 +518,8 @@ static void over_hosts(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// Frees groups and makes new ones, which must get shared memory again. The world must keep nothing
-// of the old groups.
+// Frees groups and makes new ones, which must get shared memory again. The world must not keep the
+// old groups.
 static void used_again(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     idist_opts o = opts_of(world);
@@ -545,7 +546,7 @@ static void used_again(idist_group *world, int rank, int n, void *arg) {
     rank_check(groups <= 3, "rank %d: %d groups are left", rank, groups);
 }
 
-// Calls idist_new_group in processes of their own, because it works on the default world.
+// Calls idist_new_group in separate processes, because it works on the default world.
 static int new_group_worker(int local_rank, void *arg) {
     static const int list[3] = {3, 0, 1};
     static const int index_of[4] = {0, 1, -1, 2};

@@ -1,12 +1,12 @@
 // hosts: every operation on 32 MiB over several simulated hosts, with every element checked.
 //
-// Ranks on one host talk through shared memory, hosts talk over TCP. Every rank has more links than
-// it polls one by one (idist__progress_move_all). Normally a waiting rank announces itself after 20
-// ms, and the announcement wakes the other ranks. Here the announcement never comes, so a lost
-// wake-up becomes a hang, and the hang a time-out.
+// Ranks on one host communicate through shared memory, and hosts communicate over TCP. Every rank
+// has more TCP links than the library reads one by one (IDIST__PROGRESS_FEW). Normally a waiting
+// rank announces itself after 20 ms, and the announcement wakes the other ranks. Here the
+// announcement never comes, so a lost wake-up becomes a hang and ends in a time-out.
 //
-// Runs 3 rounds over 2+2+2+2, or 30 if IDIST_TEST_FULL=1. Then makes calls whose sizes lie around
-// the size of a piece, and frees groups while another thread receives.
+// Runs 3 rounds over 2+2+2+2, or 30 if IDIST_TEST_FULL=1. Then makes calls with sizes around the
+// size of a piece, and frees groups while another thread receives.
 //
 //     hosts MIB PLACEMENT...    runs only the operations, on MIB MiB, over these placements
 #ifndef RANKS_MPI
@@ -27,7 +27,7 @@ typedef struct large {
 } large;
 
 typedef struct buffers {
-    idist_group *world, *half; // half: the ranks of our parity
+    idist_group *world, *half; // half: the even or the odd ranks, including ours
     int rank, n;
     size_t count, block; // elements in a whole buffer, and in one of its n blocks
     uint32_t *send, *recv;
@@ -293,7 +293,7 @@ static void *free_groups(void *arg) {
 }
 
 // Receives in one thread of rank 0 and frees groups in another. The two threads do nothing else
-// that would wake each other. A receive that takes 5 seconds has overslept.
+// that would wake each other. A receive that takes 5 seconds has missed its wake-up.
 static void free_beside_receive(idist_group *world, int rank, int n, void *arg) {
     freeing *f = (freeing *)arg, mine;
     idist_opts o = opts_of(world);

@@ -34,8 +34,8 @@ static bool shows_host(void) {
     return strstr(config, "\navailable backends: ring,self\n") && strstr(config, "lo 127.0.0.1");
 }
 
-// Runs one rank: joins, opens two more worlds at the same address with no call in between, adds up,
-// and checks its place. Returns 0 on success.
+// Runs one rank. Joins, opens two more worlds at the same address with no call in between, computes
+// a sum in each world, and checks its placement. Returns 0 on success.
 static int run_rank(idist_desc d, const placement *p) {
     int64_t sum = 0, mine = 1 << d.rank;
     idist_group *more[2] = {NULL, NULL};
@@ -68,7 +68,7 @@ static int run_rank(idist_desc d, const placement *p) {
 }
 
 // Runs n processes and returns true if all of them succeed. Rank 0 starts last, so that the other
-// ranks have to wait for it.
+// ranks must wait for it.
 static bool run_all(const idist_desc *base, int n, const placement *p) {
     pid_t pid[8];
     bool good = true;
@@ -320,7 +320,7 @@ int main(void) {
     tap_deadline(100);
     snprintf(file, sizeof file, "/tmp/init_test_%d", (int)getpid());
     every_method(file, port);
-    setenv("IDIST_ADDR", "127.0.0.1", 1); // separate hosts would find their address themselves
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // on separate hosts, ranks find their own addresses
     snprintf(url, sizeof url, "tcp://239.1.2.3:%d", port);
     nobody_answers(url);
     wrong_answers(url, port);

@@ -1,5 +1,5 @@
-// lifecycle: worlds one after another and several at once, getters, handles of closed worlds, fork,
-// and backends; nothing may be left in the process.
+// lifecycle: worlds one after another and several at the same time, getters, handles of closed
+// worlds, fork, and backends. A closed world must not leave anything in the process.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -21,7 +21,8 @@ static void one_after_another(const char *transport, int n) {
     idist_desc d = desc_with(transport, "auto");
     tap_running("12 worlds of %d, %s", n, transport);
     ranks_reset();
-    // The first worlds create what stays for good (a random fd, a lock).
+    // The first worlds create objects that are never freed (a descriptor for random numbers, a
+    // lock).
     ranks_threads(n, &d, a_little_work, NULL);
     int fds = count_fds(), threads = count_threads();
     for (int i = 0; i < 12; i++) ranks_threads(n, &d, a_little_work, NULL);
@@ -36,8 +37,8 @@ static void one_after_another(const char *transport, int n) {
     ranks_report("12 worlds of %d one after another leave no fd and no thread, %s", n, transport);
 }
 
-// Checks that the getters answer as in a world of 1 while there is none, and that idist_initialize
-// and idist_finalize change the state.
+// Checks that without a world the getters return the values of a world of 1 rank, and that
+// idist_initialize and idist_finalize change the state.
 static void default_world_of_one(void) {
     idist_desc d = desc_with(NULL, NULL);
     tap_ok(!idist_is_initialized(), "not initialized at first");
@@ -176,8 +177,8 @@ static int no_task(void *arg) {
     return 0;
 }
 
-// Checks that every call on a handle of a closed world is an error. No call may touch memory that
-// the world has freed.
+// Checks that every call on a handle of a closed world returns an error. No call may access memory
+// that the world has freed.
 static void is_of_no_more_use(idist_group *g) {
     idist_opts o = opts_of(g);
     idist_request request = {NULL};
@@ -234,7 +235,7 @@ static void handles_of_closed_worlds(const char *transport, int n) {
 }
 
 // Checks that calls on groups of the default world are refused after idist_finalize, and that ended
-// groups do not pile up.
+// groups do not accumulate.
 static void handles_after_finalize(void) {
     tap_running("handles after finalize");
     ranks_reset();
@@ -245,7 +246,8 @@ static void handles_after_finalize(void) {
         rank_ok(0, idist_finalize());
         if (i % 50 == 0) is_of_no_more_use(g);
     }
-    // The limits allow for 3 * RANKS_MAX groups and RANKS_MAX worlds that were open at once.
+    // The limits allow for 3 * RANKS_MAX groups and RANKS_MAX worlds that were open at the same
+    // time.
     rank_check(idist__ended_groups.n <= IDIST__ENDED_GROUPS + 3 * RANKS_MAX &&
                    idist__ended_worlds.n <= IDIST__ENDED_WORLDS + RANKS_MAX,
                "%d groups and %d worlds are kept", idist__ended_groups.n, idist__ended_worlds.n);
@@ -346,9 +348,9 @@ static void closed_beside(const char *transport, int n) {
     ranks_report("a world of %d closes while threads are inside calls, %s", n, transport);
 }
 
-// A thread that is between idist_group_begin and idist_group_end, with a call inside. Another
-// thread must then be refused when it closes the world. The world of a failed worker is closed
-// nevertheless, and the thread still finds its call.
+// A thread that has made a call between idist_group_begin and idist_group_end. If another thread
+// closes the world now, the close must be refused. The world of a failed worker is closed
+// nevertheless, and the thread must still find its call.
 typedef struct opener {
     idist_group *world;
     int32_t got;
@@ -583,7 +585,7 @@ static void forked(void) {
     ranks_report("a child of fork has no world, and can have one");
 }
 
-// A thread that holds locks of the library during a fork, like a thread that the fork interrupts.
+// A thread that holds locks of the library during a fork, as a thread inside the library may.
 typedef struct holder {
     pthread_t thread;
     pthread_barrier_t barrier; // first pass: the locks are held; second pass: they may be released
@@ -730,8 +732,9 @@ static int gloo_worker(int local_rank, void *arg) {
     return 0;
 }
 
-// Opens worlds with backend names that programs bring from torch.distributed and Ignite. The name
-// gloo must select ring. Without its header, nccl must be refused with the name of the header.
+// Opens worlds with the backend names of torch.distributed and Ignite, which ported programs still
+// pass. The name gloo must select ring. Without its header, nccl must be refused with the name of
+// the header.
 static void names_of_host_backends(void) {
     idist_desc d = desc_with(NULL, NULL);
     idist_group *w = NULL;
@@ -760,7 +763,7 @@ static void names_of_host_backends(void) {
     ranks_report("idist_parallel_run with the backend gloo");
 }
 
-// Registers device backends and opens worlds that ask for them by name. Also asks for a name that
+// Registers device backends and opens worlds that request them by name. Also requests a name that
 // no backend has.
 static void names_of_device_backends(void) {
     static idist_backend_api nccl, other; // stay registered

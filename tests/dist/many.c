@@ -61,9 +61,9 @@ static void hundreds(const char *transport, int n, int most) {
 }
 
 // Runs an all_reduce in overlapping groups. Shared memory is so small that the world's collectives
-// use messages, while groups of half of the ranks fit into the regions of their members. To the
-// second group, even ranks lend their second region. This region is smaller than the first region,
-// which odd ranks lend.
+// use messages, while groups of half of the ranks fit into the regions of their members. Even ranks
+// lend the second group their second region. This region is smaller than the first region, which
+// odd ranks lend.
 static int sum_in_overlapping_groups(int rank, void *arg) {
     enum { COUNT = 20000 };
     idist_group *even = NULL, *lower = NULL;
@@ -106,8 +106,8 @@ static int connect_to(const struct sockaddr *a, socklen_t size) {
     return -1;
 }
 
-// Opens up to `most` connections to rank 0 that send nothing, and returns how many it opened. They
-// go to the TCP port, or to the local sockets, whose names any process can read.
+// Opens up to `most` connections to rank 0 that send nothing, and returns how many it opened. The
+// connections go to the TCP port or to the local sockets, whose names any process can read.
 static int open_silent(int port, bool local, int *fds, int most) {
     char line[300], name[200];
     int n = 0;
@@ -170,7 +170,7 @@ static void one_rank(int rank, int port, const char *transport, start *out) {
 }
 
 // Starts rank 0, opens n_silent connections to it, and starts the other ranks. Returns the time in
-// ms from then until rank 3 has joined.
+// ms from the start of the other ranks until rank 3 has joined.
 static long long start_among(int n_silent, const char *transport, bool local) {
     start *out = (start *)shared_alloc(sizeof *out);
     int port = free_port(), n = 0, *fds = (int *)calloc(N_SILENT, sizeof(int));

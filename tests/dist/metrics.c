@@ -112,7 +112,8 @@ typedef struct clip {
     float before[8][1000], after[8][1000];
 } clip;
 
-// Clips gradients. If `shared`, all ranks have all gradients; otherwise rank i % n has gradient i.
+// Clips gradients. If `shared` is true, all ranks have all gradients. Otherwise rank i % n has
+// gradient i.
 static void clipped(idist_group *world, int rank, int n, void *arg) {
     const clip *c = (const clip *)arg;
     idist_opts o = opts_of(world);
@@ -249,8 +250,8 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     value = 7;
     rank_ok(rank, idist_mean_compute(&mean, &value, &o));
     rank_check(value != value, "rank %d: mean of nothing is %g", rank, value);
-    // Rank 0 has four of four right, every other rank two. Computes twice, because compute may be
-    // called again.
+    // Rank 0 has four of four right, and every other rank has two. Computes the result twice,
+    // because a second call must work as well.
     rank_ok(rank, idist_accuracy_update(&accuracy, scores[0], rank ? second : first, 4, 3));
     for (int i = 0; i < 2; i++) {
         rank_ok(rank, idist_accuracy_compute(&accuracy, &value, &o));

@@ -18,7 +18,7 @@ typedef struct job {
 
 static int task(void *arg) {
     job *j = (job *)arg;
-    if (j->rank == j->first) tap_sleep_ms(30); // so that ranks that do not wait run first
+    if (j->rank == j->first) tap_sleep_ms(30); // so that ranks that wrongly do not wait run first
     else if (!__atomic_load_n(&j->all->n_runs[j->first], __ATOMIC_ACQUIRE))
         __atomic_add_fetch(&j->all->n_early, 1, __ATOMIC_ACQ_REL);
     __atomic_add_fetch(&j->all->n_runs[j->rank], 1, __ATOMIC_ACQ_REL);
@@ -105,7 +105,7 @@ int main(void) {
     tap_deadline(60);
     (void)ranks__log();
     hosts *h = (hosts *)shared_alloc(sizeof *h);
-    setenv("IDIST_ADDR", "127.0.0.1", 1); // separate hosts would find their address themselves
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // on separate hosts, ranks find their own addresses
     h->port = free_port();
     h->calls[0].fails_on = -1;
     h->calls[1].fails_on = 1;

@@ -79,8 +79,8 @@ static void local_combinations(void) {
     }
 }
 
-// Computes (a + b) modulo *arg on U32. The op is commutative and shows that fn and its arg are
-// used.
+// Computes (a + b) modulo *arg on U32. The op is commutative, and its result shows that the library
+// calls fn with its arg.
 static void add_mod(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
     const unsigned char *a = (const unsigned char *)in;
     unsigned char *b = (unsigned char *)inout;
@@ -211,7 +211,7 @@ static void premul(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_op_create_premul_sum(rank % 2 ? 0.5 : 2.0, world, &op));
     for (int d = 0; d < 6; d++) {
         size_t esize = idist_dtype_size(dtypes[d]);
-        // `once` holds a value as rounded to the dtype.
+        // `once` holds a value rounded to the dtype.
         unsigned char s[COUNT * 8], r[COUNT * 8], copy[COUNT * 8], once[8];
         for (size_t i = 0; i < COUNT; i++)
             store_double(s + i * esize, dtypes[d], (double)((int)(i % 7) - 3 + rank) * 2);
@@ -274,7 +274,7 @@ static void call_from_an_op(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Frees an op while several calls that use it run or wait for their turn. A new op then gets the
-// same number. Each call must keep the function it was made with.
+// same number. Each call must keep the function with which it was made.
 static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
     enum { MANY = 5000, CALLS = 6 };
     uint32_t all = UINT32_MAX, tiny = 1; // modulo 1 everything is 0
@@ -286,8 +286,8 @@ static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (uint32_t k = 0; k < CALLS * MANY; k++) x[k] = k + 1;
     rank_ok(rank, idist_op_create(add_mod, &all, true, world, &op));
-    // By then the other ranks are in their calls and have freed the op. The results must be right
-    // without the sleep as well.
+    // During the sleep, the other ranks start their calls and free the op. The results must be
+    // right without the sleep as well.
     if (rank == 0) tap_sleep_ms(50);
     for (int c = 0; c < CALLS; c++) {
         idist_opts a = opts_async(world, &r[c]);

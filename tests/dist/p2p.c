@@ -56,7 +56,7 @@ static void tags_out_of_order(idist_group *world, int rank, int n, void *arg) {
 }
 
 static void same_tag_in_order(idist_group *world, int rank, int n, void *arg) {
-    // The sizes cover both ways in which a message can travel.
+    // The sizes cover both ways in which the library sends a message.
     static const size_t counts[5] = {1, 20000, 3, 200000, 0};
     idist_opts o = opts_of(world);
     int32_t *x = (int32_t *)malloc(200000 * sizeof *x);
@@ -137,8 +137,8 @@ static void check_info(int rank, const idist_recv_info *info, int source, int ta
 }
 
 // Receives a message into too small a buffer, and as another dtype. Both receives must fail and
-// leave the message for a receive that fits. Covers messages that are sent at once and large ones
-// that wait at the sender.
+// leave the message for a receive that fits. Covers messages that are sent immediately and large
+// messages that wait at the sender.
 static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[3] = {10, 5000, 100000};
     idist_opts o = opts_of(world);
@@ -173,7 +173,7 @@ static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Sends, from rank 0, a message for rank 1 to probe and a second message behind it. If i is odd,
-// waits until rank 1 asks for them.
+// first waits for a message from rank 1, which then starts its probe.
 static void send_to_probe(idist_group *world, int i, int tag, size_t count, unsigned char *p) {
     idist_request request = {NULL};
     idist_opts o = opts_of(world), a = opts_async(world, &request);
@@ -287,7 +287,7 @@ static void probes_in_vain(idist_group *world, int rank, int n, void *arg) {
     int32_t x = 0;
     (void)arg;
     (void)n;
-    // A message, because a barrier could fail when rank 1 aborts.
+    // Uses a message, because a barrier could fail when rank 1 aborts.
     if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 0, &o));
     if (rank == 1) rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 0, 0, NULL, &o));
     if (rank == 1) rank_ok(rank, idist_abort(world));
@@ -585,8 +585,8 @@ static void matched_to_self(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Posts a receive that turns out to be too short. The receive must fail when the message arrives,
-// and the message must stay.
+// Posts a receive that is too short for its message. The receive must fail when the message
+// arrives, and the message must stay.
 static void posted_too_short(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x[4] = {1, 2, 3, 4}, y[4] = {0, 0, 0, 0};
@@ -801,7 +801,7 @@ static void request_times_out(idist_group *world, int rank, int n, void *arg) {
 
 #ifndef RANKS_MPI
 // Lets a send of a rank to itself time out. The next receive must get the next message, not the
-// cancelled one.
+// cancelled message.
 static void cancelled_to_self(idist_group *world, int rank, int n, void *arg) {
     const size_t count = 200000;
     idist_opts o = opts_of(world), brief = opts_of(world);

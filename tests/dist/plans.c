@@ -1,4 +1,4 @@
-// plans: calls that are prepared once and made often. In one case of eight, the grid of each
+// plans: calls that are prepared once and made often. In one case out of eight, the grid of each
 // operation checks that the operation works from a plan.
 #include "idist.h"
 
@@ -238,8 +238,8 @@ static void others_swapped(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 2; i++) rank_ok(rank, idist_plan_free(&plan[i]));
 }
 
-// Does what the ranks may do differently: fills plans of different collectives in another order,
-// fills a plan again, has more plans, or uses none.
+// Does everything that ranks may do differently. Ranks fill plans of different collectives in
+// different orders, fill a plan again, have more plans than others, or use none.
 static void filled_differently(idist_group *world, int rank, int n, void *arg) {
     enum { N = 3 };
     idist_plan *plan[N] = {NULL}, *own = NULL;

@@ -193,8 +193,8 @@ static float simple_gradient(int i, int rank) {
 
 static const size_t even_counts[N] = {96, 144, 12, 12}, even_rows[N] = {8, 12, 0, 0};
 
-// Sends gradients that the factors represent exactly. The gradients must arrive unchanged:
-// averaged, summed, scaled, in doubles, and when all are zero.
+// Sends gradients that the factors represent exactly. The results must be exact for averages, sums,
+// scaled sums and doubles, and when all gradients are zero.
 static void exact(idist_group *world, int rank, int n, void *arg) {
     const int how = *(const int *)arg;
     double wide[ELEMENTS] = {0};
@@ -257,7 +257,7 @@ static void not_finite(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-// Checks the error feedback: what one iteration loses arrives in later ones, so the average over
+// Checks the error feedback. Later iterations send what one iteration loses, so the average over
 // many iterations must be right. Covers matrices of full rank, and a bucket that does not fill its
 // square.
 static void feedback(idist_group *world, int rank, int n, void *arg) {
@@ -300,8 +300,8 @@ typedef struct spike {
     bool square, no_warm_start;
 } spike;
 
-// Sends one gradient that is far too large from one rank. Later iterations must be unaffected: the
-// average over many iterations must be right.
+// Sends one gradient that is far too large from one rank. Later iterations must not be affected, so
+// the average over many iterations must be right.
 static void spiked(idist_group *world, int rank, int n, void *arg) {
     enum { STEPS = 200, USED = 264, AT = 5 };
     const spike *how = (const spike *)arg;
@@ -332,8 +332,8 @@ static void spiked(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-// Sends gradients that cancel out on purpose. The library must not drop the error feedback because
-// of this.
+// Sends gradients that are meant to cancel out across ranks. The library must not drop the error
+// feedback because of this.
 static void opposite(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;

@@ -58,7 +58,7 @@ static void many_in_a_row(idist_group *world, int rank, int n, void *arg) {
 int main(void) {
     tap_deadline(60);
     grid_run("reduce", check_case, GRID_REDUCES | GRID_ROOTED);
-    bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory
+    bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // runs on device memory
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);
         if (on_nccl) tap_skip("half sums are rounded once", "NCCL rounds them at every step");

@@ -5,7 +5,7 @@
 
 // Checks one call in which rank r gets counts[r] elements. `v` selects reduce_scatterv, which takes
 // the counts. In place, recv is our block of send, and the library may use the other blocks as
-// scratch. So only the result and the guards are checked then.
+// scratch memory. Therefore only the result and the guards are checked then.
 static void check_blocks(grid_case *c, const size_t *counts, bool v) {
     size_t esize = idist_dtype_size(c->dtype), own = counts[c->rank], total = 0, at = 0;
     for (int k = 0; k < c->n; k++) {
@@ -93,7 +93,7 @@ int main(void) {
     grid_run("reduce_scatterv", check_case_v, GRID_REDUCES | GRID_WIDE);
     for (int n = 2; n <= 3; n++)
         ranks_case(n, NULL, one_rank_gets_all, NULL, "reduce_scatterv: one rank gets all, n=%d", n);
-    bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory
+    bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // runs on device memory
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);
         if (on_nccl) tap_skip("half sums are rounded once", "NCCL rounds them at every step");

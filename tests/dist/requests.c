@@ -86,7 +86,7 @@ static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
                 break;
             }
             seen[index] = true;
-            // The result is valid at once.
+            // The result is valid immediately.
             check_sum(rank, n, x[index], counts[index % 4], (int)index);
         }
     } else if (how == 4) {
@@ -153,8 +153,8 @@ static void freed_early(idist_group *world, int rank, int n, void *arg) {
     freed_buffers[rank] = x; // used until the world is closed
 }
 
-// Starts more collectives at once than the library remembers of past calls. The last rank comes
-// late to most of them.
+// Starts 300 collectives at the same time, which is more than the number of past calls that the
+// library remembers. The last rank comes late to most of them.
 static void very_many(idist_group *world, int rank, int n, void *arg) {
     enum { K = 300 };
     idist_request r[K];
@@ -176,7 +176,7 @@ static void very_many(idist_group *world, int rank, int n, void *arg) {
                        (long long)x[k]);
 }
 
-// Runs eight different collectives at once.
+// Runs eight different collectives at the same time.
 static void a_mix(idist_group *world, int rank, int n, void *arg) {
     enum { C = 3000 };
     const size_t m = (size_t)n;
@@ -344,7 +344,7 @@ static void some_fail(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_send(x, 1, IDIST_I32, 0, 3, &o));
         }
         if (rank == 0) {
-            rank_ok(rank, idist_probe(1, 2, &info, &o)); // so that both receives complete at once
+            rank_ok(rank, idist_probe(1, 2, &info, &o)); // so both receives complete immediately
             rank_ok(rank, idist_probe(1, 3, &info, &o));
             rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 3, NULL, &a));
             rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 2, NULL, &b)); // too short
@@ -422,10 +422,10 @@ static void beside_a_sleeping_thread(idist_group *world, int rank, int n, void *
     (void)arg;
     brief.timeout_ms = 80;
     TAP_REQUIRE(pthread_create(&thread, NULL, receive, world) == 0);
-    // By then the thread sleeps and has announced it. The result must be right without the sleep as
-    // well.
+    // After this time the other thread sleeps and has announced that it sleeps. The result must be
+    // right without the delay as well.
     tap_sleep_ms(150);
-    // The time in which a thread or the machine waits for a processor does not count.
+    // Time during which a thread or the machine waits for a processor does not count.
     int64_t start_ns = tap_now_ns(), waited_ns = tap_all_waited_ns() + tap_stolen_ns();
     rank_is(rank, idist_recv(&x, 1, IDIST_I32, (rank + 1) % n, 2, NULL, &brief), IDIST_ERR_TIMEOUT);
     waited_ns = tap_all_waited_ns() + tap_stolen_ns() - waited_ns;
@@ -465,14 +465,14 @@ static void matching_make(matching *m, uint64_t seed) {
         m->source[m->n_receives] = x / 200 % 4 == 0 ? IDIST_ANY_SOURCE : 1;
         m->got[m->n_receives++] = -1;
     }
-    // A message that no receive wants gets a receive of its own.
+    // Adds a receive for each message that no receive matches.
     for (int k = 0; k < RECEIVES; k++)
         if (!matching_send(m, (int)(tap_mix(seed + 500 + (uint64_t)k) % 40))) {
             m->wants[m->n_receives] = IDIST_ANY_TAG;
             m->source[m->n_receives] = 1;
             m->got[m->n_receives++] = m->n_messages - 1;
         }
-    // Each receive that got nothing gets a message of its own.
+    // Adds a message for each receive that got nothing.
     for (int i = 0; i < m->n_receives; i++)
         while (m->got[i] < 0) (void)matching_send(m, m->wants[i] < 0 ? 0 : m->wants[i]);
 }
@@ -522,9 +522,9 @@ static void who_gets_what(idist_group *world, int rank, int n, void *arg) {
 #ifndef RANKS_MPI
 // ---- a request costs the same beside thousands of others ----
 //
-// Compares the cost of MANY requests at once with the cost of MANY requests in parts of FEW. The
-// cost is the processor time of the process, which runs both ranks. One list that every call or
-// frame searches from its beginning makes the cost ten times as high.
+// Compares the cost of MANY requests that are open at the same time with the cost of MANY requests
+// in batches of FEW. The cost is the processor time of the process, which runs both ranks. A single
+// list that every call or frame searches from the beginning would multiply the cost by ten.
 enum { FEW = 1000, MANY = 16000 };
 
 static idist_request *crowd_requests[2];
@@ -542,7 +542,8 @@ static void crowd_send(idist_group *world, int rank, int k, size_t nbytes, int t
 }
 
 // Posts the receives first and sends the messages from the last to the first, so that no message is
-// for the oldest receive. Before the messages come, both sides have announced that they wait.
+// for the oldest receive. Both ranks have announced that they wait before the first message is
+// sent.
 static void receives_first(idist_group *world, int rank, int count) {
     idist_opts o = opts_of(world);
     for (int k = 0; k < count && rank == 0; k++) crowd_recv(world, rank, k, 4, k);
@@ -552,7 +553,7 @@ static void receives_first(idist_group *world, int rank, int count) {
     rank_ok(rank, idist_wait_all(crowd_requests[rank], (size_t)count));
 }
 
-// Sends the messages first, more than the space for early messages holds.
+// Sends the messages first. They are more than the space for early messages can hold.
 static void messages_first(idist_group *world, int rank, int count) {
     idist_opts o = opts_of(world);
     for (int k = 0; k < count && rank == 1; k++) crowd_send(world, rank, k, 1500, k);
@@ -586,7 +587,7 @@ static void in_one_group(idist_group *world, int rank, int count) {
     rank_ok(rank, idist_group_end());
 }
 
-// Receives when no rank sends. The receives are cancelled one by one.
+// Receives when no rank sends. The time-outs cancel the receives one by one.
 static void time_outs(idist_group *world, int rank, int count) {
     idist_opts o = opts_of(world);
     for (int k = 0; k < count && rank == 0; k++) {
@@ -685,8 +686,9 @@ static void two_worlds(void) {
 #endif
 
 #ifndef RANKS_MPI
-// Starts a large request, then computes and exchanges small messages with itself all the time. The
-// small messages complete at once. The library must still move the large request by itself.
+// Starts a large request on rank 0, which then computes and exchanges small messages with itself
+// until the other rank is done. The small messages complete immediately. The library must still
+// make progress on the large request.
 static void progress_beside_small_ones(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 4 << 20 };
     static int arrived;
@@ -734,7 +736,7 @@ static void freed_and_lost(void) {
     idist_group *w = NULL;
     idist_request request = {NULL};
     idist_desc d;
-    tap_running("closing waits for what was let go");
+    tap_running("closing waits for freed requests");
     ranks_reset();
     memset(&d, 0, sizeof d);
     d.timeout_ms = 50;

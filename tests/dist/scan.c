@@ -45,8 +45,8 @@ static void refuses_avg(idist_group *world, int rank, int n, void *arg) {
     rank_check(y == (float)(rank + 1), "rank %d: got %g expected %d", rank, (double)y, rank + 1);
 }
 
-// Checks that the running sum stays a float on its way through the ranks. Rank 3 must get the sum
-// of 2048, 1, 1 and 1, rounded once.
+// Checks that the running sum is passed from rank to rank as a float. Rank 3 must get the sum of
+// 2048, 1, 1 and 1, rounded once.
 static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     static const float want[4] = {2048.0f, 2048.0f, 2050.0f, 2052.0f};
     idist_opts o = opts_of(world);

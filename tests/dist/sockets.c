@@ -1,5 +1,5 @@
-// sockets: links of several sockets, with stripes of 1,000 bytes that cut frames and payloads in
-// all places
+// sockets: links of several sockets, with stripes of 1,000 bytes that cut frames and payloads at
+// all offsets
 static int few_are_many; // 1 if connections are made on demand
 #define IDIST__STRIPE_BYTES ((size_t)1000)
 #define IDIST__LINKS_MANY (few_are_many ? 0 : 64)
@@ -19,7 +19,7 @@ static int32_t value_of(int from, int to, int message, size_t i) {
 
 // ---- values ----
 
-// Exchanges messages of many sizes between all pairs, in both directions at once.
+// Exchanges messages of many sizes between all pairs, in both directions at the same time.
 static void exchange(idist_group *world, int rank, int n) {
     static const size_t counts[] = {0, 1, 7, 234, 250, 251, 1000, 20000, LARGEST};
     enum { MESSAGES = (int)(sizeof counts / sizeof counts[0]) };
@@ -106,7 +106,7 @@ static void one_count(const char *transport, int sockets) {
                  few_are_many ? ", on demand" : "");
 }
 
-// ---- the ranks ask for different numbers ----
+// ---- the ranks request different numbers of sockets ----
 
 static int asks(int number, void *arg) {
     idist_group *world = NULL;
@@ -129,8 +129,8 @@ static int asks(int number, void *arg) {
     return 0;
 }
 
-// Checks the automatic number of sockets. They must hold all data that is in flight while the
-// network is full.
+// Checks the automatic number of sockets. Their windows must hold all data that is in flight when
+// the network is fully used.
 static void automatic(void) {
     static const struct {
         uint32_t round_trip_us, mbits;

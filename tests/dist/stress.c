@@ -2,15 +2,15 @@
 // several at a time.
 //
 // A seed and the number of a call determine what all ranks call: operation, group, dtype, op, root
-// and size. Most sizes are at a border where the library changes its algorithm. Each rank then
-// decides for itself: blocking or with a request, in place or not, and in which order to wait. Each
-// rank also chooses malloc or idist_alloc, and the offset of each buffer. Every element that
+// and size. Most sizes are at a threshold at which the library changes its algorithm. Each rank
+// then decides for itself: blocking or with a request, in place or not, and in which order to wait.
+// Each rank also chooses malloc or idist_alloc, and the offset of each buffer. Every element that
 // arrives is compared with a value computed from (rank, index, call). IDIST_TEST_SECONDS sets how
 // long the test runs. The default is 6 seconds, or 4 in the quick form.
 //
-// A rank that waits announces it after 20 ms, and the announcement wakes the other ranks. It would
-// turn a lost wake-up into a short stall that nobody sees. Here the announcement never comes, so a
-// lost wake-up becomes a hang.
+// A rank that waits announces itself after 20 ms, and the announcement wakes the other ranks. Such
+// an announcement would turn a lost wake-up into a short stall that no test detects. Here the
+// announcement never comes, so a lost wake-up becomes a hang.
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST_IMPLEMENTATION
@@ -20,7 +20,8 @@
 #include "grid.h"
 
 enum {
-    // Values repeat after PERIOD elements, which is no multiple of anything the library divides by.
+    // Values repeat after PERIOD elements. This prime number is not a multiple of any size by which
+    // the library divides buffers.
     PERIOD = 1021,
     MOST_CALLS = 6,
     MOST_RANKS = 10,
@@ -77,7 +78,8 @@ typedef struct rank_state {
     idist_op user_ops[3];
     uint64_t own; // random numbers of this rank only
     uint64_t number;
-    // A value was wrong. The rank continues to the end of the round, so that other ranks can.
+    // A value was wrong. The rank continues to the end of the round, so that the other ranks can
+    // continue too.
     bool wrong;
     bool broken; // a call failed
 } rank_state;
@@ -135,8 +137,8 @@ static void complain(rank_state *s, const doing *d, const char *fmt, ...) {
 // memory
 //------------------------------------------------------------------------------
 
-// Allocates a buffer between guards. In some calls all buffers of all ranks are shared; in other
-// calls each buffer is shared or not.
+// Allocates a buffer between guards. In some calls all buffers of all ranks are shared. In other
+// calls each rank decides for each buffer whether it is shared.
 static area area_make(rank_state *s, const doing *d, size_t nbytes) {
     static const size_t offsets[6] = {0, 0, 0, 1, 8, 13};
     uint64_t h = own_random(s);
@@ -548,7 +550,7 @@ static idist_status call_message(doing *d, const idist_opts *o, bool between) {
     if (d->what == ALL_GATHER_BYTES)
         return idist_all_gather_bytes(d->send.p, d->send.nbytes, d->recv.p, d->recv.nbytes,
                                       d->sizes, &plain);
-    // A send to itself: either the send or the receive must not block.
+    // The rank sends to itself, so either the send or the receive must not block.
     if (d->r == d->src && d->r == d->dst) {
         status = idist_send(d->send.p, sent, d->dtype, d->dst, d->tag, between ? &plain : &other);
     } else if (d->r == d->src) {
@@ -733,8 +735,7 @@ static void check(rank_state *s, doing *d) {
     d->started = false;
 }
 
-// Makes a few calls. All ranks know which calls these are, but each rank waits for its own in
-// another order.
+// Makes a few calls. All ranks make the same calls, but each rank waits for them in its own order.
 static void one_round(rank_state *s, doing *calls) {
     uint64_t h = tap_mix(s->shared->seed + s->number);
     int k, n = 1 + (int)(h % MOST_CALLS);
@@ -830,7 +831,7 @@ int main(void) {
     tap_deadline((int)seconds + 60);
     (void)ranks__log();
     tap_diag("seed %llu", (unsigned long long)tap_seed());
-#ifdef RANKS_MPI // every process has to arrive at the same number of slices
+#ifdef RANKS_MPI // every process must arrive at the same number of slices
     end_ns = tap_now_ns();
     slice_ns = 200000000;
 #endif

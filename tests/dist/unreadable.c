@@ -27,8 +27,8 @@ static bool has_secret_memory(void) {
     return fd >= 0;
 }
 
-// Returns zeroed memory. If `secret`, no other process can read the memory. If `half` as well, only
-// its second half is unreadable.
+// Returns zeroed memory. If `secret` is true, no other process can read the memory. If `half` is
+// true as well, only the second half is unreadable.
 static int32_t *get_memory(size_t nbytes, bool secret, bool half) {
     size_t at = half ? nbytes / 2 / 4096 * 4096 : 0;
     char *p =

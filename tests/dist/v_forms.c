@@ -136,7 +136,7 @@ static layout pair_layout(const grid_case *c, bool sending) {
 }
 
 // Checks all_to_allv. Rank a sends to rank b the elements of its pattern from b * 100000 on. This
-// exposes a block at the wrong place.
+// exposes a block that is in the wrong place.
 static void all_to_allv(grid_case *c) {
     size_t esize = idist_dtype_size(c->dtype);
     layout out = pair_layout(c, true), in = pair_layout(c, false);
@@ -304,7 +304,7 @@ int main(void) {
     grid_run("all_to_allv in place", all_to_allv_in_place, GRID_ONE_WAY | GRID_WIDE);
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc d = desc_with("auto", algorithm_names[a]);
-#ifndef ON_DEVICE_H // in device memory, only a pointer tells that a call is for the device
+#ifndef ON_DEVICE_H // only a pointer to device memory shows that a call is for the device
         ranks_case(4, &d, in_place_of_nothing, NULL, "all_to_allv in place of nothing, %s",
                    algorithm_names[a]);
 #endif

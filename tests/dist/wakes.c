@@ -1,10 +1,10 @@
 // wakes: ranks sleep in collectives at random moments, with one thread or two, and only other ranks
 // wake them.
 //
-// A rank that waits for the next step of one member says so, and other ranks let it sleep. Normally
-// a lost wake-up shows only as a delay: a sleeper looks around every 10 to 30 ms, and announcements
-// wake it after 20 ms. Here neither ever happens, so a lost wake-up becomes a hang, and the hang a
-// time-out.
+// A rank that waits for the next step of one member announces which member, and the other ranks do
+// not wake it. Normally a lost wake-up causes only a delay. A sleeping rank wakes every 10 to 30 ms
+// to check for ended processes, and announcements wake it after 20 ms. Here neither ever happens,
+// so a lost wake-up becomes a hang and ends in a time-out.
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST__LOOK_NS ((int64_t)3600 * 1000000000)
@@ -73,7 +73,7 @@ static void one_call(const caller *c, int operation, size_t count, int root) {
     }
 }
 
-// Makes a rank come late by a random time, now and then so late that other ranks sleep.
+// Delays a rank by a random time, now and then so long that other ranks fall asleep.
 static void come_late(uint64_t h) {
     int64_t until = tap_now_ns() + (int64_t)(h % 100000);
     if (h / 100000 % 12 == 0) tap_sleep_ms(8 + (int)(h % 8));

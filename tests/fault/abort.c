@@ -29,8 +29,8 @@ static void *abort_soon(void *arg) {
     return NULL;
 }
 
-// Blocks in a call. Rank n-1 never joins, so no call can end by itself, and no ranks wait for each
-// other in a circle.
+// Blocks in a call. Rank n-1 never makes the call, so no call can end by itself. The ranks do not
+// wait for each other in a cycle.
 static idist_status block(idist_group *g, int rank, int n, int place, float *x) {
     idist_opts o = opts_of(g);
     idist_request request[2] = {{NULL}, {NULL}};
@@ -82,7 +82,7 @@ static void body(idist_group *world, int rank, int n, void *arg) {
         while (!__atomic_load_n(&e->is_aborted, __ATOMIC_ACQUIRE)) tap_sleep_ms(1);
     }
     if (rank == e->aborter) TAP_REQUIRE(pthread_join(thread, NULL) == 0);
-    // Later calls fail, also on the rank that was in no call.
+    // Later calls fail, even on the rank that was in no call.
     rank_is(rank, idist_barrier(&o), IDIST_ERR_ABORTED);
     rank_is(rank, idist_send(x, 1, IDIST_F32, 0, 0, &o), IDIST_ERR_ABORTED);
     rank_ok(rank, idist_abort(world)); // a second abort has no effect
@@ -166,7 +166,7 @@ static void *abort_midway(void *arg) {
     return NULL;
 }
 
-// A thread of the last rank aborts a busy group at a random moment. No rank may stay behind in a
+// A thread of the last rank aborts a busy group at a random moment. No rank may stay blocked in a
 // call.
 static void abort_a_stream(idist_group *world, int rank, int n, void *arg) {
     uint64_t random_state = tap_seed() + 17;
@@ -256,8 +256,8 @@ static int differs_after_abort(idist_group *world, int rank, int n, proc_slot *s
 }
 
 // Rank 1 is stopped, so that messages of a group are queued at rank 0 when rank 0 aborts the group.
-// The messages must return their part of the eager window. Then rank 0 can send half a window of
-// messages on the world before any receive.
+// The queued messages must return their part of the eager window. Rank 0 can then send half a
+// window of messages on the world before rank 1 receives any of them.
 static int queued_come_back(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { COUNT = 250, NBYTES = 8000, LAST = (1 << 20) / (NBYTES + 64) - 2 };
     static char buf[NBYTES];
@@ -307,8 +307,8 @@ static int leaves_after_abort(idist_group *world, int rank, int n, proc_slot *sl
         proc_result(slot, idist_abort(world));
         proc_await_phase(slot, 3); // this rank leaves last
     } else if (rank == 1) {
-        // Does not receive from rank 2. That would be a deadlock, which the library detects on a
-        // busy machine.
+        // Receives from rank 0, because a receive from rank 2 would be a deadlock. On a busy
+        // machine the library might detect that deadlock before the abort.
         proc_result(slot, idist_recv(&x, 1, IDIST_I32, 0, 0, NULL, &o));
     } else {
         o.group = g;
@@ -393,9 +393,9 @@ static void abort_beside_another_call(const char *transport) {
 }
 #endif
 
-// Aborts a group while a member is still creating it. A large message of the inner groups by host
-// is on the way at that time. The message must return its part of the eager window between the two
-// ranks.
+// Aborts a group while a member is still creating it. Rank 1 has already started a large broadcast
+// in the group, and over several hosts this message belongs to one of the group's inner groups. The
+// message must return its part of the eager window between the two ranks.
 static void window_comes_back(idist_group *world, int rank, int n, void *arg) {
 #ifdef RANKS_MPI // the windows of an MPI are smaller
     enum { ROUNDS = 600, NBYTES = 60000, LAST = 1, LAST_NBYTES = 4 };
@@ -437,7 +437,8 @@ typedef struct meeting {
     int port;
 } meeting;
 
-// Rank 2 holds a group of ranks 0 and 1 without being a member. Its abort of the group must fail.
+// Rank 2 holds a handle of a group of ranks 0 and 1, but it is not a member. An abort of the group
+// by rank 2 must fail.
 static int aborts_as_outsider(int rank, void *arg) {
     const int members[2] = {0, 1};
     const meeting *m = (const meeting *)arg;

@@ -1,5 +1,5 @@
 // bad_args: every misuse returns IDIST_ERR_ARG or IDIST_ERR_STATE with an error text, on the
-// calling rank only, and breaks nothing
+// calling rank only, and the world stays usable
 #include "idist.h"
 
 #include "grid.h"
@@ -327,8 +327,8 @@ static void freed_group(idist_group *world, int r, int n, void *arg) {
     (void)n;
 }
 
-// Runs a case in a process of its own. A library that trusts the pointer crashes, and the other
-// results must not be lost with it.
+// Runs a case in a separate process. A library that trusts the stale pointer crashes, and the
+// results of the other cases must not be lost in such a crash.
 static void in_child(int n) {
     int wait_status = 0;
     tap_running("a freed group in a world of %d", n);
@@ -368,7 +368,7 @@ static void everything(idist_group *world, int rank, int n, void *arg) {
     rank_check(y == n, "rank %d: got %d expected %d", rank, y, n);
 }
 
-// Misuses the library on one rank only. The other ranks must notice nothing.
+// Misuses the library on one rank only. The other ranks must not be affected.
 static void one_rank_only(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int32_t x = 1, y = 0;
@@ -398,7 +398,7 @@ static int nothing(int local_rank, void *arg) {
     return 0;
 }
 
-static void uninitialised(void) {
+static void uninitialized(void) {
     float x[8] = {0}, y[8] = {0};
     size_t counts[1] = {1}, nbytes = 1;
     const int ranks[1] = {0};
@@ -618,7 +618,7 @@ static void in_main(void (*fn)(void), const char *name) {
 int main(void) {
     tap_deadline(60);
     (void)ranks__log();
-    in_main(uninitialised, "calls before initialize");
+    in_main(uninitialized, "calls before initialize");
     in_main(names_and_sizes, "names of what does not exist");
     in_main(default_world, "the default world of 1");
     in_main(bad_desc, "descriptions that make no sense");

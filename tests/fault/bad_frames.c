@@ -1,10 +1,10 @@
-// bad_frames: frames that only a broken or hostile rank sends, although it knows the secret of the
-// job.
+// bad_frames: frames that only a broken or hostile rank sends, even if the rank knows the secret of
+// the job.
 //
 // Rank 2 of three ranks sends the frames to rank 0. Rank 0 is in a call of the world, or of the
 // group of ranks 0 and 1. Rank 0 must report that rank 2 was lost. Rank 0 must not write out of
-// bounds, which `make asan` would detect. It must hold no more memory for the frames than one
-// window.
+// bounds, which `make asan` would detect. Rank 0 must hold no more than one window of memory for
+// the frames.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -18,8 +18,8 @@ enum {
 typedef struct bad {
     const char *name;
     uint8_t type;
-    // Set if the frame has the number of a group that its sender is not in. If it is clear, no rank
-    // knows the group.
+    // If true, the frame has the number of a group that does not contain the frame's sender. If
+    // false, no rank knows the group.
     bool of_the_pair;
     uint64_t nbytes;
     int repeat;
@@ -115,8 +115,8 @@ static void counted_free(void *ptr, void *user) {
     free(p);
 }
 
-// Sends bad frames as the library never would: ignores the window, and does not check who is in the
-// group.
+// Sends bad frames that the library itself would never send. Ignores the window and does not check
+// the members of the group.
 static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
     idist__world *w = world->w;
     idist__ring *ring = idist__ring_of(w);
@@ -166,8 +166,8 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     } else {
         char text[600] = "";
         idist_status status = IDIST_OK;
-        // Rank 1 gets the loss from rank 0, or from rank 2, which blames rank 0 for closing the
-        // connection.
+        // Rank 1 learns of the loss from rank 0, or from rank 2, which blames rank 0 for closing
+        // the connection.
         status = idist_barrier(&o);
         copy_text(text, sizeof text, idist_last_error());
         rank_check(status == IDIST_ERR_PEER_LOST, "rank %d: got %s: %s", rank,
@@ -177,7 +177,7 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
                    "rank 0 says what was wrong: got \"%s\"", text);
         rank_check(rank || text_names_rank(text, 2), "rank %d names rank 2: got \"%s\"", rank,
                    text);
-        // The group of the pair has nothing to do with rank 2.
+        // The group of ranks 0 and 1 does not depend on rank 2.
         rank_is(rank, idist_barrier(&of_pair), IDIST_OK);
         rank_check(rank || held->most < MOST_HELD, "rank 0 held %lld bytes", (long long)held->most);
     }
@@ -185,8 +185,8 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     return 0;
 }
 
-// Rank 0 has granted the message of a broadcast. Rank 1 sends it under a number that is *arg too
-// high. Rank 0 must report the frame as malformed.
+// Rank 0 has granted the message of a broadcast. Rank 1 sends the message under a number that is
+// too high by *arg. Rank 0 must report the frame as malformed.
 static int other_number(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { NBYTES = 100000 };
     static char x[NBYTES];
@@ -252,9 +252,9 @@ static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, 
     return rank_ok(rank, idist_close(&world)) ? 0 : 1;
 }
 
-// Frees groups while messages for them are still on the way. Every member reports a failure to
-// every other member. If a member frees the group at once, most of these reports arrive afterwards,
-// and so does a message that no rank received.
+// Frees groups while messages for them are still in flight. Every member reports a failure to every
+// other member. If a member frees the group immediately, most of these reports arrive later. A
+// message that no rank receives arrives later, too.
 static void freed_at_once(idist_group *world, int rank, int n, void *arg) {
     idist_opts all = opts_of(world);
     int rounds = *(int *)arg;
@@ -272,8 +272,8 @@ static void freed_at_once(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Sends a failure before its group exists. The receiver must keep the failure. The second failure
-// has no text, as if there had been no memory for it. Then the error text must name the rank that
-// reported the failure.
+// has no text, as if memory for the text could not be allocated. In this case the error text must
+// name the rank that reported the failure.
 static void early_failure(idist_group *world, int rank, int n, void *arg) {
     static const char *const texts[2] = {"made up", NULL};
     idist__world *w = world->w;

@@ -1,5 +1,5 @@
-// cancel_thread: pthread_cancel of a thread that is blocked in a call. The call completes and the
-// thread ends after it. Other threads can then use and close the world.
+// cancel_thread: pthread_cancel of a thread that is blocked in a call. The call must complete
+// before the thread ends. Other threads can then use and close the world.
 #include "idist.h"
 
 #include "ranks.h"

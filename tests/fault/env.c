@@ -1,5 +1,5 @@
-// env: half-set and nonsensical environment variables give IDIST_ERR_ENV, and the error text names
-// the variable
+// env: incomplete and nonsensical environment variables cause IDIST_ERR_ENV, and the error text
+// names the variable
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -12,8 +12,8 @@ typedef struct env_case {
     int world_size;      // if the status is IDIST_OK
 } env_case;
 
-// Cases of one process each. They need no master, because bad variables are rejected before any
-// rank is contacted.
+// Cases that each run in one process. No master is needed, because bad variables are rejected
+// before any rank is contacted.
 static const env_case cases[] = {
     {"", IDIST_OK, "", 1},
     {"RANK= WORLD_SIZE=", IDIST_OK, "", 1}, // an empty variable counts as unset
@@ -49,10 +49,10 @@ static const env_case cases[] = {
     {"IDIST_RANK=0", IDIST_ERR_ENV, "WORLD_SIZE", 0},
     {"IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "RANK", 0},
     {"IDIST_RANK=x IDIST_WORLD_SIZE=2", IDIST_ERR_ENV, "IDIST_RANK", 0},
-    // The library's own name wins.
+    // The library's own variables take precedence.
     {"IDIST_RANK=0 IDIST_WORLD_SIZE=1 RANK=7 WORLD_SIZE=8", IDIST_OK, "", 1},
     {"HOROVOD_RANK=0", IDIST_ERR_ENV, "HOROVOD_SIZE", 0},
-    // The descriptor that hydra passed was closed on the way.
+    // The descriptor that hydra passed was closed before the rank started.
     {"PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2 PMI_FD=999", IDIST_ERR_ENV, "PMI_FD=999", 0},
     {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALNRANKS=2 PMI_FD=998", IDIST_ERR_ENV, "PMI_FD=998", 0},
     {"PMI_RANK=0 PMI_SIZE=2 PMI_FD=first", IDIST_ERR_ENV, "PMI_FD=first", 0},
@@ -218,7 +218,7 @@ static void real_world(const char *format, int n, const char *name) {
         size_t at = 0;
         snprintf(text, sizeof text, "%s", format);
         vars[k][0] = 0;
-        for (const char *p = text; *p && at < sizeof vars[k] - 12; p++) { // replaces %R and %P
+        for (const char *p = text; *p && at < sizeof vars[k] - 12; p++) { // expands %R and %P
             if (p[0] == '%' && p[1] == 'R')
                 at += (size_t)snprintf(vars[k] + at, sizeof vars[k] - at, "%d", k), p++;
             else if (p[0] == '%' && p[1] == 'P')

@@ -1,5 +1,5 @@
 // exit: a rank ends without finalizing the world, by exit(0), _exit(0), SIGTERM, or exec; all other
-// ranks must report it as lost
+// ranks must report that rank as lost
 #include "idist.h"
 
 #include "ranks.h"

@@ -4,9 +4,9 @@
 // of calls, or at every call in turn if IDIST_TEST_LONG=1. The first trial of each setting kills
 // the rank right after the request that tells the store which rank it is.
 //
-// After that request, every survivor must get IDIST_ERR_PEER_LOST within a second, with a text that
-// names the dead rank. Before that request, no rank can know about the dead rank. The error text of
-// the time-out must then say that the dead rank did not come.
+// If the rank dies after that request, every survivor must get IDIST_ERR_PEER_LOST within a second,
+// with a text that names the dead rank. If the rank dies earlier, no other rank can know about it.
+// The error text of the time-out must then say that the dead rank did not come.
 //
 // The test also sends SIGSTOP to rank 0, which serves the store at a port. The other ranks must end
 // soon after their time-out and name rank 0.
@@ -29,7 +29,7 @@ typedef enum meeting { // place where the ranks meet
 } meeting;
 
 typedef struct victim {
-    int rank, dies_at; // number of the call; 0 for the moment when it has told the store its rank
+    int rank, dies_at; // number of the call; 0 for the moment after it has told the store its rank
     int signal;        // SIGKILL or SIGSTOP
     int n_calls;       // number of calls so far, of all threads
     int known;         // the victim has told the store its rank
@@ -61,7 +61,7 @@ static void now_known(void) {
 }
 
 // Returns true if a message, or a key in the store's file, tells the store which rank the process
-// is. Such keys are "idist/3" and "idist/drawn".
+// is. Examples of such keys are "idist/3" and "idist/drawn".
 static bool says_who(const void *bytes, size_t nbytes) {
     const char *at = (const char *)memmem(bytes, nbytes, "idist/", 6);
     return at && at + 6 < (const char *)bytes + nbytes &&
@@ -172,8 +172,8 @@ static void one_rank(int rank, meeting where, const char *url, const char *trans
     _exit(0);
 }
 
-// Checks the result of a rank that was not killed or stopped. The rank got the result `ms` after
-// the victim's death.
+// Checks the result of a rank that was not killed or stopped. The rank got the result `ms`
+// milliseconds after the victim died or stopped.
 static void check_outcome(const outcome *out, meeting where, int k, long long ms) {
     int loser = dying->rank, at = dying->dies_at;
     bool stopped = dying->signal == SIGSTOP, serves = loser == 0 && where != IN_VIEW;
@@ -186,7 +186,7 @@ static void check_outcome(const outcome *out, meeting where, int k, long long ms
     rank_check(out->status == IDIST_ERR_PEER_LOST || unknown || late,
                "call %d: rank %d got %s after %lld ms: %s", at, k,
                idist_status_name((idist_status)out->status), ms, out->text);
-    // If a connection is missing, the text names both ends, and first the rank that reports it.
+    // If a connection is missing, the text names both ends, and the reporting rank first.
     const char *blamed = strstr(out->text, " was not connected within ");
     rank_check(where == DRAWN || text_names_only(blamed ? blamed : out->text, loser, k, RANKS),
                "call %d: rank %d names another rank: %s", at, k, out->text);

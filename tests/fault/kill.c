@@ -38,7 +38,7 @@ static idist_status stream_step(idist_group *world, float *x, const trial *t, in
         idist_status status = idist_all_reduce(x + (size_t)k * third, x + (size_t)k * third, count,
                                                IDIST_F32, IDIST_MAX, &o);
         if (status == IDIST_OK) continue;
-        char text[600]; // waiting for the other requests must not hide the text of this error
+        char text[600]; // waiting for the other requests must not hide this error
         copy_text(text, sizeof text, idist_last_error());
         idist_wait_all(request, 3);
         return status;
@@ -137,7 +137,8 @@ static int waits_long(idist_group *world, int rank, int n, proc_slot *slot, void
     proc_phase(slot, 1);
     for (int k = 0; k < n - 1 && rank == n - 1; k++)
         if (k != 1)
-            rank_check(proc_await_result(&slot[k - rank], 4000), "rank %d hears nothing", k);
+            rank_check(proc_await_result(&slot[k - rank], 4000), "rank %d does not report the loss",
+                       k);
     proc_result(slot, idist_barrier(&o));
     idist_status closed = idist_close(&world);
     return closed != IDIST_OK && world == NULL ? 0 : 92;
@@ -161,15 +162,15 @@ static void killed_while_waiting(const char *transport) {
 }
 
 // Kills ranks while other ranks write to their memory. A call that ends early waits until no rank
-// writes any more, but must not wait for a dead rank. Such a wait would show as a step of 100 ms.
-// The test looks for this step, since no other limit holds on a busy machine.
+// writes any more, but must not wait for a dead rank. Such a wait would delay the error by 100 ms.
+// The test looks for this delay, because no tighter limit holds on a busy machine.
 static void kill_with_shared_memory(uint64_t *random_state) {
     enum { N = 24 };
     int n_slow = 0;
     ranks_reset();
     for (int i = 0; i < N; i++) n_slow += one_trial("auto", 3 * i, true, random_state) > 90000000;
     rank_check(n_slow <= N / 6 * test_slow_factor(),
-               "%d of %d times a survivor heard of it only after 90 ms", n_slow, N);
+               "in %d of %d trials a survivor reported the loss only after 90 ms", n_slow, N);
     ranks_report("SIGKILL of a random rank, buffers of idist_alloc");
     tap_diag("%d of %d slower than 90 ms", n_slow, N);
 }

@@ -41,8 +41,8 @@ static const char *const MARK = "store_close: the pointer is NULL";
 // Makes a call that fails, so that idist_last_error returns MARK from now on.
 static void mark(void) { rank_is(0, idist_store_close(NULL), IDIST_ERR_ARG); }
 
-// Checks idist_last_error after a call. If fails is true, something must have failed inside the
-// call; otherwise the case would prove nothing.
+// Checks idist_last_error after a call. If `fails` is true, something must have failed inside the
+// call, because otherwise the case would prove nothing.
 static void unchanged(const char *name, idist_status status, bool fails) {
     bool failed = idist__me.has_kept;
     rank_check(status == IDIST_OK, "%s: got %s", name, idist_status_name(status));
@@ -50,7 +50,7 @@ static void unchanged(const char *name, idist_status status, bool fails) {
     rank_check(!fails || failed, "%s: nothing has failed inside", name);
 }
 
-// Makes rank 0 wait until rank 1 has tried to connect in vain.
+// Makes rank 0 wait until rank 1 has failed to connect once.
 static void come_in_order(int rank) {
     int64_t until_ms = tap_now_ms() + 10000 * test_slow_factor();
     is_counted = rank == 1;
@@ -152,7 +152,7 @@ static int is_quiet(int local_rank, void *arg) {
     return 0;
 }
 
-// Tests a process alone: variables that idist ignores, traces that cannot be written, workers, and
+// Tests a single process: variables that idist ignores, traces that cannot be written, workers, and
 // getters.
 static int is_alone(int rank, void *arg) {
     idist_desc d;
@@ -186,7 +186,7 @@ static int is_alone(int rank, void *arg) {
     return 0;
 }
 
-// Tests checkpoints in a folder with a damaged file that would be the latest checkpoint.
+// Tests checkpoints in a folder with a damaged file whose name makes it the latest checkpoint.
 static int has_checkpoints(int rank, void *arg) {
     float weights[4] = {1, 2, 3, 4};
     idist_tensor tensor;

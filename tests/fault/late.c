@@ -31,8 +31,8 @@ static idist_status make_call(int operation, const float *s, float *r, size_t co
     }
 }
 
-// Checks that the error text names every late rank. The only punctual rank that it may name is the
-// caller.
+// Checks that the error text names every late rank. The caller is the only punctual rank that the
+// text may name.
 static void check_names(const experiment *e, int rank, int n) {
     const char *text = idist_last_error();
     for (int k = 0; k < n; k++) {
@@ -43,9 +43,9 @@ static void check_names(const experiment *e, int rank, int n) {
     }
 }
 
-// Checks when a rank got its error. The first rank whose time-out passes fails the group for all
-// ranks. So a rank that calls later may get the error before its own time-out, but never before the
-// time-out of the first call.
+// Checks when a rank got its error. The first rank whose time-out expires fails the group for all
+// ranks. Therefore a rank that calls later may get the error before its own time-out, but never
+// before the time-out of the first call.
 static void check_time(experiment *e, int rank, int64_t start, int64_t end) {
     bool is_late = e->late_mask >> rank & 1;
     int64_t first = __atomic_load_n(&e->first_ms, __ATOMIC_ACQUIRE);
@@ -141,9 +141,9 @@ static void left_is_not_missing(idist_group *world, int rank, int n, void *arg) 
     }
 }
 
-// The rank whose barrier times out first. Each rank hears only from its neighbor, so this rank may
-// never have received a message from the missing rank. Its error text must still name the last call
-// that the missing rank must have reached.
+// The rank whose barrier times out first. Each rank receives messages only from its neighbor, so
+// this rank may never have received a message from the missing rank. The error text must still name
+// the last call that the missing rank must have reached.
 typedef struct speaker {
     int rank;    // the rank whose time-out comes first
     int is_over; // atomic
@@ -172,9 +172,9 @@ static void seen_by_others(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// A rank that joins while every second rank stays away. Ranks come from 0 or from 1 on.
-// Initialization must time out and name the missing ranks. Without rank 0 there is no job, so no
-// rank can tell who else is missing.
+// A rank that joins while every other rank stays away. The ranks that join are the even or the odd
+// ranks. Initialization must time out and name the missing ranks. Without rank 0 there is no job,
+// so no rank can tell who else is missing.
 typedef struct lonely_rank {
     idist_store *store;
     int rank, n;
@@ -231,8 +231,8 @@ static void missing_at_init(int first, int n) {
 }
 #endif
 
-// State of a test in which messages keep arriving. Rank 1 keeps sending messages that no rank waits
-// for. Rank 0 waits for another message, with a time-out, while another thread of rank 0 tests a
+// State of a test in which messages keep arriving. Rank 1 keeps sending messages for which no rank
+// waits. Rank 0 waits for another message, with a time-out, while another thread of rank 0 tests a
 // request. Neither thread may have to wait for a pause in the messages.
 typedef struct glance {
     idist_request request;

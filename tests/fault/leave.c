@@ -1,11 +1,11 @@
 // leave: ranks leave a world that has failed, each after its last call on a group that the failure
-// does not concern.
+// does not affect.
 //
 // Rank 1 dies or aborts the world. All other ranks have a group without rank 1. If one member of
-// the group has completed a call, the call must complete on all other members, too. That member may
-// even have closed the world by then. A call that needs a member that has left must fail at once.
-// Its status must be the status of the world's failure, and its text must first name the rank that
-// caused that failure.
+// the group has completed a call, the call must complete on all other members, too. This holds even
+// if that member has closed the world in the meantime. A call that needs a member that has left
+// must fail immediately. Its status must be the status of the world's failure, and its text must
+// first name the rank that caused that failure.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -52,7 +52,7 @@ typedef struct plan {
     bool aborts;     // rank 1 aborts the world instead of dying
     int is_gone;     // set when the early root has left; atomic
     int ready_count; // number of ranks that have passed the first barrier of the world; atomic
-    int done_count;  // number of ranks after an early root that made the last call; atomic
+    int done_count;  // number of ranks that made the last call after an early root; atomic
 } plan;
 
 static int32_t data[LARGE];
@@ -99,7 +99,7 @@ static idist_status make_then(const plan *p, const idist_opts *o) {
     case THEN_ANY: return idist_recv(data, 1, IDIST_I32, IDIST_ANY_SOURCE, 1, NULL, o);
     case THEN_SEND: return idist_send(data, LARGE, IDIST_I32, 0, 1, o);
     default:
-        // The new group fails with its parent, but it exists all the same.
+        // The new group fails with its parent, but it is created nevertheless.
         status = idist_split(o->group, 0, 0, &g);
         if (status == IDIST_OK) {
             idist_opts of_child = opts_of(g);
@@ -158,7 +158,7 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     if (early && rank) await(&p->is_gone, 1);
     if (p->last != NONE) rank_ok(rank, make_last(p, &o, n - 1));
     if (early && rank) {
-        // A later call that fails would end the last call of ranks that are still in it.
+        // A later call that fails would end the last call on ranks that have not completed it.
         __atomic_add_fetch(&p->done_count, 1, __ATOMIC_ACQ_REL);
         await(&p->done_count, n - 2);
     }
@@ -171,8 +171,8 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
 }
 
 // All ranks have a group. The last rank dies after rank 0 has freed the group. Rank 0 learns of the
-// loss from the world and leaves. The other ranks learn of the loss later, from the group, and must
-// blame the last rank.
+// loss from the world and leaves. The other ranks learn of the loss later, through the group, and
+// must blame the last rank.
 static int freed_before(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     plan *p = (plan *)arg;
     idist_opts of_world = opts_of(world), o;

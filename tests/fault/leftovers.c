@@ -1,5 +1,5 @@
 // leftovers: a job leaves nothing behind and survives signals. A job on one host opens no TCP
-// listener, SIGKILL of all ranks leaves no file, and a storm of signals causes no error.
+// listener, SIGKILL of all ranks leaves no file, and frequent signals cause no error.
 #include "idist.h"
 
 #include "ranks.h"
@@ -184,7 +184,7 @@ static void massacre(uint64_t *random_state) {
         }
         struct timespec ts = {0, delay_us * 1000L};
         nanosleep(&ts, NULL);
-        // so that no rank notices the loss of another
+        // so that no rank can detect the loss of another rank
         for (int k = 0; k < 3; k++) kill(p.pid[k], SIGSTOP);
         for (int k = 0; k < 3; k++) kill(p.pid[k], SIGKILL);
         procs_wait(&p, 2000);
@@ -230,7 +230,7 @@ static void closed_on_exec(const char *transport) {
 }
 
 // Blocks a signal after the library has started its thread. The signal must stay pending, because
-// no thread of the library may take it.
+// no thread of the library may receive it.
 static int blocks_a_signal(int local_rank, void *arg) {
     sigset_t set, pending;
     idist_request r = {NULL};
@@ -243,7 +243,7 @@ static int blocks_a_signal(int local_rank, void *arg) {
     sigemptyset(&set);
     sigaddset(&set, SIGUSR1);
     sigprocmask(SIG_BLOCK, &set, NULL);
-    kill(getpid(), SIGUSR1); // ends the process if a thread takes it
+    kill(getpid(), SIGUSR1); // ends the process if a thread receives it
     tap_sleep_ms(50);
     sigpending(&pending);
     rank_check(sigismember(&pending, SIGUSR1) == 1, "rank %d: the signal is gone", local_rank);
@@ -323,7 +323,7 @@ static int quiet_worker(int local_rank, void *arg) {
 }
 
 // A world that three processes join while signals keep arriving. Rank 0, which runs the store,
-// comes last, so the other ranks wait for it under signals.
+// joins last, so signals interrupt the other ranks while they wait for it.
 typedef struct stormy {
     const char *transport;
     int port;
@@ -361,7 +361,7 @@ static void storms(void) {
         ranks_reset();
         n_signals = 0;
         storm(100);
-        // Ranks join and leave the world under signals, too.
+        // Signals also arrive while ranks join and leave the world.
         ranks_threads(3, &d, storm_threads, &total);
         storm(0);
         rank_check(n_signals > 50, "only %d signals came: the test tests nothing", n_signals);

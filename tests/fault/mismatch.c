@@ -85,8 +85,8 @@ static void check_text(const experiment *e, int rank, int n) {
     if (e->normal.operation != e->odd.operation)
         says_field = says_field || (text_has_word(text, operation_names[e->normal.operation]) &&
                                     text_has_word(text, operation_names[e->odd.operation]));
-    // The barrier that follows may be compared first. Then one rank is in barrier #1 and another
-    // rank in #2.
+    // The library may compare the barrier that follows first. In this case one rank is in barrier
+    // #1 and another rank is in barrier #2.
     if (e->normal.operation == BARRIER || e->odd.operation == BARRIER)
         says_field =
             says_field || (text_has_word(text, "sequence") && text_has_word(text, "barrier #2"));
@@ -219,7 +219,7 @@ static void fields(const setting *s, uint64_t *random_state) {
         e = base;
         e.odd.op = IDIST_MAX;
         if (has_op(a)) one_field(e, "op", s, random_state);
-        e.odd.op = IDIST_AVG; // added up like SUM
+        e.odd.op = IDIST_AVG; // adds like SUM
         if (has_op(a) && a != SCAN && a != EXSCAN) one_field(e, "op", s, random_state);
         e = base;
         e.odd.root = s->n - 1;
@@ -265,15 +265,15 @@ static void gatherv_counts(idist_group *world, int rank, int n, void *arg) {
                "rank %d: the text names ranks 0 and 1 and the count: got \"%s\"", rank, text);
 }
 
-// Kinds of calls in which two sides wait for each other forever. If every process has only one
-// thread, the library can detect that with certainty. Two groups may have the same ranks, so the
-// group is part of what the ranks compare.
+// Kinds of calls in which ranks wait for each other forever. If every process has only one thread,
+// the library can detect such a deadlock with certainty. Two groups may have the same ranks, so the
+// ranks compare the groups of their calls as well.
 typedef enum {
     ALL_REDUCE_IN_ANOTHER_GROUP,
     RECV_AGAINST_BARRIER,
     RECV_AGAINST_ALL_REDUCE,
     RECV_AGAINST_RECV,
-    BROADCASTS_IN_ANOTHER_GROUP // fails once the root has to wait; it may be some calls ahead
+    BROADCASTS_IN_ANOTHER_GROUP // fails once the root must wait; it may be some calls ahead
 } crossing;
 
 static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -305,7 +305,7 @@ static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, v
 
 static void crossing_calls(int n, const char *transport, crossing what, const char *field,
                            const char *name) {
-// The sanitizer's runtime has a thread of its own, so no process has only one.
+// The sanitizer's runtime has its own thread, so no process is single-threaded.
 #ifdef __SANITIZE_THREAD__
     tap_skip(name, "%d ranks, %s, case %d: the thread sanitizer adds a thread", n, field,
              (int)what);
@@ -336,8 +336,8 @@ static void crossing_calls(int n, const char *transport, crossing what, const ch
 
 // A receive that timed out no longer waits. Rank 0 enters a collective after the receive and must
 // not take the receive for one half of a deadlock. Meanwhile rank 1 waits for rank 2. The search
-// for deadlocks ignores calls with a time-out of their own, so rank 1's short time-out is set for
-// its world.
+// for deadlocks ignores calls with their own time-out, so rank 1's short time-out is set for its
+// world.
 enum { TIMED_OUT = 1, ENTERS, IS_THROUGH };
 
 static int waits_no_more(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -402,7 +402,7 @@ static int fails_in_group(idist_group *world, int rank, int n, proc_slot *slot, 
         proc_phase(slot, ENTERS_WORLD);
     }
     if (rank == 1) {
-        // Gives rank 2 time to report that it waits. The test is right without the pause.
+        // Gives rank 2 time to report that it waits. The test is right without this delay.
         tap_sleep_ms(300);
         rank_ok(rank, idist_abort(g));
     }
@@ -438,8 +438,8 @@ static void failed_before(const char *transport, bool receives) {
     procs_free(&p);
 }
 
-// One thread calls on another group than all other threads. Any thread might still make the
-// matching call, so the ranks must time out and not hang.
+// One thread makes its call on a different group than all other threads. Any thread might still
+// make the matching call, so the ranks must time out and not hang.
 static void another_group(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     int32_t x = 1;
@@ -449,8 +449,8 @@ static void another_group(idist_group *world, int rank, int n, void *arg) {
     o.timeout_ms = 400;
     int64_t start = tap_now_ms();
     idist_status status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
-    // The rank whose time-out passes first closes the world. The other ranks may notice that before
-    // their own time-outs, as a mismatch with finalize or as a lost rank.
+    // The rank whose time-out expires first closes the world. The other ranks may detect this
+    // before their own time-outs, as a mismatch with finalize or as a lost rank.
     rank_check(status == IDIST_ERR_TIMEOUT || status == IDIST_ERR_PEER_LOST ||
                    status == IDIST_ERR_MISMATCH,
                "rank %d: got %s", rank, idist_status_name(status));
@@ -526,7 +526,7 @@ static void only_the_group(idist_group *world, int rank, int n, void *arg) {
     idist_free_group(&g);
 }
 
-// Ranks get 16 calls ahead only in shared memory.
+// Only shared memory lets a rank get 16 calls ahead.
 #if !defined(RANKS_MPI) && !defined(ON_DEVICE_H)
 #define RANKS_GET_AHEAD
 // A rank that waits for no other rank can be up to 16 calls ahead. Rank 0 broadcasts, but rank 1

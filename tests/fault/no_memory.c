@@ -3,8 +3,8 @@
 //
 // No rank may hang. The rank without memory must report an error or do without the memory, and all
 // memory must be freed. Any other rank that fails must name the rank without memory. If the
-// allocation fails before the rank has reached the store, the other ranks cannot know why. They
-// then report that the rank did not show up.
+// allocation fails before the rank has reached the store, the other ranks cannot know the reason.
+// In this case they report that the rank did not show up.
 #include "idist.h"
 
 #include "ranks.h"
@@ -144,7 +144,7 @@ int main(void) {
         int n, loser;
     } worlds[5] = {{"auto", 2, 1}, {"tcp", 2, 0}, {"2+2", 4, 1}, {"2+2", 4, 2}, {"socket", 3, 0}};
     tap_deadline(200 * test_slow_factor());
-    setenv("IDIST_ADDR", "127.0.0.1", 1); // what a rank on a separate host would find out by itself
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // on separate hosts, ranks find their own addresses
     (void)ranks__log();
     for (int i = 0; i < 5; i++) {
         plan p = {worlds[i].transport, worlds[i].n, NULL, {{0}}};

@@ -28,7 +28,7 @@ typedef struct ranks_of {
     idist_status status;
 } ranks_of;
 
-// Installs a filter that makes socket(AF_UNIX) fail with `error` from now on.
+// Installs a system call filter that makes socket(AF_UNIX) fail with `error` from now on.
 static bool refuse_local_sockets(int error) {
     struct sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
                                           offsetof(struct seccomp_data, nr)),
@@ -140,7 +140,8 @@ static int adds_up(int local_rank, void *arg) {
     return status == IDIST_OK && sum == 2 ? 0 : 9;
 }
 
-// Spawns workers without local sockets. The ranks of a host must be able to use TCP instead.
+// Spawns workers that cannot create local sockets. The ranks of a host must be able to use TCP
+// instead.
 static int spawns_without_local(int number, void *arg) {
     idist_desc d;
     (void)number;

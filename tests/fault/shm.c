@@ -96,8 +96,8 @@ static void lost_in_barriers(int n, bool sleeps, uint64_t *random_state) {
     tap_diag("n=%d, others %s: slowest survivor after %.2f ms", n, how, (double)worst_ns / 1e6);
 }
 
-// Ways to read a large contribution in place, from the memory of another rank. The values change
-// with every step, so that stale data cannot pass the check.
+// Operations in which a rank reads a large contribution in place, from the memory of another rank.
+// The values change with every step, so that stale data cannot pass the check.
 typedef enum { SUMS, MESSAGES, PARTS, COPIES } reading;
 static const char *const reading_names[4] = {"all_reduce", "sendrecv", "scatter", "broadcast"};
 
@@ -142,7 +142,8 @@ static int reads_others(idist_group *world, int rank, int n, proc_slot *slot, vo
         __atomic_store_n(&slot->iterations, step, __ATOMIC_RELAXED);
         proc_phase(slot, 1);
     }
-    // The memory is ours again. A rank that still reads it must not take the new values for data.
+    // The memory is ours again. A rank that still reads it must not mistake the new values for
+    // data.
     memset(x, 0x5A, nbytes);
     memset(y, 0x5A, 4 * how->count);
     proc_result(slot, s);
@@ -178,9 +179,9 @@ static void lost_while_read(int n, reading what_for, size_t nbytes, uint64_t *ra
     tap_diag("%s n=%d: slowest survivor after %.1f ms", call, n, (double)worst_ns / 1e6);
 }
 
-// Owners of the memory in a test where the root of a scatter gives up. The last rank stays away, so
-// the root times out while rank 1 reads its memory. The root then overwrites the memory, and rank 1
-// must not return the new bytes as a result.
+// Kinds of memory in a test where the root of a scatter times out. The last rank stays away, so the
+// root times out while rank 1 reads the root's memory. The root then overwrites the memory, and
+// rank 1 must not return the new bytes as a result.
 typedef enum { PRIVATE, FREED, SHARED_MEMORY, N_OWNERS } owner;
 static const char *const owner_names[N_OWNERS] = {"private memory", "memory, which it frees",
                                                   "shared memory"};
@@ -196,7 +197,7 @@ static int gives_up(idist_group *world, int rank, int n, proc_slot *slot, void *
     memset(x, 0, nbytes);
     for (int k = 0; rank == 0 && k < n; k++) fill(x + (size_t)k * COUNT, COUNT, 0, 1);
     rank_ok(rank, idist_barrier(&o));
-    proc_phase(slot, 1); // the root must not give up before all ranks have left the barrier
+    proc_phase(slot, 1); // the root must not time out before all ranks have left the barrier
     for (int k = 0; k < n && rank == 0; k++) proc_await_phase(&slot[k], 1);
     if (rank == n - 1)
         rank_check(proc_await_result(slot - rank, 8000), "the root does not give up");
@@ -223,7 +224,7 @@ static int gives_up(idist_group *world, int rank, int n, proc_slot *slot, void *
 
 static void gives_up_while_read(owner memory) {
     procs p;
-    tap_running("a root gives up while others read its %s", owner_names[memory]);
+    tap_running("a root times out while other ranks read its %s", owner_names[memory]);
     ranks_reset();
     procs_start(&p, 3, NULL, gives_up, &memory);
     rank_check(procs_wait(&p, 10000) == 0, "hang");
@@ -234,7 +235,7 @@ static void gives_up_while_read(owner memory) {
     ranks_report("a root gives up while others read its %s", owner_names[memory]);
 }
 
-// ---- all ranks die at once ----
+// ---- all ranks die at the same time ----
 
 static int goes_on(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
@@ -391,7 +392,7 @@ static void sleeps_in_barrier(int n) {
 //------------------------------------------------------------------------------
 
 // Creates and frees 200 groups. The world has only a few places for groups in shared memory, so it
-// must reuse each place after its group is freed.
+// must reuse each place after the group there is freed.
 static void made_and_freed(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 60000 };
     int32_t *x = (int32_t *)malloc(4 * COUNT), *y = (int32_t *)malloc(4 * COUNT);

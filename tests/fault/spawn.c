@@ -257,8 +257,8 @@ static int rank_1_is_killed(int local_rank, void *arg) {
     return 0;
 }
 
-// Checks exit codes, also if SIGCHLD is ignored. In that case the kernel reaps the workers and
-// their wait status is lost.
+// Checks exit codes, with SIGCHLD at its default and ignored. If SIGCHLD is ignored, the kernel
+// reaps the workers and their wait status is lost.
 static void exit_codes(void) {
     idist_report report;
     idist_desc d = quick_desc(&report);
@@ -302,8 +302,8 @@ static int returns_5_after_an_abort(int local_rank, void *arg) {
     return idist_barrier(NULL) != IDIST_OK;
 }
 
-// Returns 0 on every rank, but idist_finalize fails: rank 0 is in it while all other ranks are in a
-// barrier.
+// Returns 0 on every rank, but idist_finalize fails, because rank 0 is in idist_finalize while all
+// other ranks are in a barrier.
 static int ends_badly_after_an_abort(int local_rank, void *arg) {
     (void)arg;
     survive_an_abort();
@@ -311,7 +311,8 @@ static int ends_badly_after_an_abort(int local_rank, void *arg) {
     return 0;
 }
 
-// The last rank aborts the calls of all other ranks, which then end before the last rank.
+// The last rank aborts the world, so the calls of all other ranks fail and those ranks end before
+// the last rank.
 static int aborts_the_world(int local_rank, void *arg) {
     (void)arg;
     if (local_rank != 2) return idist_barrier(NULL) != IDIST_OK;
@@ -340,8 +341,8 @@ static void world_aborted(void) {
     ranks_report("workers of an aborted world may succeed, also the one that aborted it");
 }
 
-// Checks that the abort of a group does not hide a failure. Only if the world is lost or aborted
-// has a worker failed because of another worker.
+// Checks that the abort of a group does not hide a failure. A worker counts as failed because of
+// another worker only if the world is lost or aborted.
 static void group_aborted_before(void) {
     idist_report report;
     idist_desc d = quick_desc(&report);
@@ -362,8 +363,8 @@ static int counts(int local_rank, void *arg) {
     return 0;
 }
 
-// Restricts the calling process to at most n of its cores, the first ones of the mask. Returns the
-// number of cores that are left.
+// Restricts the calling process to the first n cores of the mask. Returns the number of cores that
+// are left, which is lower if the mask has fewer cores.
 static int use_cores(const unsigned long *mask, int n) {
     unsigned long some[64] = {0};
     int got = 0;
@@ -757,7 +758,7 @@ static void parent_unchanged(void) {
     atexit_board = b;
     atexit(count_atexit);
     int own_child = child_of_the_program();    // the library must not reap it
-    rank_ok(-1, idist_spawn(works, b, 2, &d)); // creates whatever stays for good
+    rank_ok(-1, idist_spawn(works, b, 2, &d)); // creates objects that are never freed
     take(&before);
     rank_ok(-1, idist_spawn(works, b, 3, &d));
     f.b = make_board();
@@ -829,9 +830,9 @@ static int runs_for_ever(int local_rank, void *arg) {
     return 0;
 }
 
-// Runs in a process of its own. Starts the process that calls idist_spawn, kills it, and waits
-// until no worker is left. The supervisor is a subreaper and inherits all orphans, so that no
-// worker can escape to init. Returns the exit code.
+// Runs in a separate process. Starts the process that calls idist_spawn, kills it, and waits until
+// no worker is left. The supervisor is a subreaper, so that init cannot inherit an orphaned worker.
+// Returns the exit code.
 static int supervise(failing *f, int delay_us) {
     alarm(30);
     if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 50;

@@ -132,10 +132,10 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
     procs_free(&p);
 }
 
-// A test in which rank 0 comes late, after the warning has named it. By then, rank 1 has been
-// stopped inside the call, and `is_stopped` is set. With two calls, the second call begins a little
-// later. When the first call times out, the ranks have not had time to answer the question that the
-// second call asks.
+// A test in which rank 0 comes late, after the warning has named it. Before rank 0 comes, the test
+// stops rank 1 inside the call and sets `is_stopped`. With two calls, the second call begins a
+// little later. When the first call times out, the ranks have not had time to answer the question
+// that the second call asks.
 typedef struct late_and_stopped {
     int calls, is_stopped; // is_stopped is atomic
 } late_and_stopped;
@@ -177,7 +177,7 @@ static void stopped_after_the_warning(const char *placement, int calls) {
     kill(p.pid[1], SIGSTOP);
     __atomic_store_n(&e->is_stopped, 1, __ATOMIC_RELEASE);
     for (int k = 0; k < 3; k += 2)
-        rank_check(proc_await_result(&p.slot[k], 6000), "rank %d has no time-out", k);
+        rank_check(proc_await_result(&p.slot[k], 6000), "rank %d does not time out", k);
     kill(p.pid[1], SIGCONT);
     procs_wait(&p, 8000);
     for (int k = 0; k < 3; k += 2)
@@ -306,7 +306,7 @@ static void chain_case(int n, int kind, const char *transport) {
     TAP_REQUIRE(waitpid(p.pid[n - 1], &status, WUNTRACED) == p.pid[n - 1] && WIFSTOPPED(status));
     for (int k = 0; k < n - 1; k++) proc_phase(&p.slot[k], 2);
     for (int k = 0; k < n - 1; k++) {
-        rank_check(proc_await_result(&p.slot[k], 6000), "rank %d has no time-out", k);
+        rank_check(proc_await_result(&p.slot[k], 6000), "rank %d does not time out", k);
         const char *text = p.slot[k].text, *last = strrchr(text, ';');
         rank_check(p.slot[k].status == IDIST_ERR_TIMEOUT, "rank %d: got %s: %s", k,
                    idist_status_name((idist_status)p.slot[k].status), text);
@@ -391,7 +391,7 @@ int main(void) {
     for (int kind = 0; kind < N_CHAINS; kind++) {
         static const char *const transports[3] = {"auto", "tcp", "socket"};
         int first = test_quick() ? kind % 2 : 0, end = test_quick() ? first + 1 : 3;
-        for (int t = first; t < end; t++) // over shared memory a message arrives at once
+        for (int t = first; t < end; t++) // over shared memory a message arrives immediately
             if (kind != CHAIN_ARRIVING || t) chain_case(kind % 2 ? 4 : 3, kind, transports[t]);
     }
     for (int i = 0; i < 2; i++) {

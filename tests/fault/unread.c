@@ -1,10 +1,10 @@
 // unread: a rank that has not yet read the one frame that differs must not return IDIST_OK from the
 // next call.
 //
-// One rank calls with a different root than all other ranks. No rank waits for anything in that
-// call, and the message that reveals the mismatch lies unread. The test holds back reads of these
-// connections until one rank, the witness, has its answer. The answer comes from the call itself or
-// from the barrier after it. Depending on the case, the barrier uses messages, shared memory, or
+// One rank calls with a different root than all other ranks. No rank waits for another rank in that
+// call, and the message that reveals the mismatch stays unread. The test holds back reads from
+// these connections until one rank, the witness, has its result. The call itself or the barrier
+// after it returns this result. Depending on the case, the barrier uses messages, shared memory, or
 // the algorithm for several hosts.
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -21,10 +21,10 @@ typedef enum one_way { GATHER, SCATTER, REDUCE } one_way;
 typedef struct setting {
     const char *name, *placement;
     one_way call;
-    int odd_rank; // its root is the last rank; all other ranks use root 0
+    int odd_rank; // uses the last rank as root; all other ranks use root 0
     int witness;
-    // Set if no rank reads what the odd rank sends, clear if only the witness does not. The odd
-    // rank reads nothing.
+    // If true, no rank reads what the odd rank sends. If false, only the witness does not read it.
+    // In both cases the odd rank reads nothing.
     bool all_deaf;
 } setting;
 
@@ -33,8 +33,8 @@ typedef struct plan {
     bool mismatch;
     size_t odd_count;      // number of elements on the odd rank
     _Atomic int n_ready;   // number of ranks whose connections are held back
-    _Atomic int n_through; // number of ranks that have their answer
-    _Atomic bool answered; // the witness has its answer, or the odd rank has noticed
+    _Atomic int n_through; // number of ranks that have their result
+    _Atomic bool answered; // the witness has its result, or the odd rank has failed
 } plan;
 
 static plan *running;
@@ -54,7 +54,7 @@ static bool is_deaf(const plan *p, int rank, int to) {
     return to == set->odd_rank && (set->all_deaf || rank == set->witness);
 }
 
-// Reads nothing from the link until the witness has its answer.
+// Makes the link read nothing until the witness has its result.
 static void hold_back(idist__link *link, idist__transport *held) {
     bool is_pipe = link->transport->read == idist__pipe_read;
     *held = *link->transport;

@@ -1,8 +1,8 @@
 // unshared: worlds whose ranks may share no memory or only part of it. The causes are limits,
 // system calls that the kernel refuses, and ranks that disagree.
 //
-// The ranks fall back to sockets, or copy less directly, and the results stay right. The address
-// space shows what a world got: the shared file appears there as "memfd:idist".
+// The ranks fall back to sockets, or copy data more often, and the results stay right. The address
+// space shows what memory a world shares, because the shared file appears there as "memfd:idist".
 #include <fcntl.h>
 static int reserve_in_file(int fd, off_t at, off_t nbytes);
 #define IDIST_IMPLEMENTATION
@@ -16,7 +16,7 @@ static int reserve_in_file(int fd, off_t at, off_t nbytes);
 #include <linux/seccomp.h>
 #include <sys/resource.h>
 
-// ---- a world that must work, whatever it lacks ----
+// ---- a world that must work without some resource ----
 
 static void all_sorts(idist_group *world, int rank, int n) {
     static const size_t counts[5] = {1, 9, 1024, 40000, 700001};
@@ -55,7 +55,7 @@ static void all_sorts(idist_group *world, int rank, int n) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// Returns a number of KiB from /proc/self/status, such as "VmLck:", or -1 if the field is missing.
+// Returns a field in KiB of /proc/self/status, such as "VmLck:", or -1 if the field is missing.
 static long status_kib(const char *field) {
     char line[200];
     long kib = -1;
@@ -66,7 +66,7 @@ static long status_kib(const char *field) {
     return kib;
 }
 
-// ---- what is taken away ----
+// ---- resources that are taken away ----
 
 typedef enum {
     NOTHING,
@@ -129,7 +129,7 @@ static bool take_away(const without *w) {
         limit.rlim_cur = limit.rlim_max = address_space() + (size_t)w->amount;
         return setrlimit(RLIMIT_AS, &limit) == 0;
     case LOCKED_MEMORY:
-        // A process that may lock memory without a limit is not bound by this limit.
+        // This limit does not apply to a process that may lock memory without a limit.
         limit.rlim_cur = limit.rlim_max = w->amount ? address_space() + (rlim_t)w->amount : 0;
         if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) return false;
         return mlockall(MCL_CURRENT | MCL_FUTURE) == 0;
@@ -155,8 +155,8 @@ static bool becomes_a_user(const without *w) {
     return true;
 }
 
-// Returns true if a process may take the resource away from itself. Tries it in a child, because a
-// rank that found out while joining would leave all other ranks waiting.
+// Returns true if a process can take the resource away from itself. Tries this in a child process,
+// because a rank that failed while joining would leave all other ranks waiting.
 static bool may_live_without(const without *w) {
     int status = -1;
     pid_t pid = fork();
@@ -292,8 +292,8 @@ static void losses(void) {
     }
 }
 
-// Checks a world with the smallest shares that a caller can ask for. The description of the world
-// must say if a share is too small for collectives.
+// Checks a world with the smallest shares that a caller can request. The world's description must
+// say if a share is too small for collectives.
 static void small_share(idist_group *world, int rank, int n, void *arg) {
     bool told = strstr(world->w->about.sharing, "too little for collectives") != NULL;
     (void)arg;
@@ -312,15 +312,15 @@ static void small_shares(void) {
     }
 }
 
-// Returns the number of bytes that the shared file of a world takes.
+// Returns the number of bytes that the shared file of a world occupies.
 static size_t file_bytes(const idist_group *world) {
     struct stat st;
     return fstat(idist__ring_of(world->w)->shm->fd, &st) == 0 ? (size_t)st.st_blocks * 512 : 0;
 }
 
-// Checks the memory of groups. The first group of the world takes memory for its regions. The next
-// group of the same size reuses that memory. From then on, rank 1 gets no more memory, so a second
-// group at that time must do without regions.
+// Checks the memory of groups. The first group of the world allocates memory for its regions. After
+// it is freed, rank 1 can allocate no more memory. The next group of the same size must reuse the
+// first group's memory, and another group beside it must do without regions.
 static int regions_late(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_group *g = NULL, *h = NULL;
     idist_opts o = opts_of(world);

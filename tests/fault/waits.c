@@ -1,4 +1,4 @@
-// waits: calls that wait beside other calls. Deadlines hold, no legal program is taken for a
+// waits: calls that wait beside other calls. Deadlines hold, no legal program is mistaken for a
 // deadlock, and ranks that cannot join do not make other ranks wait.
 #include "idist.h"
 
@@ -10,8 +10,8 @@
 
 static float big[4u << 20];
 
-// Receives with a short time-out while another receive stays pending for long. The short receive
-// must return in time.
+// Receives with a short time-out while another receive stays pending for a long time. The short
+// receive must return in time.
 static void deadline_beside(idist_group *world, int rank, int n, void *arg) {
     idist_request pending;
     idist_opts o = opts_of(world), a = opts_async(world, &pending), brief = opts_of(world);
@@ -47,7 +47,8 @@ static void older_deadline(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_wait(&r[1]));
 }
 
-// Legal programs in which single-threaded ranks wait long for each other in different calls.
+// Legal programs in which single-threaded ranks wait for each other for a long time in different
+// calls.
 typedef enum {
     ISEND_THEN_RECV,
     ISEND_THEN_BARRIER,
@@ -78,7 +79,7 @@ static int legal_body(idist_group *world, int rank, int n, proc_slot *slot, void
     if (s != IDIST_OK) return 96;
     if (what == ISEND_THEN_RECV || what == ISEND_THEN_BARRIER) {
         if (rank == 0) s = idist_send(big, count, IDIST_F32, 1, 5, &a);
-        if (rank == 1) tap_sleep_ms(120); // rank 0 announces its wait meanwhile
+        if (rank == 1) tap_sleep_ms(120); // meanwhile rank 0 announces its wait
         if (rank == 1 && s == IDIST_OK) s = idist_recv(big, count, IDIST_F32, 0, 5, NULL, &o);
         if (what == ISEND_THEN_BARRIER && s == IDIST_OK) s = idist_barrier(&o);
         if (what == ISEND_THEN_RECV && rank == 1 && s == IDIST_OK)
@@ -220,8 +221,8 @@ static void first_failure(int way) {
     tap_is(wrong, 0, "the first failure is the killed worker, way %d", way);
 }
 
-// Starts worlds with few descriptors. Either the world forms, or all ranks get an error soon. The
-// smallest number of descriptors that suffices must be small.
+// Starts worlds with few descriptors. All ranks must either form the world or get an error soon. A
+// small number of descriptors must be enough.
 static int barrier_worker(int local_rank, void *arg) {
     (void)local_rank;
     (void)arg;

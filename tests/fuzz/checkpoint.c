@@ -1,8 +1,8 @@
-// checkpoint.c - fuzzes the reader of checkpoints: whatever a file contains, it is the requested
-// checkpoint or is rejected
+// checkpoint.c - fuzzes the reader of checkpoints. Whatever a file contains, the reader must accept
+// it as the requested checkpoint or reject it.
 //
-// The first byte of the input says which fields are corrected before the file is read. Bit 0 is the
-// checksum of the header, bit 1 is the last checksum, and bit 2 is the length of the file in the
+// The first byte of the input says which fields are corrected before the file is read. Bit 0
+// corrects the checksum of the header, bit 1 the last checksum, and bit 2 the file length in the
 // header. The rest of the input is the file.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -46,7 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     if (status != IDIST_OK && status != IDIST_ERR_ARG && status != IDIST_ERR_CORRUPT &&
         status != IDIST_ERR_UNSUPPORTED)
         abort();
-    // No byte beside the tensors may change.
+    // No byte after the tensors may change.
     if (bytes[0][20] != 7 || bytes[1][0] != 7 || bytes[1][10] != 7) abort();
     if (status != IDIST_OK &&
         (bytes[0][0] != 7 || bytes[1][1] != 7 || info[0] != 7 || !idist_last_error()[0]))

@@ -3,7 +3,7 @@
 //
 // The input consists of lines. The first byte of each line picks a name from the list below, and
 // the rest is the value. The list has no init methods, because a random file:// would create files.
-// No input may make the library crash, wait long, or leave a world behind after a failure.
+// No input may make the library crash, wait for long, or leave a world behind after a failure.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -47,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     idist_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.logger.log_fn = drop_log;
-    // A larger world waits for ranks that nobody starts, so the time-outs are short. The library
+    // A larger world waits for ranks that do not exist, so the time-outs are short. The library
     // parses the numbers before it waits.
     desc.init_timeout_ms = 20;
     desc.timeout_ms = 20;

@@ -1,5 +1,5 @@
-// frames.c - fuzzes the ring's reader: rank 1 of a world of 2 sends arbitrary bytes to rank 0,
-// which is in a call
+// frames.c - fuzzes the ring's reader. Rank 1 of a world of 2 sends arbitrary bytes to rank 0,
+// which is in a call.
 //
 // The first byte of the input chooses the call. The remaining bytes arrive over the link, in reads
 // whose sizes depend on the bytes themselves, and then the stream ends. Every call must end with a

@@ -1,5 +1,5 @@
-// store.c - fuzzes the store's parser of requests: whatever the input, a parsed request lies inside
-// the input or is rejected
+// store.c - fuzzes the store's request parser: whatever the input, the parser rejects it or returns
+// a request that lies inside the input
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 

@@ -43,7 +43,7 @@ if [ -z "$(mpi_missing mpich4)" ]; then
         'if [ $PMI_RANK = 1 ]; then until [ -e "$2" ]; do sleep 0.05; done; exit 0; fi
         "$1"; echo "status $?"; touch "$2"; sleep 2' sh "$WHO" "$WORK/has_given_up" \
         >"$WORK/log" 2>&1 </dev/null
-    grep -q "not all ranks came to the barrier of the launcher" "$WORK/log" &&
+    grep -q "not all ranks reached the launcher.s barrier" "$WORK/log" &&
         grep -q "status 1" "$WORK/log"
     ok $? "mpich4: a rank that never comes is noticed at the time-out" || diag <"$WORK/log"
 fi

@@ -521,7 +521,7 @@ def home_of(source, item):
     """The file to include for what an item declares. os/linux/types.h and its like say above each
     type which file of os/ it belongs to."""
     above = source.text[:source.starts[source.first_line(item) - 1]]
-    marks = re.findall(r'^// ---- of (\w+\.h) ----$', above, re.M)
+    marks = re.findall(r'^// ---- for (\w+\.h) ----$', above, re.M)
     return 'os/' + marks[-1] if marks and re.match(r'os/\w+/types\.h', source.name) else source.name
 
 

@@ -1,5 +1,5 @@
-// life: checks who initializes and finalizes MPI, which backend is chosen, and what a program finds
-// afterwards. A run has one mode:
+// life: checks who initializes and finalizes MPI, which backend is chosen, and which state a
+// program finds afterwards. Each run has one mode:
 //
 //     mpirun -n 3 ./life MODE
 //
@@ -81,7 +81,7 @@ static void open_and_close(const idist_desc *desc, const char *backend) {
     CHECK(idist_finalize() == IDIST_OK, "finalize");
 }
 
-// The program does not call MPI. idist must initialize and finalize MPI, once.
+// The program does not call MPI. idist must initialize and finalize MPI once.
 static void nothing(void) {
     open_and_close(NULL, "mpi");
     CHECK(flag_of(MPI_Finalized), "MPI is not finalized");
@@ -96,8 +96,8 @@ static void adopted(void) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// Opens worlds one after the other, whose ranks reach the end at different times. Messages that
-// ranks send while they wait must not reach the communicators that the program makes next.
+// Opens several worlds, one after the other. Their ranks reach the end at different times. Messages
+// that ranks send while they wait must not reach the communicators that the program makes next.
 static void again(void) {
     int own, all;
     MPI_Comm_rank(MPI_COMM_WORLD, &own);
@@ -119,8 +119,8 @@ static void again(void) {
 }
 
 // The program calls MPI_Finalize while the world is open. One rank has a request in progress and
-// another rank is in a call. All ranks must get an error that names the reason, from this and all
-// further calls.
+// another rank is in a call. All ranks must get an error that names the reason, from this call and
+// all further calls.
 static void early(void) {
     idist_request request;
     idist_opts async;
@@ -171,8 +171,8 @@ static void given(void) {
     rank = own;
 }
 
-// Passes communicators that cannot become a world: MPI_COMM_NULL, as MPI_Comm_split returns it with
-// MPI_UNDEFINED, and an intercommunicator.
+// Passes communicators that cannot become a world. These are MPI_COMM_NULL, which MPI_Comm_split
+// returns for MPI_UNDEFINED, and an intercommunicator.
 static void unfit(void) {
     MPI_Comm none = MPI_COMM_NULL, part, both;
     idist_desc desc;
@@ -191,8 +191,8 @@ static void unfit(void) {
     open_and_close(NULL, "mpi");
 }
 
-// Stops rank 0 while it waits in a call. The other ranks enter and complete this call. They have
-// been in the next call for a long time when rank 0 wakes up. The pauses only make this case
+// Stops rank 0 while it waits in a call. The other ranks enter and complete this call. When rank 0
+// continues, they have been in the next call for a long time. The pauses only make this case
 // likely.
 static void stopped(void) {
     int32_t own = (int32_t)getpid(), pids[64];
@@ -219,8 +219,8 @@ static void stopped(void) {
     CHECK(idist_finalize() == IDIST_OK, "finalize");
 }
 
-// Sets a variable that all ranks must set alike on one rank only, which must be an error. Then sets
-// it on all ranks.
+// Sets a variable on one rank only, although all ranks must set it to the same value. This must be
+// an error. Then sets IDIST_SHM_MIB on all ranks.
 static void settings(void) {
     static const char *const names[2] = {"IDIST_CHECK", "IDIST_SHM_MIB"}, *const values[2] = {"0",
                                                                                               "2"};
@@ -279,8 +279,8 @@ static void *makes_another(void *arg) {
     return NULL;
 }
 
-// Makes groups from two threads of a rank at the same time, which must be refused. Afterwards both
-// threads may make groups.
+// Makes groups from two threads of rank 0 at the same time. The second thread must be refused.
+// Afterwards rank 0 must be able to make another group.
 static void makers(void) {
     idist_group *group = NULL;
     int members[3] = {0, 1, 2};
@@ -475,7 +475,7 @@ static int next_comm(void) {
 // The call in which the other ranks learn of a loss.
 enum { BY_ALL_REDUCE, BY_SPLIT, BY_MEMBERS };
 
-// Ends rank `dies`. The other ranks must learn of the loss in `group`, and continue in *survivors.
+// Kills rank `dies`. The other ranks must learn of the loss in `group` and continue in *survivors.
 static void loses(idist_group *group, int dies, int how, idist_group **survivors) {
     char name[16];
     idist_group *part = NULL;

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# The distributed tests over Open MPI 5, see tests/lib/mpi_tests.sh.
+# Runs the distributed tests over Open MPI 5, see tests/lib/mpi_tests.sh.
 # shellcheck source=tests/lib/mpi_tests.sh
 . "$(dirname "$0")/../lib/mpi_tests.sh" openmpi5

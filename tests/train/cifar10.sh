@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# cifar10.sh - tests examples/apps/cifar10: one rank and two, however started, end with equal
-# weights. A stopped training continues bit for bit. Batch norms over all ranks, accumulated and
-# clipped gradients have the right values. The files of CIFAR-10 are read; other files are refused.
+# cifar10.sh - tests examples/apps/cifar10. All ranks end with equal weights, and two ranks get the
+# same weights however they are started. A training that was stopped continues bit for bit. Batch
+# norms over all ranks, accumulated gradients and clipped gradients have the right values. The
+# program reads the files of CIFAR-10 and refuses other files.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
@@ -16,14 +17,14 @@ OUT=$WORK/out
 DIGITS=$ROOT/examples/data/digits.csv
 export OMP_NUM_THREADS=1
 
-# A network small enough that the ranks of this test are done in a second: 22 iterations per epoch.
+# A network so small that the ranks of this test finish in a second, with 22 iterations per epoch.
 SMALL=(--data "$DIGITS" --output_path "$OUT" --side 16 --width 4 --num_epochs 3
     --num_warmup_epochs 1 --validate_every 1)
 
 checksum() { sed -n 's/.*checksum of the weights \([0-9a-f]*\) on all .*/\1/p' "$@"; }
 losses() { sed -n 's/.*Epoch \[\([0-9]*\)\/[0-9]*\]: loss \([0-9.]*\),.*/\1 \2/p' "$@"; }
 accuracy() { sed -n 's/.*Best accuracy \([0-9.]*\);.*/\1/p' "$@"; }
-# same_losses NAME FILE FILE: the loss of each epoch, but for rounding.
+# same_losses NAME FILE FILE: compares the loss of each epoch, up to rounding.
 same_losses() {
     paste <(losses "$2") <(losses "$3") | awk '
         { d = $2 - $4; if (NF != 4 || d > 0.0005 || d < -0.0005) bad = 1 }
@@ -60,7 +61,7 @@ ok_run 0 "2 ranks, spawned" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2
 says "2 ranks: equal weights" 'on all 2 ranks'
 two=$(checksum "$WORK/log")
 cp "$WORK/log" "$WORK/two"
-# Batch norms see half a batch each, so the curve is another one, but not by much.
+# Each batch norm sees half a batch, so the curve differs, but not much.
 echo "$alone $(losses "$WORK/log" | head -n 1)" |
     awk '{ d = $2 - $4; exit !(NF == 4 && d < 0.1 && d > -0.1) }'
 ok $? "2 ranks: the first epoch is that of 1 rank, almost" || losses "$WORK/log" | diag
@@ -131,7 +132,7 @@ refused "a torn checkpoint" 'checkpoint_load' "${SMALL[@]}" --resume-from "$WORK
 refused "no checkpoint" 'checkpoint_find' "${SMALL[@]}" --resume-from latest
 
 # ---- batch norms over all ranks: 2 or 3 ranks that share a batch learn what 1 rank does ----
-# At a low rate, because a higher one makes more of rounding errors from step to step.
+# The learning rate is low, because a higher rate amplifies rounding errors from step to step.
 SLOW=("${SMALL[@]}" --num_epochs 2 --num_warmup_epochs 0 --learning_rate 0.001
     --validate_every 2)
 slow() { # FILE ARGS...
@@ -172,7 +173,7 @@ slow resumed --batch_size 30 --accumulate 5 --nproc_per_node 2 --resume_from lat
 same_weights "--accumulate 5, resumed: the weights of a training that was not stopped" \
     "$WORK/resumed" "$(checksum "$WORK/five")"
 
-# ---- clipped gradients: a norm that is never reached; half of one at twice the rate ----
+# ---- clipped gradients: a norm that is never reached; half of a norm at twice the rate ----
 slow unclipped --batch_size 60 --nproc_per_node 2 --clip 1e6
 same_weights "--clip 1e6: changes nothing" "$WORK/unclipped" "$(checksum "$WORK/parts")"
 slow clipped --nproc_per_node 2 --weight_decay 0 --learning_rate 0.25 --clip 0.0625
@@ -206,8 +207,8 @@ ok $? "2 nodes with 2 ranks" || tail -n 5 "$WORK"/node.? | diag
 says "2 nodes with 2 ranks: equal weights" 'on all 4 ranks' "$WORK/node.0"
 says "2 nodes with 2 ranks: 2 of each" 'num processes per node: 2' "$WORK/node.0"
 
-# ---- the confusion matrix: images of class 3 in the test look like those of class 5 ----
-# A class has the bits of its number plus one as bright quarters of the image.
+# ---- the confusion matrix: test images of class 3 look like images of class 5 ----
+# The bits of the class number plus one select the bright quarters of an image.
 perl -e 'for $i (0 .. 19) { for $c (0 .. 9) {
     $bits = 1 + ($c == 3 && $i % 5 == 4 ? 5 : $c);
     print join(",", map { ($bits >> (int($_ / 32) * 2 | $_ / 4 % 2)) % 2 * 16 } 0 .. 63), ",$c\n"
@@ -274,7 +275,7 @@ says "--help: where CIFAR-10 is from" 'cifar-10-binary.tar.gz from https://.*170
 says "--help: its checksum" 'MD5 c32a1d4ab5d03f1284b67883e8d87530'
 says "--help: its files" '30,730,000 bytes each'
 
-# ---- launchers, each of which has to give the weights of two ranks ----
+# ---- launchers: each must give the weights of two ranks ----
 if command -v torchrun >/dev/null; then
     ok_run 0 "torchrun" 60 torchrun --no_python -r 1 -t 1 --log_dir "$WORK/torch" --standalone \
         --nnodes 1 \
@@ -291,7 +292,7 @@ for library in openmpi4 mpich4; do
     same_weights "$library: the same weights" "$WORK/log" "$two"
 done
 
-# ---- what the head says, in a third of the epochs ----
+# ---- the command in the program's head, with a third of the epochs ----
 ok_run 0 "8 epochs" 120 sh -c \
     "cd '$WORK' && ./cifar10 --side 16 --nproc-per-node 2 --num_epochs 8"
 percent=$(accuracy "$WORK/log")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# digits.sh - examples/apps/digits reaches its accuracy, and any number of ranks, however
-# started, trains the same network: equal weights on all ranks, the same loss curve up to rounding.
+# digits.sh - tests examples/apps/digits. The program reaches its accuracy. Any number of ranks,
+# however started, trains the same network: all ranks have equal weights, and the loss curve is the
+# same up to rounding.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -12,8 +13,8 @@ cp build/digits "$PROGRAM"
 losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
 accuracy() { sed -n 's/.*accuracy[^0-9]*\([0-9.]*\) *%.*/\1/p' "$1" | tail -n 1; }
 
-# Is the curve that of one rank? Relative difference at most 1e-4, or 2e-6 where the six printed
-# digits round.
+# Succeeds if the loss curve equals the curve of one rank. The relative difference may be 1e-4, and
+# rounding to six printed digits may add 2e-6.
 same_curve() { # FILE
     losses "$1" >"$WORK/curve"
     paste "$WORK/reference" "$WORK/curve" | awk -v n="$EPOCHS" '
@@ -46,7 +47,7 @@ IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 100 "$PROGRAM" --epochs $EPOCHS 
     &&
     check_run "3 ranks over TCP" "$WORK/log" 3
 
-# The curves say what was printed, and change nothing.
+# The curves must match the printed values and must not change the training.
 grep checksum "$WORK/log" >"$WORK/without"
 ok_run 0 "3 ranks, with curves" 100 env IDIST_TRANSPORT=tcp "$PROGRAM" --epochs $EPOCHS --ranks 3 \
     --seed 7 --summary "$WORK/curves" && check_run "with curves" "$WORK/log" 3
@@ -61,7 +62,7 @@ awk -F, -v n=$EPOCHS '$3 == "train/accuracy" { train++ }
 ok $(($? || $(accuracy "$WORK/log" | cmp -s - "$WORK/csv"; echo $?))) \
     "with curves: the accuracies" || diag <"$WORK/curves/scalars.csv"
 
-# From another folder, with the defaults: what make run shows.
+# Runs from another folder with the defaults, as make run does.
 started=$SECONDS
 ok_run 0 "defaults, from another folder" 110 sh -c \
     "cd / && '$PROGRAM' --data '$ROOT/examples/data/digits.csv'"
@@ -76,8 +77,8 @@ ok $? "defaults: says how much of the time was communication" || tail -n 5 "$WOR
 ok $(($(tr -d '\n' <"$WORK/log" | grep -c "$(printf '\r')") != 0)) \
     "defaults: plain lines where stdout is no terminal"
 
-# Killed in the middle, it goes on from the checkpoint and ends with the very weights of a training
-# that was not disturbed.
+# A training that is killed in the middle must resume from the checkpoint and end with the weights
+# of an undisturbed training.
 checked=("$PROGRAM" --epochs "$EPOCHS" --seed 7 --ranks 2 --checkpoint "$WORK/saved")
 ok_run 0 "with a checkpoint" 100 "${checked[@]}"
 grep -o 'checksum 0x[0-9a-f]*' "$WORK/log" >"$WORK/sum"

@@ -1,9 +1,9 @@
-// scalars.c - adds scalars to a summary, as a training does, and prints what it has added
+// scalars.c - adds scalars to a summary, as a training does, and prints the added scalars
 //
 //     scalars FOLDER FIRST COUNT      steps FIRST, FIRST + 1, ... of each tag
 //
-// Prints a line per value: step, tag and value. Tag and value are in hexadecimal digits. See
-// summary.sh.
+// Prints a line per value with the step, the tag and the value. Tag and value are printed in
+// hexadecimal digits. See summary.sh.
 #include "idist.h"
 
 #include "idist_train.h"

@@ -12,10 +12,10 @@ PROGRAM=$WORK/simulators
 ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
 build_example $SOURCE simulators || done_testing
 
-# What was learned: the generations, and the weights.
+# Prints what was learned: the generations and the weights.
 learned() { sed -n -e '/^generation/p' -e 's/^\(checksum 0x[0-9a-f]*\).*/\1/p' "$1"; }
 
-# Did FILE come to what the reference came to, on so many ranks?
+# Checks that FILE shows the reference's generations and weights, on this number of ranks.
 check_learned() { # NAME FILE RANKS
     learned "$2" | cmp -s - "$WORK/reference"
     ok $? "$1: the same generations and weights as one rank" || learned "$2" |
@@ -24,7 +24,7 @@ check_learned() { # NAME FILE RANKS
     ok $? "$1: equal weights on all $3 ranks" || tail -n 3 "$2" | diag
 }
 
-# check_said NAME PATTERN FILE...: each of the files has such a line.
+# check_said NAME PATTERN FILE...: checks that each file has a line that matches.
 check_said() {
     local name=$1 pattern=$2 file rc=0
     shift 2
@@ -37,7 +37,7 @@ check_said() {
     ok $rc "$name"
 }
 
-# Waits until PATTERN is in FILE; fails after 20 s.
+# Waits until PATTERN is in FILE. Fails after 20 s.
 wait_for() { # PATTERN FILE
     local i
     for ((i = 0; i < 400; i++)); do
@@ -47,8 +47,8 @@ wait_for() { # PATTERN FILE
     return 1
 }
 
-# The head: its lines in their order, with a number wherever it has dots; "..." alone stands for all
-# other generations.
+# The output must have the lines of the head in the same order. Dots in the head stand for a number,
+# and a line "..." stands for all other generations.
 ok_run 0 "by default" 60 "$PROGRAM"
 expected_output $SOURCE | grep -v '^\.\.\.$' |
     sed -e 's/%/[%]/g' -e 's/0x\.\.\./0x[0-9a-f]+/' -e 's/\.\.\./[0-9.]+/g' \
@@ -83,7 +83,7 @@ ok $? "2 ranks started by hand" || tail -n 5 "$WORK"/rank.? | diag
 check_learned "2 ranks started by hand" "$WORK/rank.0" 2
 ok "$(wc -l <"$WORK/rank.1")" "2 ranks started by hand: rank 1 is silent" || diag <"$WORK/rank.1"
 
-# A slow rank is waited for: the others wait longer than it does, and learn the same.
+# The other ranks wait for a slow rank. They wait longer than it does, and learn the same.
 ok_run 0 "a slow rank" 60 "$PROGRAM" --slow 1 && check_learned "a slow rank" "$WORK/log" 3
 awk '/^rank/ { speed[$2] = $7; waits[$2] = $9 }
      END {
@@ -101,14 +101,14 @@ check_said "more ranks than simulators: equal weights" "^checksum 0x[0-9a-f]* on
     "$WORK/log"
 check_said "no time to learn: is told" "^not solved" "$WORK/log"
 
-# Rank 1 is killed in the middle: the two others, one of them waiting for it, end by themselves and
-# say why. It is the slow one, so that there is a middle.
-rm -f "$WORK"/rank.? # of the ranks before: wait_for must not read them
+# Kills rank 1 in the middle. The other two ranks, one of which waits for rank 1, must end by
+# themselves and report the reason. Rank 1 is slow, so that the run does not end before the kill.
+rm -f "$WORK"/rank.? # files of earlier ranks, which wait_for must not read
 port=$(free_port)
 pids=()
 for r in 0 1 2; do
     deadline=(timeout -k 5 60)
-    [ $r = 1 ] && deadline=() # its process is the one to kill
+    [ $r = 1 ] && deadline=() # pids[1] must be the process of the rank, not of timeout
     RANK=$r LOCAL_RANK=$r WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
         "${deadline[@]}" "$PROGRAM" --simulators 1000 --slow 1 >"$WORK/rank.$r" 2>&1 </dev/null &
     pids+=($!)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# summary.sh - what idist_summary writes, read by others: TensorBoard's own reader finds every value
-# in the events files, and Python's csv module in scalars.csv, after a crash and a resumed training
-# as well; make plots draws it.
+# summary.sh - reads the files of idist_summary with other programs. TensorBoard's own reader must
+# find every value in the events files, and Python's csv module must find every value in
+# scalars.csv, even after a crash and a resumed training. make plots must draw the values.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -11,7 +11,7 @@ TENSORBOARD=build/peers/tensorboard/bin/python
 ok_run 0 "builds" 120 cc "${NOT_OPTIMIZED[@]}" -Wall -Wextra -DIDIST_IMPLEMENTATION -I. \
     tests/train/scalars.c -o "$SCALARS" -lpthread || done_testing
 
-# Two ranks add steps FIRST, FIRST + 1, ...; their lines come to $WORK/added.
+# Lets two ranks add steps FIRST, FIRST + 1, ... and appends their lines to $WORK/added.
 add() { # NAME FIRST COUNT
     run_ranks 2 60 "$SCALARS" "$RUN" "$2" "$3"
     ok $? "$1" || cat "$WORK"/rank.? | diag
@@ -20,8 +20,8 @@ add() { # NAME FIRST COUNT
     ok $? "$1: rank 1 has nothing to say" || diag <"$WORK/rank.1"
 }
 
-# Bits of a NaN are one pattern; the wall time, which the program does not print, is cut off.
-same_values() { # NAME: those in $WORK/log and $WORK/added
+# Replaces all NaNs with one pattern, and ignores the wall time, which the program does not print.
+same_values() { # NAME: compares the values in $WORK/log and $WORK/added
     awk '{ if ($3 ~ /^[7f]ff8/) $3 = "7ff8000000000000"; print $1, $2, $3 }' "$WORK/added" |
         sort >"$WORK/want"
     awk '{ print $1, $2, $3 }' "$WORK/log" | sort >"$WORK/got"
@@ -52,7 +52,7 @@ read_all() { # NAME
 add "a training" 0 40
 read_all "a training"
 
-# A crash in the middle of a line, and of a record.
+# Simulates a crash in the middle of a line and of a record.
 printf '1769801172.5,40,"train/lo' >>"$RUN/scalars.csv"
 printf '\030\000\000\000\000\000\000\000\243\177' >>"$(ls "$RUN"/events.out.tfevents.*)"
 add "resumed" 40 35
@@ -67,8 +67,8 @@ if ! command -v gnuplot >/dev/null; then
     skip "make plots" "no gnuplot: Debian package gnuplot-nox"
     done_testing
 fi
-# A folder's name may have dots and spaces. Three curves in the panels "loss" and "accuracy"; what
-# is not finite is left out.
+# A folder's name may have dots and spaces. There are three curves in the panels "loss" and
+# "accuracy". Values that are not finite are left out.
 mkdir "$WORK/v1.5 b"
 DRAWN="$WORK/v1.5 b/drawn"
 grep -E '^wall_time|,(train|test)/' "$RUN/scalars.csv" >"$DRAWN.csv"

@@ -118,8 +118,8 @@ static void key_of(const char *text, uint8_t key[32]) {
 static int64_t in_ms(int64_t ms) { return idist__os_clock_now_ns() + ms * 1000000; }
 
 // Checks how the list of pending connections gives slots to newcomers. Free slots go first, then
-// slots of strangers whose time is over. Next are slots of clients that have sent nothing for 50
-// ms, then of clients that have been pending for a second. No other slot is given away.
+// slots of strangers whose time has expired. Next are slots of clients that have sent nothing for
+// 50 ms, then slots of clients that have been pending for a second. No other slot is given away.
 static void pending(void) {
     idist__pending p;
     idist__pending_init(&p);

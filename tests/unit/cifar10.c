@@ -1,6 +1,6 @@
 // cifar10.c - checks the network of examples/apps/cifar10/resnet.h. Compares the matrix product
-// with a plain one and every gradient with finite differences. Also checks gradients that are
-// accumulated over parts of a batch.
+// with a plain implementation and every gradient with finite differences. Also checks gradients
+// that are accumulated over parts of a batch.
 #include "../../examples/apps/cifar10/resnet.h"
 #include "tap.h"
 
@@ -18,8 +18,8 @@ static void fill(float *x, size_t count, uint64_t seed) {
     for (size_t i = 0; i < count; i++) x[i] = any(&seed);
 }
 
-// Uses sizes around the block sizes of the kernels, `a` as stored and transposed, and with and
-// without adding to the old contents of `c`.
+// Tests the matrix product with sizes around the block sizes of the kernels. Takes `a` as stored or
+// transposed, and overwrites `c` or adds to it.
 static void test_product(int m, int n, int l, bool turned, bool add) {
     static float a[64 * 64], b[64 * 64], c[64 * 64], want[64 * 64];
     product p = {m, n, l, a, turned ? 1 : 64, turned ? 64 : 1, b, 63, c, 62, add};
@@ -52,9 +52,9 @@ static double loss_at(net *n, const float *before, const float *along, double st
     return cross_entropy(n, labels);
 }
 
-// Checks the gradient of one parameter. Along the gradient, the loss must rise as steeply as the
-// gradient is long. In other directions the rounding of floats would hide the slope. Long steps
-// fail where relus switch, and short steps fail by rounding. One good step is enough.
+// Checks the gradient of one parameter. Along the gradient, the slope of the loss must equal the
+// gradient's length. In other directions the rounding of floats would hide the slope. Long steps
+// fail where ReLUs switch, and short steps fail because of rounding. One good step is enough.
 static bool check_gradient(net *n, int i, const float *in, const int *labels) {
     static const double steps[] = {1e-3, 3e-4, 1e-4};
     float *g = (float *)n->grads[i].data;
@@ -104,7 +104,8 @@ static void test_gradients(int blocks, int width, int side, int images) {
     net_free(&n);
 }
 
-// Statistics that each batch norm saw for a whole batch. Passes over parts of the batch use them.
+// Statistics that each batch norm computed for a whole batch. Passes over parts of the batch use
+// them.
 typedef struct record {
     float rows[8 * MAX_UNITS][64];
     uint64_t counts[MAX_UNITS];

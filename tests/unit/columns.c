@@ -1,6 +1,6 @@
 // columns.c - checks how many columns of a terminal a text takes. The texts contain wide, combining
-// and invisible characters, bytes that are no characters, control characters and escape sequences.
-// Some lines are cut.
+// and invisible characters, invalid bytes, control characters and escape sequences. Some lines are
+// cut.
 #define _GNU_SOURCE // wcwidth
 #define IDIST_IMPLEMENTATION
 #include "idist.h"

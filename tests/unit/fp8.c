@@ -1,4 +1,4 @@
-// fp8.c - checks F8E4M3 and F8E5M2: all codes, millions of floats against a search among all codes,
+// fp8.c - checks F8E4M3 and F8E5M2: all codes, millions of floats against a search over all codes,
 // and conversions by another library (tests/data/fp8.txt). The loops of each instruction set and
 // the sums are tested in tests/unit/reduce.c.
 #define IDIST_IMPLEMENTATION
@@ -72,8 +72,8 @@ static void test_known(void) {
     }
 }
 
-// Narrows every upper half of a float, with lower halves next to the rounding points. Then walks
-// over all floats in steps.
+// Narrows floats with every upper half, combined with lower halves next to the rounding points.
+// Then narrows floats over the whole range in steps.
 static void test_sweep(idist_dtype d) {
     static const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
     int wrong = 0;

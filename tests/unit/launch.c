@@ -115,7 +115,7 @@ static void tasks_per_node(void) {
 typedef struct launch_case {
     // In the form "A=1 B=2".
     const char *vars;
-    // NULL if the environment is an error. The error text then contains `where`.
+    // If the environment is an error, this is NULL, and the error text contains `where`.
     const char *launcher;
     int rank, size, local_rank, local_size;
     // Beginning of the meeting place, or "" if there is none. For an error, part of its text.
@@ -338,8 +338,8 @@ static void one_environment(const launch_case *c) {
                  idist_last_error());
 }
 
-// Starts two jobs of one launcher on one host. The jobs must meet at different places, and the
-// ranks of each job at one place.
+// Starts two jobs of one launcher on one host. The two jobs must meet at different places, and all
+// ranks of a job must meet at the same place.
 static void jobs_apart(void) {
     idist__config c;
     idist__meet first;

@@ -1,7 +1,7 @@
 // loader.c - checks idist_loader and idist_auto_loader.
 //
-// Batches come in the sampler's order with any number of workers. Other cases are failing fetches,
-// epochs that begin in the middle, states for checkpoints, fork, and bounded memory.
+// Batches come in the sampler's order with any number of workers. Further cases are failing
+// fetches, epochs that begin in the middle, states for checkpoints, fork, and bounded memory.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -21,7 +21,7 @@ typedef struct source {
     size_t fail_at;
     // Fetches wait until this is false.
     bool held;
-    // True if the first batch must end after the second one.
+    // If true, the fetch of the first batch must end after the fetch of the second batch.
     bool first_late;
     int n_ended;
 } source;
@@ -162,7 +162,7 @@ static void in_order(int workers) {
     free(src);
 }
 
-// Uses two workers that may fetch three batches ahead each.
+// Uses two workers. Each worker may fetch three batches ahead.
 static void bounded(void) {
     source *src = source_new();
     idist_sampler *s = sampler_of(100, 0, 1);
@@ -394,8 +394,8 @@ static void stuck_fetches(void) {
     pthread_mutex_lock(&src->lock);
     while (src->n_running) pthread_cond_wait(&src->changed, &src->lock);
     pthread_mutex_unlock(&src->lock);
-    // The workers now take their last steps and free the rest. The leak check would report anything
-    // they left.
+    // The workers now take their last steps and free all remaining memory. The leak check would
+    // report any memory that they leave.
     for (int i = 0; i < 5000 && count_threads() > n_threads; i++) tap_sleep_ms(1);
     tap_ok(count_threads() <= n_threads, "the workers end later");
     idist_sampler_free(&s);
@@ -403,8 +403,8 @@ static void stuck_fetches(void) {
     free(src);
 }
 
-// Forks a process that has a loader. The child has no workers. The child must wait neither for
-// workers nor for the lock that a worker may hold.
+// Forks a process that has a loader. The child has no workers. Therefore the child must not wait
+// for workers or for a lock that a worker may hold.
 static void forked(void) {
     source *src = source_new();
     idist_sampler *s = sampler_of(100, 0, 1);
@@ -474,7 +474,7 @@ static void wrong(void) {
     tap_is(n_blocks, 0, "which it gets back");
     d.prefetch = 5;
     tap_is(idist_loader_create(&d, &l), IDIST_ERR_NO_MEMORY, "no memory for all of them");
-    // A refused allocation is counted, too.
+    // Refused allocations count, too.
     tap_ok(n_blocks == 1 && !l, "those that were there are given back");
     for (int half = 0; half < 2; half++) {
         d = desc_of(s, src, 1);
@@ -560,7 +560,7 @@ int main(void) {
     d.logger.log_fn = keep_line;
     setenv("IDIST_LOG", "info", 1);
     tap_is(idist_spawn(automatic, NULL, 4, &d), IDIST_OK, "idist_auto_loader in four ranks");
-    // A world for fetches to call, which must be refused.
+    // Opens a world on which fetches make calls. These calls must be refused.
     TAP_REQUIRE(idist_initialize(NULL) == IDIST_OK);
     for (int i = 0; i < 4; i++) {
         tap_running("%d workers", workers[i]);

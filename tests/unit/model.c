@@ -4,7 +4,7 @@
 #define IDIST_IMPLEMENTATION
 #include "model.h"
 
-//---- the schedules compute what they should ----
+//---- the schedules compute the right results ----
 
 // Returns element i of the result on rank r. The root is rank 0.
 static int64_t expected(idist__kind kind, int n, int r, size_t count, size_t i) {
@@ -74,11 +74,11 @@ static int log2_up(int n) {
     return log;
 }
 
-// Returns the number of rounds that a collective of 8 bytes may take beyond log2(n), rounded up.
-// Returns -1 if the rounds grow faster than log2(n).
+// Returns the number of rounds that a collective of 8 bytes may take in addition to log2(n),
+// rounded up.
 static int rounds_beyond_log(idist__kind kind) {
     switch (kind) {
-    case IDIST__ALL_REDUCE: // ranks beyond a power of two join before and after
+    case IDIST__ALL_REDUCE: // ranks beyond a power of two add rounds before and after
     case IDIST__REDUCE_SCATTER:
     case IDIST__EXSCAN: return 1;
     default: return 0;
@@ -92,7 +92,8 @@ static const idist__kind small_kinds[] = {IDIST__BARRIER,        IDIST__BROADCAS
                                           IDIST__ALL_TO_ALL,     IDIST__SCAN,
                                           IDIST__EXSCAN};
 
-// Checks that small messages take log2(n) rounds and that each rank talks to about as many peers.
+// Checks that collectives of small messages take about log2(n) rounds and that each rank
+// communicates with at most 2 log2(n) peers.
 static void check_small(int n) {
     int log = log2_up(n);
     for (size_t k = 0; k < IDIST__COUNT_OF(small_kinds); k++) {
@@ -109,8 +110,8 @@ static void check_small(int n) {
 }
 
 // Checks that with large messages no rank sends more than (n - 1) / n of the whole, or twice that
-// amount for all_reduce. The time must match these bytes and the number of rounds. Some blocks are
-// one element larger than others.
+// amount for all_reduce. Up to 64 ranks, a collective must use more than 80 % of the bandwidth. The
+// limits assume the larger block size, because some blocks are one element larger than others.
 static void check_large(int n) {
     static const struct {
         idist__kind kind;
@@ -122,7 +123,8 @@ static void check_large(int n) {
                 {IDIST__ALL_GATHER, 1, true}};
     const size_t whole = (size_t)8 << 20; // elements
     double reduction = reduction_per_byte;
-    // Reducing overlaps with the transfers as far as the chunks allow.
+    // Reducing overlaps with the transfers as far as the chunks allow, so its time does not count
+    // here.
     reduction_per_byte = 0;
     for (size_t k = 0; k < IDIST__COUNT_OF(rows); k++) {
         size_t block = (whole + (size_t)n - 1) / (size_t)n, nbytes = block * sizeof(int64_t);
@@ -141,7 +143,8 @@ static void check_large(int n) {
     reduction_per_byte = reduction;
 }
 
-// Checks that a large broadcast is pipelined: its time hardly depends on the number of ranks.
+// Checks that a large broadcast is pipelined, so that its time hardly depends on the number of
+// ranks.
 static void check_pipeline(void) {
     const size_t count = (size_t)8 << 20;
     double few = run(4, IDIST__BROADCAST, count, IDIST__ALGO_BANDWIDTH).seconds, many;
@@ -152,8 +155,8 @@ static void check_pipeline(void) {
            1e3 * many);
 }
 
-// Compares the chosen algorithm with the better of the two algorithms. Returns the ratio of their
-// times at the size where the choice is worst.
+// Compares the algorithm that the library chooses with the better of the two algorithms. Returns
+// the ratio of their times at the size where the choice is worst.
 static double worst_choice(idist__kind kind, int n, size_t *nbytes) {
     static const idist__algorithm settings[] = {IDIST__ALGO_AUTO, IDIST__ALGO_LATENCY,
                                                 IDIST__ALGO_BANDWIDTH};
@@ -217,8 +220,8 @@ static void check_choices(void) {
     check_choice(rows, IDIST__COUNT_OF(rows), "24 us and 25 Gbit/s");
     choose_for(46, 2, 1e9 / 8);
     check_choice(rows, IDIST__COUNT_OF(rows), "50 us and 1 Gbit/s");
-    // On this network reducing takes longer than sending, which the choice does not take into
-    // account.
+    // On this network reducing takes longer than sending. The choice of the algorithm does not take
+    // this into account.
     choose_for(46, 2, 25e9 / 8);
     check_choice(fast, IDIST__COUNT_OF(fast), "50 us and 25 Gbit/s");
     choose_for(20, 2, 100e9 / 8);

@@ -1,5 +1,5 @@
-// os_body: a test replaces src/os/linux with a body of its own. Its clock runs a hundred times as
-// fast, so a time-out of 20 s takes 200 ms.
+// os_body: a test replaces src/os/linux with its own body. Its clock runs a hundred times as fast,
+// so a time-out of 20 s takes 200 ms.
 #define IDIST__OS_BODIES "fast_os.h"
 #define IDIST_IMPLEMENTATION
 #include "idist.h"

@@ -2,8 +2,8 @@
 // instruction set of this processor.
 //
 // idist__reduce_use replaces the detection of the instruction set. Results must have the same bits
-// everywhere: payloads of NaNs, signs of zeros, subnormals. Every operand lies at an odd address
-// between guard bytes.
+// everywhere, including payloads of NaNs, signs of zeros, and subnormals. Every operand lies at an
+// odd address between guard bytes.
 #define IDIST_IMPLEMENTATION
 #define IDIST_NO_RING // compiles in half the time
 #include "idist.h"

@@ -1,6 +1,6 @@
-// sampler.c - compares idist_sampler with what PyTorch and Ignite yield. Their values are in
-// tests/data/sampler.txt, permutation.txt and proxy.txt, made by the scripts beside them. Also
-// checks orders supplied by the caller, checkpoints and wrong arguments.
+// sampler.c - compares idist_sampler with the samplers of PyTorch and Ignite. Their values are in
+// tests/data/sampler.txt, permutation.txt and proxy.txt, made by the scripts beside these files.
+// Also checks orders supplied by the caller, checkpoints and wrong arguments.
 //
 // IDIST_TEST_FULL=1 adds permutations of 214,748,363 samples and more, which take minutes and 2
 // GiB.
@@ -11,8 +11,8 @@
 
 #include "tap.h"
 
-// Returns true if a sampler yields what the rest of a line says: the number of samples, a checksum,
-// and the first twelve samples.
+// Returns true if a sampler yields the samples that the rest of a line describes by their number, a
+// checksum, and the first twelve samples.
 static bool yields(const idist_sampler_desc *d, uint64_t epoch, const char *rest) {
     unsigned long long count, check, want;
     size_t index, place = 0;
@@ -59,8 +59,8 @@ static void against_torch(void) {
     tap_ok(n_lines > 1000 && n_wrong == 0, "the indices of PyTorch, in %d cases", n_lines);
 }
 
-// Returns true if a permutation matches the rest of a line: a checksum and the first twelve
-// elements.
+// Returns true if a permutation matches the rest of a line, which is a checksum and the first
+// twelve elements.
 static bool is_permutation(const size_t *order, size_t count, const char *rest) {
     unsigned long long check, wanted;
     uint64_t sum = 0;
@@ -75,8 +75,8 @@ static bool is_permutation(const size_t *order, size_t count, const char *rest) 
     return sum == check;
 }
 
-// Checks a line of the file whose count is large enough that torch shuffles by its other method, or
-// just below that count.
+// Checks a line of the file. Its count is at the threshold from which torch shuffles by its other
+// method, or just below this threshold.
 static void large_permutation(size_t count, uint64_t seed, const char *rest) {
     size_t *order, index = 0;
     idist_sampler *s = NULL;
@@ -335,10 +335,10 @@ static void resumes(void) {
     idist_sampler_free(&other);
 }
 
-// A training of three epochs that is stopped and resumed. It starts on `before` ranks. It stops in
-// epoch 1 after `stop` samples of each rank, or after idist_sampler_next has reported the end of
-// the epoch. It resumes with `after` ranks. The resumed loop is the one in the header, or a loop
-// that does not call idist_sampler_set_epoch for the resumed epoch.
+// A training run of three epochs that is stopped and resumed. The run starts on `before` ranks. It
+// stops in epoch 1 after `stop` samples of each rank, or after idist_sampler_next has reported the
+// end of the epoch. The run resumes with `after` ranks. The resumed loop is the one in the header,
+// or a loop that does not call idist_sampler_set_epoch for the resumed epoch.
 typedef struct stopped {
     size_t length;
     int before, after;
@@ -375,8 +375,8 @@ static void go_on(const stopped *how, idist_sampler_state state, int seen[EPOCHS
     }
 }
 
-// Returns true if no sample of epoch 1 is lost or comes more often than even shares require, and if
-// epoch 2 is complete.
+// Returns true if no sample of epoch 1 is lost or repeated more often than even shares require, and
+// if epoch 2 is complete.
 static bool is_right(const stopped *how) {
     int seen[EPOCHS][MOST] = {{0}}, lost[EPOCHS] = {0}, twice[EPOCHS] = {0};
     idist_sampler_state state = {0, 0, 0, 0};

@@ -1,6 +1,6 @@
 // schedule.c - compares idist_schedule_value and idist_piecewise_linear with the schedulers of
-// torch and Ignite. Their values are in tests/data/schedule.txt, made by the script beside it. Also
-// checks that wrong arguments are refused.
+// torch and Ignite. Their values are in tests/data/schedule.txt, made by the script beside this
+// file. Also checks that wrong arguments are refused.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -10,7 +10,7 @@
 #include <float.h>
 
 // Returns true if two values are equal up to 1e-12 of the larger one, or of the schedule's largest
-// value. torch's formulas lose digits near 0.
+// value. The formulas of torch lose digits near 0.
 static bool is_near(double got, double wanted, double scale) {
     double error = got > wanted ? got - wanted : wanted - got;
     double size = wanted < 0 ? -wanted : wanted;

@@ -1,5 +1,5 @@
 // store.c - checks the rendezvous store. Runs the same checks over mem://, tcp:// and file://, and
-// the failures that only one of these stores can have.
+// also tests failures that only one of these stores can have.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -7,12 +7,14 @@
 
 #include <sys/stat.h>
 
-// handles[0] owns the table, the other handles are clients. For mem:// all handles are the same.
+// handles[0] owns the table, and the other handles are clients. For mem:// all handles are the
+// same.
 #define N_HANDLES 3
 #define N_ADDERS 8   // number of threads that add at the same time
 #define N_ADDS 200   // number of adds of each thread
 #define SHORT_MS 200 // a time-out that should expire
-// Time within which a call that should not wait must return. Generous, because machines are loaded.
+// Time within which a call that should not wait must return. It is generous, because machines may
+// be busy.
 #define PROMPT_MS 5000
 #define PATIENT_MS 10000 // a time-out that should not expire
 
@@ -394,8 +396,8 @@ typedef struct worker {
     int n_failed;
 } worker;
 
-// Returns the store of a thread: a handle of its own where handles are cheap to open, or the one
-// shared handle of mem://.
+// Returns the store handle of a thread. The threads of mem:// share one handle, and for the other
+// stores each thread opens its own.
 static idist_store *worker_open(const fixture *k) {
     idist_store_desc desc = store_desc(false);
     idist_store *store = NULL;
@@ -654,8 +656,8 @@ static void test_secret(void) {
            "secret: with one, beyond loopback");
 }
 
-// Checks the secret in the file that IDIST_SECRET_FILE names, which no other user may be able to
-// read. Also checks IDIST_INSECURE.
+// Checks the secret in the file that IDIST_SECRET_FILE names. The file must be refused if other
+// users have access to it. Also checks IDIST_INSECURE.
 static void test_secret_file(void) {
     static const char secret[] = "0123456789abcdef";
     static const int modes[4] = {0644, 0640, 0604, 0620};
@@ -696,7 +698,7 @@ static void test_secret_file(void) {
 }
 
 //------------------------------------------------------------------------------
-// what strangers may do to a tcp server
+// what strangers can do to a tcp server
 //------------------------------------------------------------------------------
 
 static int connect_raw(int port) {
@@ -804,7 +806,7 @@ static void test_garbage(void) {
 }
 
 // Opens more silent connections than there are slots for pending connections. unit/auth.c checks
-// the rules with times of its own choice. This test waits in real time.
+// the rules with simulated times. This test waits in real time.
 static void test_no_slot_left(void) {
     enum { N_OPEN = 80 };
     int open_fds[N_OPEN + 1];
@@ -839,8 +841,8 @@ static void *set_soon(void *arg) {
     return NULL;
 }
 
-// Checks that the set wakes a get that waits. The get must not have to wait until the client asks
-// again, every IDIST__CLIENT_SLICE_MS.
+// Checks that the set wakes a get that waits. The get must return before the client asks again,
+// which it does every IDIST__CLIENT_SLICE_MS.
 static void test_waiters_are_woken(void) {
     enum { N = 12 };
     int n_woken = 0;
@@ -901,8 +903,8 @@ static void test_odd_clients(void) {
     free(value);
 }
 
-// Sends lengths beyond the limits. The server must refuse them at once, however many bytes have
-// arrived.
+// Sends lengths beyond the limits. The server must refuse such lengths immediately, however many
+// bytes have arrived.
 static void test_lengths(void) {
     static const struct {
         uint8_t op;
@@ -1066,8 +1068,8 @@ static bool becomes(int fd, uint64_t byte, idist__os_file_lock wanted) {
     return true;
 }
 
-// Makes sets in a loop, as a busy client does, until one takes at least `enough_ms`. Returns the
-// time of the longest set.
+// Sets a key in a loop, as a busy client does, until one set takes at least `enough_ms`. Returns
+// the time of the longest set.
 static int64_t longest_set_ms(idist_store *store, int64_t enough_ms) {
     int64_t begun_ms = tap_now_ms(), longest_ms = 0;
     while (longest_ms < enough_ms && is_prompt(begun_ms)) {
@@ -1079,8 +1081,8 @@ static int64_t longest_set_ms(idist_store *store, int64_t enough_ms) {
 }
 
 // Checks the queue for the lock of a file. A process that finds the file locked enters the queue,
-// and a busy client lets it go first. The busy client does not wait for ever, because the process
-// in the queue may be stopped.
+// and a busy client lets that process take the lock first. The busy client does not wait forever,
+// because the process in the queue may be stopped.
 static void test_file_queue(void) {
     const uint64_t records = IDIST__FILE_RECORDS_BYTE, queue = IDIST__FILE_QUEUE_BYTE;
     pthread_t thread;

@@ -10,7 +10,7 @@ enum { ROOM = 1 << 17 };
 
 static unsigned char from[ROOM], to[ROOM];
 
-// Returns true if a copy is right and leaves the bytes before and behind it alone.
+// Returns true if a copy is right and leaves the bytes before and after it unchanged.
 static bool copies(size_t to_at, size_t from_at, size_t nbytes) {
     memset(to, 0xEE, sizeof to);
     idist__os_cpu_stream((char *)to + to_at, (const char *)from + from_at, nbytes);

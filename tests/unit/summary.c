@@ -1,6 +1,6 @@
 // summary.c - checks idist_summary_*. Records must equal the records of tensorboard
-// (tests/data/events.txt, made by events.py beside it). Also covers the CSV lines; files that are
-// resumed, torn, foreign or in use; full disks; fork; and that only rank 0 writes.
+// (tests/data/events.txt, made by events.py beside this file). Also covers the CSV lines; files
+// that are resumed, truncated, foreign or in use; full disks; and fork. Only rank 0 may write.
 //
 // The system calls that write are replaced in this file, so that a test can make them fail.
 #define pwrite step_pwrite
@@ -206,7 +206,7 @@ static void comma_locale(void) {
 // files
 //------------------------------------------------------------------------------
 
-// Builds the events file that matches a scalars.csv without quotes, except for the first record.
+// Builds the events file, without its first record, that matches a scalars.csv without quotes.
 static size_t events_of(const char *csv, unsigned char *events) {
     size_t n = 0;
     for (const char *at = strchr(csv, '\n') + 1; *at; at = strchr(at, '\n') + 1) {
@@ -654,7 +654,7 @@ static void threads(void) {
 
 // Creates a summary for the world and one for a group in reverse order. Only rank 0 of the world
 // and rank 0 of the group, which is rank n - 1 of the world, may write. The other ranks must not
-// even look at the folder.
+// even read the folder.
 static void ranks_write(idist_group *world, int rank, int n, void *arg) {
     idist_group *group = NULL;
     char own[100];

@@ -1,7 +1,7 @@
-// trace.c - checks timelines: what the file contains, that the file is JSON whatever happens to the
-// process, and which process it belongs to.
+// trace.c - checks timelines: the contents of the file, that the file is JSON whatever happens to
+// the process, and which process owns the file.
 //
-// Each case runs in a process of its own. That process leaves files in a folder, and the parent
+// Each case runs in a separate process. That process leaves files in a folder, and the parent
 // checks them.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -32,8 +32,8 @@ static const char *json_string(const char *p) {
     return p + 1;
 }
 
-// Skips a list of values, or of pairs if the list ends with a brace. Returns the position behind
-// the list, or NULL if the list is malformed.
+// Skips a list of values, or a list of pairs if the list ends with a brace. Returns the position
+// after the list, or NULL if the list is malformed.
 static const char *json_list(const char *p, char end) {
     p = json_spaces(p + 1);
     if (*p == end) return p + 1;
@@ -51,7 +51,7 @@ static const char *json_list(const char *p, char end) {
     }
 }
 
-// Returns the position behind the value that begins at p, or NULL if there is no value.
+// Returns the position after the value that begins at p, or NULL if there is no value.
 static const char *json_end(const char *p) {
     char *end;
     p = json_spaces(p);
@@ -83,7 +83,7 @@ static int count(const char *part) {
     return n;
 }
 
-// Checks that on each track begins and ends pair up and that times never go back. Returns the
+// Checks that on each track every begin has its end and that times never decrease. Returns the
 // number of pairs, or a negative number if the check fails.
 static int pairs(void) {
     enum { TRACKS = 32 };
@@ -115,7 +115,7 @@ static int pairs(void) {
 // writing
 //------------------------------------------------------------------------------
 
-// Runs fn in a process of its own, with IDIST_TRACE=NAME in the folder, or without IDIST_TRACE if
+// Runs fn in a separate process, with IDIST_TRACE=NAME in the folder, or without IDIST_TRACE if
 // name is NULL. Returns the exit status that waitpid reports.
 static int in_process(int (*fn)(void), const char *name) {
     int status = -1;
@@ -225,7 +225,7 @@ static int spans(void) {
     idist_trace_span("too much", "compute", t, t, long_args);
     idist_trace_span("all of time", "long", INT64_MIN, INT64_MAX, NULL);
     idist_trace_span("its end", "compute", INT64_MAX - 5, INT64_MAX, NULL);
-    for (int i = 0; i < 2; i++) { // with the last character whole, and cut
+    for (int i = 0; i < 2; i++) { // with the last character complete, and cut
         char category[90];
         memset(category, 'c', sizeof category);
         for (int k = 40 + i; k < 88; k += 2) memcpy(category + k, "\xc3\xa9", 2);
@@ -269,7 +269,7 @@ static int twice(void) {
 }
 
 // Forks children of a traced process. A child without a world must leave the file alone. A child
-// that joins a world gets a file of its own, because the parent uses the first one.
+// that joins a world gets its own file, because the parent uses the first file.
 static int forks(void) {
     int status = -1;
     if (!begin_alone()) return 1;
@@ -302,8 +302,8 @@ static int unwritable(void) {
     return idist_finalize() != IDIST_OK;
 }
 
-// Limits the file to the size of its first window. Tracing must stop there, and the program must go
-// on.
+// Limits the file to the size of its first window. Tracing must stop there, and the program must
+// continue.
 static int no_room(void) {
     struct rlimit limit = {65536, 65536};
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0 || !begin_alone() || !idist_trace_on()) return 1;

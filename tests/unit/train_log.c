@@ -1,4 +1,4 @@
-// train_log: checks log lines, which only rank 0 prints, in the form of the tutorial. Also checks
+// train_log: checks that only rank 0 prints log lines, in the format of the tutorial. Also checks
 // that the progress bar appears on a terminal and nowhere else.
 #define _GNU_SOURCE // posix_openpt, wcwidth
 #include "idist.h"
@@ -201,7 +201,7 @@ static void bar_of_79(void) { bar_of(79); }
 static void bar_of_80(void) { bar_of(80); }
 static void bar_of_81(void) { bar_of(81); }
 
-// Draws bars with titles and texts of all kinds. Every bar is a line of its own.
+// Draws bars with titles and texts of all kinds. Every bar must take exactly one line.
 static void odd_bars(void) {
     static char large[3000];
     static const char *const texts[] = {
@@ -227,8 +227,8 @@ static void odd_bars(void) {
     }
 }
 
-// Returns how often a terminal `width` columns wide would break a line of the text. Needs a UTF-8
-// locale. Color sequences take no column.
+// Returns how many times a terminal of `width` columns would break a line of the text. Needs a
+// UTF-8 locale. Color sequences take no column.
 static int broken_lines(const char *text, int width) {
     int at = 0, n = 0;
     while (*text) {

@@ -1,8 +1,9 @@
 // types.c - checks element types, operations and statuses: their names and sizes, and
 // idist_reduce_local against a plain reference.
 //
-// The reference does not use the library's kernels. Integers are 64-bit words cut to the width of
-// the type. For floats of 16 and 8 bits the reference searches all of them for the nearest one.
+// The reference does not use the library's kernels. Integers are 64-bit words truncated to the
+// width of the type. For floats of 16 and 8 bits the reference searches all values for the nearest
+// one.
 #include "idist.h"
 
 #include "tap.h"
@@ -188,8 +189,8 @@ static void fill_interesting(int dtype, unsigned char *values) {
     }
 }
 
-// Reduces `count` elements that cover the pairs of interesting values, at an address that is
-// aligned to the element only. Returns the number of wrong elements.
+// Reduces `count` elements that cover the pairs of interesting values. The address is aligned only
+// to the size of an element. Returns the number of wrong elements.
 static int count_wrong(int op, int dtype, size_t count, size_t shift) {
     size_t size = idist_dtype_size((idist_dtype)dtype);
     unsigned char values[N_VALUES * 8], want[8];
@@ -244,7 +245,8 @@ static void test_pair(int op, int dtype) {
     tap_is(wrong, 0, "%s %s agrees with the reference", type, name);
 }
 
-// Checks that adding 0 keeps every value, except infinities where they become the largest number.
+// Checks that adding 0 keeps every value. Infinities of a saturating dtype must become the largest
+// number instead.
 static void test_keeps_values(int dtype) {
     static unsigned char zero[65536 * 2], all[65536 * 2];
     size_t size = idist_dtype_size((idist_dtype)dtype), n = (size_t)1 << 8 * size;

@@ -64,7 +64,7 @@ static void base_die(const char *what) {
     exit(BASE_CODE_SYSTEM);
 }
 
-// Returns `pointer`, the result of a function of the C library. Exits if the pointer is NULL.
+// Returns `pointer`, the result of a C library function. Exits if the pointer is NULL.
 static void *base_or_die(void *pointer) {
     if (!pointer) base_die("memory");
     return pointer;

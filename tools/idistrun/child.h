@@ -85,8 +85,8 @@ static int child_open_stdin(struct child *child) {
     return fd;
 }
 
-// Opens a stream of a child. Returns a log file, a pipe to idistrun, or -1 to keep idistrun's own
-// stream.
+// Opens a stream of a child. Returns the descriptor of a log file or of a pipe to idistrun, or -1
+// to keep idistrun's own stream.
 static int child_open_stream(struct child *child, enum stream_kind kind) {
     struct stream *stream = &child->streams[kind];
     int fd = -1;
@@ -145,7 +145,7 @@ static void child_start(struct child *child, const struct attempt *attempt) {
         rank_become_program(child->index, attempt);
     }
 
-    setpgid(child->pid, child->pid); // the child does this too, because either may run first
+    setpgid(child->pid, child->pid); // the child does this too: either process may run first
     for (int fd = 0; fd < 3; fd++)
         if (ends[fd] >= 0) close(ends[fd]);
 

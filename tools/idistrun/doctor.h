@@ -1,7 +1,8 @@
 // doctor.h: idistrun --doctor: what idist finds on this machine, on one screen
 //
-// The report has one line for each item, and at most 24 lines. It calls functions of idist, so the
-// lines show what a rank would see. The self test runs first, because other lines use its results.
+// The report has one line for each item, and at most 24 lines. The lines are computed by functions
+// of idist, so they show what a rank would see. The self test runs first, because other lines use
+// its results.
 //
 //     doctor_line.h       prints a line
 //     doctor_settings.h   the environment: launcher, meeting, file store, settings, secret

@@ -53,7 +53,7 @@ static int doctor_library_nccl_version(void) {
     int version = 0;
 
     if (library) address = idist__os_library_find(library, "ncclGetVersion");
-    memcpy(&get_version, &address, sizeof address); // C has no cast from an object to a function
+    memcpy(&get_version, &address, sizeof address); // C cannot cast an object pointer to a function
 
     return get_version && get_version(&version) == 0 ? version : 0;
 }

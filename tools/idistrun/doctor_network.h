@@ -65,5 +65,5 @@ static void doctor_network_print_address(void) {
     if (is_asked) doctor_line_print("address", DOCTOR_WRONG, NULL, "%s", why);
     else
         doctor_line_print("address", DOCTOR_NOTE, "one host only; for more set IDIST_ADDR",
-                          "none that other hosts reach");
+                          "none that other hosts can reach");
 }

@@ -87,7 +87,8 @@ static void doctor_settings_print_meeting(void) {
                           idist__meet_print(meet, text, sizeof text));
 }
 
-// Opens a store in a file as server and as client. Returns IDIST_OK if they can exchange a value.
+// Opens a store in a file as server and as client. Returns IDIST_OK if server and client can
+// exchange a value.
 static idist_status doctor_settings_meet(const char *url) {
     idist_store_desc desc;
     idist_store *server = NULL, *client = NULL;
@@ -110,7 +111,7 @@ static idist_status doctor_settings_meet(const char *url) {
     return status;
 }
 
-// Prints whether ranks can meet in a file. The trial uses a new file in the folder of
+// Prints whether ranks can meet in a file. The test uses a new file in the folder of
 // IDIST_INIT_METHOD, or in /tmp if IDIST_INIT_METHOD is not a file.
 static void doctor_settings_print_file_store(void) {
     const char *method = getenv("IDIST_INIT_METHOD");

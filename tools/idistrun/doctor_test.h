@@ -1,8 +1,9 @@
 // doctor_test.h: the self test of idistrun --doctor
 //
 // Two ranks add up numbers, over shared memory and over TCP on the loopback interface. On a machine
-// with more cores, one rank per core repeats the tests, up to DOCTOR_TEST_MOST_RANKS ranks. All
-// tests share DOCTOR_TEST_MS; when this time is over, no other test starts.
+// with more than two cores, the tests are repeated with one rank per core, but with at most
+// DOCTOR_TEST_MOST_RANKS ranks. All tests share DOCTOR_TEST_MS; when this time has passed, no other
+// test starts.
 #pragma once
 
 #include "../../idist.h"
@@ -72,7 +73,7 @@ static int doctor_test_count_wrong(const float *x, int n) {
 }
 
 // Returns the time of one all_reduce in seconds, or a negative number after a failure. Untimed
-// calls before the timed ones warm up the path.
+// calls before the timed calls warm up the path.
 static double doctor_test_time(const float *x, float *y, int count, int times) {
     int64_t begun_ns = 0;
 
@@ -165,8 +166,8 @@ static void doctor_test_allocate(void) {
     doctor_tests.items = (struct doctor_test *)memory;
 }
 
-// Runs all tests. With two cores, skips the tests of many ranks, which would repeat the tests of
-// two ranks.
+// Runs all tests. With at most two cores, skips the tests of many ranks, which would only repeat
+// the tests of two ranks.
 static void doctor_test_run_all(void) {
     int64_t deadline_ns = idist__os_clock_deadline(DOCTOR_TEST_MS);
     int many = idist__os_cpu_count();
@@ -207,7 +208,7 @@ static void doctor_test_print(const struct doctor_test *test) {
     doctor_line_print(name, verdict, "see the lines above", "%s", test->failure);
 }
 
-// Prints the results of all tests that this machine has cores for.
+// Prints the results of all tests for which this machine has enough cores.
 static void doctor_test_print_all(void) {
     for (int kind = 0; kind < DOCTOR_TEST_KINDS; kind++) {
         const struct doctor_test *test = &doctor_tests.items[kind];

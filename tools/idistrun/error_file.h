@@ -4,8 +4,8 @@
 //     R.lost         empty: idist creates the file IDIST_LOST_FILE when it has told the rank that
 //                    another rank was lost
 //
-// Both files are in --log-dir, or else in a temporary folder. If the temporary folder cannot be
-// created, the ranks have no such files.
+// Both files are in --log-dir, or in a temporary folder if --log-dir is not given. If the temporary
+// folder cannot be created, the ranks have no such files.
 #pragma once
 
 #include "base.h"

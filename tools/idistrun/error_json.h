@@ -25,8 +25,8 @@ static size_t error_json_put_utf8(unsigned code, char *to) {
     return nbytes;
 }
 
-// Reads the four digits after \u. A character above U+FFFF has two such escapes, a pair of
-// surrogates.
+// Reads the four digits after \u. A character above U+FFFF is written as two such escapes, a
+// surrogate pair.
 static unsigned error_json_read_code(const char **from) {
     unsigned code = 0, low;
 

@@ -4,8 +4,8 @@
 //
 // An idistrun locks its folder until it ends, for whatever reason. A folder without a lock belongs
 // to an idistrun that was killed. The next idistrun of this user on this host removes such a
-// folder. A folder that the user created may have such a name too. So a folder is kept if it has
-// other files, or if other users may enter it.
+// folder. A folder that the user created may have such a name too. So a folder is kept if it
+// contains other files, or if other users may enter it.
 #pragma once
 
 #include "base.h"
@@ -58,7 +58,7 @@ static void folder_remove(int parent, const char *name, int fd) {
 }
 
 // Locks a folder that mkdtemp() may have created for this user. Returns false if the folder is
-// somebody else's, or if its idistrun is alive.
+// somebody else's, or if its idistrun is still running.
 static bool folder_take_stale(int fd) {
     struct stat status;
 
@@ -103,8 +103,8 @@ static void folder_write_prefix(char *prefix, size_t capacity) {
 // as a stale one before it was locked.
 static bool folder_lock(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    // Any other error means that the file system has no locks. Then the folder is used without a
-    // lock.
+    // Any other error means that the file system does not support locks. In that case the folder is
+    // used without a lock.
     bool is_taken = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 
     if (!is_taken && access(path, F_OK) == 0) return true;

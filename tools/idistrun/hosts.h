@@ -22,7 +22,7 @@ static struct {
     int count;
 } hosts;
 
-// Returns true for a name that every host takes for its own.
+// Returns true for a name that every host resolves to itself.
 static bool hosts_is_loopback(const char *name) {
     return strcmp(name, "localhost") == 0 || strncmp(name, "127.", 4) == 0 ||
            strcmp(name, "::1") == 0;
@@ -62,7 +62,7 @@ static bool hosts_read(char *word, struct host *host, int default_rank_count) {
     host->login = word;
     host->name = at ? at + 1 : word;
 
-    return *host->name && *word != '-'; // ssh would take a leading dash for an option
+    return *host->name && *word != '-'; // ssh would parse a leading dash as an option
 }
 
 // Reads the list. Hosts without a number get the default. Exits if the list is wrong.

@@ -3,28 +3,29 @@
 //     cc -O2 tools/idistrun/idistrun.c -o idistrun
 //     ./idistrun -n 4 --tag ./sim args
 //     ./idistrun --hosts alpha:4,beta:2 ./sim args
-//     ./idistrun --doctor            a report on this machine, and a self test of 2 seconds
+//     ./idistrun --doctor            a report on this machine, and a 2-second self test
 //
-// RANKS. Each rank finds its place in environment variables: IDIST_RANK and related ones, and the
-// variables that torchrun would set, so that programs for PyTorch run too.
+// RANKS. Each rank learns its place from environment variables: IDIST_RANK and related variables,
+// and the variables that torchrun would set, so that PyTorch programs run too.
 //
-// HOSTS. With --hosts, the idistrun that you start is the head. Through ssh, the head starts one
-// more idistrun on every host, called a node. A node runs the same file as the head, in the same
-// folder. If ssh needs options, set IDIST_RSH to the command: IDIST_RSH="ssh -p 2222 -i key". ssh
-// must not prompt for anything. The head sends its orders to a node through ssh's stdin. The orders
-// contain the command, the head's variables IDIST_*, a secret for the job, and later the signals to
-// pass on. IDIST_ADDR and IDIST_HOSTID belong to one host and are not sent. When a node's stdin
-// ends, the node ends its ranks. Without ssh, run idistrun once on each host, with --nnodes,
-// --node-rank, --master-addr and --master-port.
+// HOSTS. With --hosts, the idistrun that you start is the head. Through ssh, the head starts
+// another idistrun, called a node, on every host. A node runs the same file as the head, in the
+// same folder. If ssh needs options, set IDIST_RSH to the command: IDIST_RSH="ssh -p 2222 -i key".
+// ssh must not prompt for anything. The head sends its orders to a node through ssh's stdin. The
+// orders contain the command, the head's IDIST_* variables, a secret for the job, and later the
+// signals to pass on. IDIST_ADDR and IDIST_HOSTID belong to one host and are not sent. When a
+// node's stdin ends, the node ends its ranks. Without ssh, run idistrun once on each host, with
+// --nnodes, --node-rank, --master-addr and --master-port.
 //
-// FAILURES. The first rank that fails decides the outcome: idistrun exits with its code and prints
-// its name. All other ranks get SIGTERM and, after the grace period, SIGKILL. When idist has told a
-// rank that another rank was lost, it creates the file IDIST_LOST_FILE. If a rank fails after that,
-// the lost rank may be on another host. So the failure decides only if no other failure is known
-// half a second later. If a rank wrote an exception to the file TORCHELASTIC_ERROR_FILE, as torch's
-// @record does, idistrun prints the exception too. SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT go
-// to all ranks; a second signal kills the ranks. The exit code of idistrun itself is 2 for a wrong
-// option, 125 for a host that cannot be reached, and 126 or 127 for a program that cannot be run.
+// FAILURES. The first rank that fails decides the outcome: idistrun exits with that rank's code and
+// prints which rank failed. All other ranks get SIGTERM and, after the grace period, SIGKILL. When
+// idist has told a rank that another rank was lost, idist creates the file IDIST_LOST_FILE. If a
+// rank fails after that, the lost rank may be on another host. So this failure decides only if no
+// other failure is known half a second later. If a rank wrote an exception to the file
+// TORCHELASTIC_ERROR_FILE, as torch's @record does, idistrun prints the exception too. SIGINT
+// (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT go to all ranks; a second signal kills the ranks. The exit
+// code of idistrun itself is 2 for a wrong option, 125 for a host that cannot be reached, and 126
+// or 127 for a program that cannot be run.
 //
 // TIMELINE. With --trace, each rank writes its events to its own file in a temporary folder. When
 // all ranks have ended, for whatever reason, idistrun merges these files. Nodes send their events
@@ -35,7 +36,7 @@
 //     base.h         messages, errors, memory, the clock
 //     options.h      the command line
 //     hosts.h        the list of --hosts
-//     place.h        the place of the ranks here among all ranks; the role of this idistrun
+//     place.h        the place of this host's ranks among all ranks; the role of this idistrun
 //     node.h         the messages between the head and its nodes
 //     folder.h       temporary folders
 //     error_json.h   the text in torchrun's error files

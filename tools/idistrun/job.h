@@ -5,7 +5,7 @@
 //
 //     job_wait -> output_read            writes lines of the children
 //              -> job_interrupt          passes on a signal to this process or from the head
-//     job_reap -> job_end_child          finds children that have ended, and how
+//     job_reap -> job_end_child          finds children that have ended, and handles their end
 //     outcome_settle                     decides on a held failure
 //     job_end_ranks                      after a failure: SIGTERM, and later SIGKILL
 #pragma once
@@ -140,8 +140,8 @@ static void job_end_child(struct child *child) {
     job_judge(child, had_lost_another);
 }
 
-// Handles the end of the dead children. `killed` selects the children that a signal killed, or the
-// remaining ones.
+// Handles the end of the dead children that a signal killed, if `killed` is true, or of the other
+// dead children.
 static void job_end_dead(bool killed) {
     for (int i = 0; i < children.count; i++) {
         struct child *child = &children.items[i];

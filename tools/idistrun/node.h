@@ -3,13 +3,13 @@
 //     head                                   node: idistrun --node, started by ssh
 //       |  items, through ssh's stdin          |
 //       |    dir FOLDER                        |   go to this folder
-//       |    set NAME=VALUE                    |   a variable IDIST_*
+//       |    set NAME=VALUE                    |   an IDIST_* variable
 //       |    arg TEXT                          |   one of the head's own arguments
 //       |    go NODE RESTART PORT ADDR ID ---> |   start the ranks
 //       |    signal NUMBER                ---> |   pass on a signal
 //       |                                      |
 //       |  lines, through the node's stderr    |
-//       | <---------------------------- runs   |   idistrun runs here
+//       | <---------------------------- runs   |   idistrun is running here
 //       | <------ failed CODE \t TEXT \t JSON  |   the first failure
 //       | <------------------------ event JSON |   an event of the timeline, at the end
 //
@@ -103,7 +103,7 @@ static void node_tell_orders(int to, int node_rank, const struct attempt *attemp
 // Tells a node to send a signal to its ranks.
 static void node_tell_signal(int to, int number) { dprintf(to, "signal %d%c", number, 0); }
 
-// Finds the message of a node in a line. Returns NULL if there is none. Output of a rank without a
+// Finds a node's message in a line. Returns NULL if there is none. A rank's output without a
 // newline may precede the message.
 static char *node_find_message(char *line, size_t nbytes) {
     static const char *const marks[] = {NODE_FAILED, NODE_EVENT, NODE_RUNS};
@@ -152,7 +152,7 @@ static void node_add_argument(int *argc, char ***argv, const char *arg) {
     (*argv)[*argc] = NULL;
 }
 
-// Reads and executes the items of the head, up to "go". Sets argc and argv to the head's arguments.
+// Reads and executes the head's items, up to "go". Sets argc and argv to the head's arguments.
 static void node_hear_orders(struct place_orders *orders, int *argc, char ***argv) {
     char *item = NULL;
     size_t capacity = 0;
@@ -187,10 +187,10 @@ static int node_hear_signal(void) {
     return sscanf(item, "signal %d", &number) == 1 ? number : 0;
 }
 
-// Tells the head that idistrun runs here.
+// Tells the head that idistrun is running here.
 static void node_say_runs(void) { dprintf(STDERR_FILENO, NODE_RUNS "\n"); }
 
-// Tells the head of the first failure. The JSON of a rank's own error file may be NULL.
+// Reports the first failure to the head. The JSON of the rank's error file may be NULL.
 static void node_say_failed(int code, const char *text, const char *json) {
     dprintf(STDERR_FILENO, NODE_FAILED "%d\t%s\t%s\n", code, text, json ? json : "");
 }

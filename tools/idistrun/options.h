@@ -29,7 +29,7 @@ static const char *const options_usage =
     "                       TORCHELASTIC_ERROR_FILE)\n"
     "      --trace F        write a timeline of all ranks, for Perfetto or examples/trace.html\n"
     "                       (with --nnodes: of the ranks on this host)\n"
-    "      --bind           bind each rank to a core of its own\n"
+    "      --bind           bind each rank to its own core\n"
     "      --grace SECONDS  time between the first failure, or a signal, and SIGKILL (default 5)\n"
     "      --doctor         report what this machine offers, and test it for 2 s; exit\n"
     "                       status 1 if something is wrong\n"
@@ -37,7 +37,7 @@ static const char *const options_usage =
     "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o\n"
     "ServerAliveInterval=10).\n";
 
-// The values on the command line. place.h derives the place of the ranks from them.
+// The values on the command line. place.h derives the place of the ranks from these values.
 struct options {
     int nproc; // 0 if not given
     int nnodes, node_rank;
@@ -54,7 +54,8 @@ static struct options options = {.nnodes = 1, .grace_s = 5};
 // The action that the command line asks for.
 enum options_action { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_DOCTOR };
 
-// One option. At most one of number, text, flag and action is set, and shows what the option does.
+// One option. At most one of number, text, flag and action is set, and determines what the option
+// does.
 struct options_row {
     const char *name;           // name after two dashes, NULL for an option with only a letter
     char letter;                // letter after one dash, or 0
@@ -103,8 +104,8 @@ static int options_number(const char *text, const char *name, int least) {
     return (int)value;
 }
 
-// Returns the code that getopt_long returns for a row. Rows with the same letter are names of one
-// option.
+// Returns the code that getopt_long returns for a row. Rows with the same letter are different
+// names of one option.
 static int options_code(int row) {
     return options_rows[row].letter ? options_rows[row].letter : OPTIONS_FIRST_CODE + row;
 }
@@ -157,7 +158,7 @@ static enum options_action options_parse(int argc, char **argv) {
 
     options_list_names(names);
 
-    // The + makes getopt_long stop at the program, which has options of its own.
+    // The + makes getopt_long stop at the program, which has its own options.
     while ((code = getopt_long(argc, argv, "+n:vh", names, NULL)) != -1) {
         const struct options_row *row = options_find(code);
 

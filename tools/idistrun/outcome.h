@@ -5,7 +5,7 @@
 //
 // A rank may fail because it has lost another rank. The lost rank may be on another host, whose
 // idistrun reports later. Such a failure is held for OUTCOME_HOLD_MS, and decides only if no other
-// failure is known then:
+// failure is known after this time:
 //
 //     outcome_rank_failed -> outcome_report                   the rank failed by itself
 //                         -> outcome_hold -> outcome_settle   the rank had lost another rank
@@ -32,7 +32,7 @@ enum { OUTCOME_SSH_CODE = 255 }; // exit code of ssh for its own errors
 static struct {
     int code;               // exit code of the first failure, 0 if there is none
     int signal;             // signal that was sent to end the job, 0 if there is none
-    const char *error_file; // where a copy of the first failure goes, or NULL
+    const char *error_file; // file for a copy of the first failure, or NULL
 
     struct {
         int code; // 0 if no failure is held
@@ -60,14 +60,14 @@ static void outcome_note_code(int code) {
     outcome.code = outcome.signal == SIGINT ? BASE_CODE_SIGNAL + SIGINT : code;
 }
 
-// Chooses the error file. A node has none, because the head writes its own.
+// Chooses the error file. A node has no error file, because the head writes one.
 static void outcome_choose_error_file(void) {
     if (place.role == PLACE_NODE) return;
     outcome.error_file = options.error_file;
     if (!outcome.error_file) outcome.error_file = getenv("TORCHELASTIC_ERROR_FILE");
 }
 
-// Forgets the failure of an earlier attempt, and removes its error file.
+// Clears the failure of an earlier attempt, and removes its error file.
 static void outcome_begin(void) {
     struct stat status;
 
@@ -119,8 +119,8 @@ static long long outcome_held_until_ms(void) {
     return outcome.held.code ? outcome.held.until_ms : -1;
 }
 
-// Decides on the held failure when its time is over, or when no other failure can come. Reports the
-// failure, or drops it if another failure or a signal has decided the outcome.
+// Decides on the held failure when its time has passed, or when no other failure can occur. Reports
+// the failure, or discards it if another failure or a signal has decided the outcome.
 static void outcome_settle(bool others_may_come) {
     bool may_wait = others_may_come && !outcome_is_known();
 
@@ -162,8 +162,8 @@ static void outcome_rank_failed(int rank, int status, bool had_lost_another) {
     else outcome_report(outcome_code_of(status), text, json);
 }
 
-// Describes a node that has ended without reporting a failure. ssh exits with the code of the
-// node's idistrun, or with OUTCOME_SSH_CODE.
+// Describes a node that has ended without reporting a failure. The ssh exits with the code of the
+// node's idistrun, or with OUTCOME_SSH_CODE after its own errors.
 static void outcome_describe_node(const char *name, bool node_started, int status, char *text) {
     const size_t capacity = OUTCOME_TEXT_NBYTES;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;

@@ -1,7 +1,7 @@
 // output.h: the output of the children: lines for the user, and the messages of nodes
 //
 // idistrun writes whole lines, each with its [rank] if --tag is set. A node tags the lines of its
-// ranks. The head passes these lines on, and extracts the messages of the node from its stderr.
+// ranks. The head passes these lines on, and extracts the node's messages from its stderr.
 #pragma once
 
 #include "base.h"
@@ -44,7 +44,7 @@ static void output_hear(struct child *child, char *message) {
     if (failure) output_hear_failure(failure);
 }
 
-// Writes all bytes. Gives up if the descriptor cannot be written to.
+// Writes all bytes. Stops if a write fails.
 static void output_write(int fd, const char *text, size_t nbytes) {
     size_t done = 0;
 

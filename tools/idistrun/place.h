@@ -29,7 +29,7 @@ static struct {
     int node_rank, node_count;
     int rank_count, first_rank; // number of ranks here, first rank here
     int world_size;
-    int master_port; // 0 if each attempt finds one
+    int master_port; // 0 if each attempt chooses one
     const char *master_addr, *job_id;
     char hostname[256]; // name of this host in messages
 } place;
@@ -46,7 +46,7 @@ struct attempt {
     int master_port;
 };
 
-// Exits if two options contradict each other, or if an option needs another one that is missing.
+// Exits if two options contradict each other, or if an option needs another option that is missing.
 static void place_check_options(void) {
     if (options.hosts && (options.nnodes > 1 || options.node_rank))
         base_usage_error("--hosts and --nnodes exclude each other: use one");

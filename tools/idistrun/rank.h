@@ -1,7 +1,7 @@
 // rank.h: a rank: its environment, its log files, its program
 //
-// A rank finds its place in environment variables. Each value is stored under idist's name and
-// under torchrun's names, so that programs for PyTorch run too.
+// A rank learns its place from environment variables. The values are stored under idist's names and
+// under torchrun's names, so that PyTorch programs run too.
 #pragma once
 
 #include "base.h"
@@ -47,7 +47,7 @@ static void rank_set_numbers(int local_rank, const struct attempt *attempt) {
 }
 
 // Sets the variables that name files of the rank. Without such files, unsets the variables, because
-// idistrun's own values name other files.
+// the values inherited from idistrun name other files.
 static void rank_set_error_files(int rank) {
     if (!error_file_can_be()) {
         unsetenv("TORCHELASTIC_ERROR_FILE");
@@ -73,7 +73,7 @@ static void rank_set_environment(int local_rank, const struct attempt *attempt) 
     if (options.trace) setenv("IDIST_TRACE", timeline_path("trace.json"), 1);
 }
 
-// Opens a file of --log-dir, "out" or "err".
+// Opens a rank's "out" or "err" file in --log-dir.
 static int rank_open_log(int rank, const char *kind) {
     char path[PATH_MAX];
     int fd;

@@ -57,7 +57,7 @@ static void timeline_remove_all(void) {
 }
 
 // Creates the folder. Exits if the result cannot be written, because the user should learn this
-// before the job, not hours later.
+// before the job starts, not hours later.
 static void timeline_prepare(void) {
     FILE *file;
 

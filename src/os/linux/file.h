@@ -221,7 +221,7 @@ IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const 
 
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
                                                 idist__os_folder folder) {
-    // The walk has a handle of its own, because duplicates would share the position in the folder.
+    // The walk has its own handle, because duplicates would share the position in the folder.
     idist__os_folder own = IDIST__OS_CALL(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     int error;
 
@@ -237,8 +237,8 @@ IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_wa
                                                        int *error) {
     struct dirent *entry;
 
-    // readdir returns NULL both at the end and on failure, for example if an entry has a number
-    // that 32 bits cannot hold.
+    // readdir returns NULL both at the end and on failure, for example if an entry's inode number
+    // does not fit into 32 bits.
     errno = 0;
     entry = IDIST__OS_CALL(readdir(walk->dir));
     *error = entry ? 0 : errno;

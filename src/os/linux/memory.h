@@ -44,7 +44,7 @@ IDIST__UNUSED static int idist__os_memory_file(size_t nbytes) {
     struct rlimit limit;
     int err, fd;
 
-    // Beyond the limit ftruncate would raise a signal.
+    // Above the limit ftruncate would raise a signal.
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         limit.rlim_cur < nbytes) {
         errno = EFBIG;

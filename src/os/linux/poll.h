@@ -24,7 +24,7 @@ IDIST__UNUSED static bool idist__os_poll_ready(const idist__os_poll_entry *entry
     return entry->revents != 0;
 }
 
-// Returns true if the last idist__os_poll found that the descriptor takes bytes.
+// Returns true if the last idist__os_poll found that the descriptor accepts bytes.
 IDIST__UNUSED static bool idist__os_poll_writable(const idist__os_poll_entry *entry) {
     return (entry->revents & POLLOUT) != 0;
 }

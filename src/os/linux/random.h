@@ -6,7 +6,7 @@
 #include "os/clock.h"
 
 // Gets up to nbytes random bytes. Returns their number, or -1 with errno. Makes the system call by
-// number, because glibc before 2.25 has no getrandom(). Kernels before 3.17 have no such call.
+// number, because glibc before 2.25 has no getrandom(). Kernels before 3.17 do not have the call.
 static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
     ssize_t n = -1;
     int fd;

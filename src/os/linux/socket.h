@@ -112,8 +112,7 @@ static bool idist__os_socket_peer_address(int fd, idist__os_address *address) {
     return getpeername(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
 }
 
-// Gets the name of the congestion control of a TCP socket. Returns false if the system does not
-// tell.
+// Gets the name of a TCP socket's congestion control. Returns false if the name is unknown.
 static bool idist__os_socket_congestion(int fd, char name[16]) {
     socklen_t nbytes = 15;
 
@@ -126,7 +125,7 @@ static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || e
 // Opens a stream socket without Nagle's delay. Returns -1 on failure.
 //
 // BBR paces its sends by a timer, which costs more than half of the bandwidth inside a machine
-// room. Another congestion control replaces BBR until idist__os_socket_measured.
+// room. Another congestion control replaces BBR until idist__os_socket_measured is called.
 static int idist__os_socket_open(int family) {
     int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     char name[16];
@@ -165,8 +164,8 @@ IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
     return min_rtt_us != UINT32_MAX ? min_rtt_us : 0; // UINT32_MAX: not measured
 }
 
-// Returns the third number in a file of kernel settings, the maximum size of a buffer, or 0 if
-// unknown.
+// Returns the third number in a file of kernel settings, which is the maximum size of a buffer, or
+// 0 if it is unknown.
 static uint64_t idist__os_socket_setting(const char *path) {
     char text[64], *at = text;
     uint64_t number = 0;

@@ -42,7 +42,7 @@
 #error "include idist.h before every system header (IDIST_IMPLEMENTATION), or -D_DEFAULT_SOURCE"
 #endif
 
-// ---- of unwind.h ----
+// ---- for unwind.h ----
 
 // Evaluates an expression that is a cancellation point, and postpones any request to cancel this
 // thread. Leaves errno as the expression sets it.
@@ -66,13 +66,13 @@ typedef struct idist__os_unwind_frame {
     struct idist__os_unwind_frame *previous;
 } idist__os_unwind_frame;
 
-// ---- of thread.h ----
+// ---- for thread.h ----
 
 typedef pthread_t idist__os_thread; // a thread of this process
 typedef pthread_mutex_t idist__os_mutex;
 typedef pthread_cond_t idist__os_cond; // must not move in memory
 
-// ---- of process.h ----
+// ---- for process.h ----
 
 typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0 if none
 typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
@@ -84,19 +84,19 @@ enum {
     IDIST__OS_PROCESS_CONTINUE = SIGCONT // continues a stopped process
 };
 
-// ---- of poll.h ----
+// ---- for poll.h ----
 
 typedef struct pollfd idist__os_poll_entry;
 
 enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
 
-enum { IDIST__OS_WATCH_EVENTS = 32 }; // maximum number of events in one take
+enum { IDIST__OS_WATCH_EVENTS = 32 }; // maximum number of events per idist__os_watch_take
 
 typedef struct idist__os_watch_events {
     struct epoll_event event[IDIST__OS_WATCH_EVENTS];
 } idist__os_watch_events;
 
-// ---- of file.h ----
+// ---- for file.h ----
 
 typedef int idist__os_file; // an open file
 
@@ -115,11 +115,11 @@ typedef struct idist__os_folder_walk {
     DIR *dir;
 } idist__os_folder_walk;
 
-// ---- of socket.h ----
+// ---- for socket.h ----
 
-// The address where a socket is bound or connects to. A local address is a name in the abstract
-// namespace. It leaves no file behind, and is visible only inside one network namespace, like
-// loopback TCP.
+// The address to which a socket is bound or connects. A local address is a name in the abstract
+// namespace. Such a name leaves no file behind, and is visible only inside one network namespace,
+// like loopback TCP.
 typedef struct idist__os_address {
     struct sockaddr_storage sa;
     socklen_t nbytes;
