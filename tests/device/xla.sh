@@ -110,7 +110,8 @@ else
     done
     cp "$WORK/packages" $fetched
     build abi -I$found/xla_plugins/xla_cpu_pjrt/include tests/xla/pjrt_abi.c
-    later example 100 cc -O2 -DIDIST_IMPLEMENTATION examples/13_xla_train.c -o "$WORK/example"
+    later example 100 cc "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION examples/13_xla_train.c \
+        -o "$WORK/example"
     ok_later abi "the test of the ABI builds"
     ok_run 0 "the ABI is that of the real pjrt_c_api.h" 20 "$WORK/abi"
     ok_later on_device.o "idist for tests on device memory builds"
