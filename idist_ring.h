@@ -7646,10 +7646,10 @@ static void idist__choose_run(idist__task *t) {
 //
 //     WAITS  ->  CONNECTS  ->  GREETS  ->  the connection becomes a link
 //
-// From CONNECTS and GREETS an attempt may return to WAITS for a few milliseconds.
+// From CONNECTS and GREETS, an attempt may return to WAITS for at most 40 ms.
 
 enum {
-    // Time after which an unanswered connect is tried again. A handshake has no limit, because the
+    // Time after which an unanswered connect is retried. A handshake has no time limit, because the
     // peer may not be in a call.
     IDIST__ATTEMPT_MS = 3000,
     IDIST__ATTEMPT_WAIT_MS = 20,
@@ -7689,13 +7689,14 @@ static void idist__attempt_wait(idist__attempt *attempt, int ms) {
     attempt->due_ns = idist__os_clock_deadline(ms);
 }
 
-// Returns true if the peer may know of an attempt, and may have accepted it, because we have proven
-// who we are.
+// Returns true if the peer may have accepted an attempt, because this rank has begun to send its
+// proof of identity.
 static bool idist__attempt_is_known(const idist__attempt *attempt) {
     return attempt->state == IDIST__ATTEMPT_GREETS && attempt->handshake.stage >= IDIST__AUTH_PROOF;
 }
 
-// Handles a failed connect. Returns false if the attempt will be repeated without an event.
+// Handles a failed connect. Returns false if there is no event, because the attempt will simply be
+// repeated.
 static bool idist__attempt_failed(idist__attempt *attempt, int error, idist__connect_event *event) {
     idist_status status =
         idist__os_socket_out_of_fds(error) ? IDIST_ERR_NO_FDS : IDIST_ERR_PEER_LOST;
@@ -7735,34 +7736,36 @@ static bool idist__attempt_begin(idist__attempt *attempt, const idist__where *wh
 
 // ring/connect/connector.h: all connections in the making: listeners, attempts, handshakes
 //
-// Connects two ranks by a local socket or TCP. While ranks join (ring/join/) they make the
-// connections that they certainly need. In a world of many ranks without shared memory these are
-// few; any other connection is made when the first message needs it (ring/engine/).
+// Connects two ranks by a local socket or TCP. While ranks join (ring/join/), they make only the
+// connections that they are certain to need. In a large world without shared memory, there are few
+// such connections. Every other connection is made when the first message needs it (ring/engine/).
 //
 // WHO CONNECTS
 //
-// Each rank listens, and each may connect to any other. Both ends prove that they know the key of
-// the job, and tell their ranks. When two ranks connect to each other at once, the connection that
-// the higher rank began stays:
+// Each rank listens, and each may connect to any other. Each end proves that it knows the job's
+// key, and sends its rank. Two ranks may connect to each other at the same time. They keep the
+// connection that the higher rank began:
 //
-//   - a rank refuses the connection of a lower rank if its own has already reached that rank;
+//   - a rank refuses the connection of a lower rank if its own connection has already reached
+//     that rank;
 //   - a rank accepts the connection of a higher rank, and drops its own attempt.
 //
-// An accepting rank decides once the peer has proven who it is, before it tells the peer. From then
-// on an accepted connection is a link. A rank that is refused tries again a little later. By then,
-// the other rank has usually connected to it.
+// The accepting rank decides after the peer has proven its identity, and before it sends its last
+// message of the handshake. An accepted connection becomes a link. A rank that is refused tries
+// again a little later; usually the other rank has connected to it in the meantime.
 //
 // A link over TCP may have several sockets (see ring/msg/). Each socket is connected separately, by
-// one rank or the other; the link is connected when all of its sockets are.
+// either rank; the link is connected when all of its sockets are.
 //
-// Foreign processes may connect too. An incoming handshake that fails is closed and forgotten.
+// Processes that do not belong to the job may connect too. If an incoming handshake fails, its
+// connection is closed and forgotten.
 //
 //     idist__connector_start   starts an attempt to connect to a rank
-//     idist__connector_polls   fills a poll set with what to watch
-//     idist__connector_next    advances everything without blocking, up to the next event
+//     idist__connector_polls   fills a poll set with the descriptors to watch
+//     idist__connector_next    advances all handshakes without blocking, up to the next event
 //
-// An attempt ends with the event that reports its outcome, except for IDIST_ERR_NO_FDS: then the
-// attempt continues.
+// An attempt ends with the event that reports its outcome. There is one exception: after an
+// IDIST_ERR_NO_FDS event, the attempt continues.
 
 enum {
     IDIST__CONNECTOR_POLLS = 2 + IDIST__PENDING_SLOTS, // poll entries that are not for attempts
@@ -7831,20 +7834,21 @@ static idist__connector *idist__connector_new(idist__ring *ring) {
     return NULL;
 }
 
-// Returns true if we reach a rank through a local socket.
+// Returns true if this rank reaches the given rank through a local socket.
 static bool idist__connector_is_local(const idist__connector *conn, int rank) {
     return idist__address_is_local(conn->where[rank].text);
 }
 
-// Returns the pointer in the list that points to an attempt, or the end of the list if there is no
-// such attempt.
+// Returns the list pointer that points to an attempt, or the list's final NULL pointer if there is
+// no such attempt.
 static idist__attempt **idist__connector_find(idist__connector *conn, int rank, int socket) {
     idist__attempt **at = &conn->attempts;
     while (*at && ((*at)->rank != rank || (*at)->socket != socket)) at = &(*at)->next;
     return at;
 }
 
-// Removes and frees an attempt, done or not. Does nothing at the end of the list.
+// Removes an attempt from the list and frees it, whether or not it is done. Does nothing if `at` is
+// the end of the list.
 static void idist__connector_drop(idist__connector *conn, idist__attempt **at) {
     idist__attempt *attempt = *at;
 
@@ -7862,7 +7866,7 @@ static void idist__connector_give_up(idist__connector *conn, int rank) {
         idist__connector_drop(conn, idist__connector_find(conn, rank, i));
 }
 
-// Returns true if the link to a rank has never been connected, and lacks this socket.
+// Returns true if the link to a rank has never been connected and this socket of it is missing.
 static bool idist__connector_lacks(const idist__connector *conn, int rank, int socket) {
     const idist__link *l = &conn->ring->links[rank];
     bool is_new = !l->transport || (l->open && !idist__link_is_connected(l));
@@ -7891,7 +7895,7 @@ static bool idist__connector_start(idist__connector *conn, int rank) {
 }
 
 // Makes the connection of a finished handshake a socket of a link. Returns true if there is an
-// event: the link is connected, or cannot be watched.
+// event: either the link is connected, or it cannot be watched.
 static bool idist__connector_add(idist__connector *conn, idist__handshake *shake, int socket,
                                  idist__connect_event *event) {
     int rank = (int)shake->theirs.rank;
@@ -8116,7 +8120,7 @@ static bool idist__connector_unknown(idist__connector *conn, idist__attempt *att
     return false;
 }
 
-// Advances an attempt, which may be freed by this call. Returns true if there is an event. Then all
+// Advances an attempt, and may free it. Returns true if there is an event. In that case all
 // attempts to connect to the rank have been freed, unless descriptors are short.
 static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt,
                                  idist__connect_event *event) {
@@ -8140,9 +8144,10 @@ static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt
 
 // ---- all of them ----
 
-// Stops connecting, because this rank leaves the world. Drops the attempts that the peers cannot
-// know of. An attempt in which we have already proven who we are continues, because the peer may
-// have accepted it; its link then says BYE. Returns true if any attempt is left.
+// Stops connecting, because this rank is leaving the world. Drops the attempts that no peer can
+// have accepted. An attempt in which this rank has begun to send its proof of identity continues,
+// because the peer may have accepted it; BYE is then sent on its link. Returns true if any attempt
+// is left.
 static bool idist__connector_leave(idist__connector *conn) {
     const idist__attempt *attempt = conn->attempts;
 
@@ -8201,8 +8206,9 @@ static int idist__connector_polls(const idist__connector *conn, idist__os_poll_e
     return count;
 }
 
-// Notes that poll has reported at least one of the entries. Does not check which, because another
-// thread may have closed some of them meanwhile: everything tries to advance.
+// Notes that poll has reported at least one of the entries. Does not check which one, because
+// another thread may have closed some of them in the meantime. Instead, every listener and every
+// handshake is tried.
 static void idist__connector_polled(idist__connector *conn) {
     idist__attempt *attempt;
     int i;
@@ -8214,7 +8220,8 @@ static void idist__connector_polled(idist__connector *conn) {
         conn->incoming.place[i].ready = true;
 }
 
-// Advances everything until there is an event. Returns false if nothing more can happen now.
+// Advances everything until there is an event. Returns false if no further progress is possible
+// now.
 static bool idist__connector_next(idist__connector *conn, idist__connect_event *event) {
     idist__attempt *attempt, *next;
 
@@ -8235,18 +8242,18 @@ static bool idist__connector_next(idist__connector *conn, idist__connect_event *
 // ring/engine/deadlock.h: finds two ranks that wait for each other in different calls
 //
 // Ranks compare the fingerprints of their calls. But calls on different groups, or a receive and a
-// collective, exchange none. So a rank that has waited for a while sends a WAITS frame. Neither of
-// two ranks can ever proceed if all of this holds on both sides:
+// collective, exchange no fingerprints. Therefore a rank that has waited for a while sends a WAITS
+// frame. Two ranks can never proceed if all of the following is true of each of them:
 //
 //   - the rank has one thread and one call in progress, which blocks without its own time-out, so
 //     it can do nothing else;
-//   - the call lacks something that only the other rank can begin to send; or it is a collective
-//     that no rank completes before all have entered it, and the other rank waits in a send or
-//     receive instead;
-//   - the other rank has not begun to send what is missing, and nothing on its way can provide it.
+//   - the call needs a transfer that only the other rank can begin; or it is a collective that no
+//     rank completes before all have entered it, and the other rank waits in a send or receive
+//     instead;
+//   - the other rank has not begun the missing transfer, and nothing in transit can replace it.
 //
-// In any doubt (another thread, a request, a group we no longer know) nothing is reported, and the
-// deadline of the call decides.
+// In case of doubt, no deadlock is reported, and the call fails at its deadline. Another thread, a
+// request, or a group that no longer exists here is a reason for doubt.
 
 static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const idist__task *t) {
     const idist__transfer *xfer;
@@ -8264,7 +8271,7 @@ static bool idist__deadlock_is_unmatched(const idist__task *t) {
     return xfer && (xfer->list == &rg->recvs || xfer->list == &rg->wild);
 }
 
-// Returns true if t lacks something that the peer of this link has to begin.
+// Returns true if t needs a transfer that only this link's peer can begin.
 static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, int group_rank) {
     const idist__op *op = idist__op_of(t);
 
@@ -8272,7 +8279,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
         return t->call.root == group_rank && idist__deadlock_is_unmatched(t);
 
     if (t->call.kind != IDIST__SEND &&
-        op->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
+        op->algorithm == IDIST__ALGO_BY_HOST) { // check the step under way
         const idist__task *step = idist__host_run_awaited_step(t);
         int rank = -1;
 
@@ -8288,8 +8295,8 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
 }
 
 // Returns true if t is a collective that needs all members, and the peer waits in a send or receive
-// before it has entered t. The peer's contribution may come through other ranks, so there may be no
-// transfer that shows this.
+// before it has entered t. The peer's contribution may arrive through other ranks, so there may be
+// no transfer that shows this.
 static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame *waits) {
     if (!idist__kind_is_p2p((idist__kind)waits->fingerprint.kind)) return false;
     if ((int32_t)(t->seq - waits->tag) <= 0) return false; // tag: the last call that it has entered
@@ -8304,14 +8311,14 @@ static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame
     }
 }
 
-// Returns true if what the peer waits for may still come from us.
+// Returns true if the message or answer that the peer waits for may still come from this rank.
 static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
                                        const idist__frame *waits) {
     const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
     const idist__message *msg;
 
     if (waits->fingerprint.kind == IDIST__RECV)
-        return waits->aux != l->p2p_sent; // aux: messages that the peer had got from us by then
+        return waits->aux != l->p2p_sent; // aux: our messages that the peer had received
     if (waits->fingerprint.kind != IDIST__SEND)
         return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered it too
 
@@ -8359,11 +8366,12 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 //------------------------------------------------------------------------------
 // which members hold up a call
 //
-// A rank knows how far each member has come (idist__seen). Once it has sent WAITS, it also knows
-// which members have answered.
+// For each member, a rank records the last call that the member is known to have entered
+// (idist__seen). Once the rank has sent WAITS, it also knows which members have answered.
 //------------------------------------------------------------------------------
 
-// Returns the world rank whose message a receive is getting, or -1 if none has begun to arrive.
+// Returns the world rank whose message is arriving for a receive, or -1 if no message has begun to
+// arrive.
 static int idist__absent_sender(const idist__task *t) {
     const idist_group *g = t->group;
     const idist__ring *ring = idist__ring_of(g->w);
@@ -8394,7 +8402,7 @@ static int idist__absent_how(const idist__task *t, int rank) {
     int absence = 0;
 
     if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
-        entered = true; // an earlier step of the same parent counts too
+        entered = true; // an earlier step of the same larger call counts too
     if (!entered) absence |= IDIST__ABSENT;
     if (asked_ns && l->here_ns < asked_ns && !l->bye) absence |= IDIST__SILENT;
     if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
@@ -8402,8 +8410,8 @@ static int idist__absent_how(const idist__task *t, int rank) {
     return absence;
 }
 
-// Returns the next member from `rank` on that is absent in all of these ways, or the size of the
-// group if there is none.
+// Returns the first member at or after `rank` that is absent in all of the given ways, or the
+// group's size if there is none.
 static int idist__absent_next(const idist__task *t, int rank, int absence) {
     const idist_group *g = t->group;
 
@@ -8413,7 +8421,7 @@ static int idist__absent_next(const idist__task *t, int rank, int absence) {
     return rank;
 }
 
-// Returns the world rank that a call waits for, or -1 if it waits for none in particular. Among
+// Returns the world rank that a call waits for, or -1 if it waits for no particular rank. Among
 // several ranks, prefers one that does not answer, then one that has not entered the call.
 static int idist__absent_whom(const idist__task *t) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
@@ -8440,7 +8448,7 @@ static int idist__absent_whom(const idist__task *t) {
 //
 // A rank that holds up a call may itself wait for another rank, which may be stopped. So before a
 // call fails or a warning is written, this rank sends ASK to the ranks that it waits for. Each of
-// them answers with the rank that it waits for (ANSWER), and that rank is asked next:
+// these ranks answers with the rank that it waits for (ANSWER), and that rank is asked next:
 //
 //     rank 0            rank 1              rank 2 (stopped)
 //       | --- ASK ------> |
@@ -8448,12 +8456,13 @@ static int idist__absent_whom(const idist__task *t) {
 //       | <-- ANSWER 2 -- |                   |
 //       | --- ASK ----------------------------> |
 //
-// The ranks are asked again in the middle of the remaining time. By then they know whether the rank
-// that they wait for answers them. A rank has at most one unanswered ASK to each other rank, so the
-// frames that wait in a link are bounded. No rank asks before a call is nearly out of time.
+// Halfway through the remaining time, the ranks are asked again. At that point each of them knows
+// whether the rank that it waits for answers. A rank has at most one unanswered ASK to each other
+// rank, so the number of frames queued in a link is bounded. No ASK is sent before a call is nearly
+// out of time.
 //------------------------------------------------------------------------------
 
-enum { IDIST__ASK_MOST = 8 }; // most members that one call asks, and most ranks in a chain
+enum { IDIST__ASK_MOST = 8 }; // limit on the members that a call asks, and on the ranks in a chain
 // Time without an answer after which a rank counts as silent.
 #define IDIST__ASK_SILENCE_NS (50 * IDIST__MS)
 
@@ -8478,13 +8487,13 @@ static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
     idist__link_control(ring, l, &frame, NULL);
 }
 
-// Asks a rank, unless this round has already asked it.
+// Asks a rank, unless it has already been asked in this round.
 static void idist__ask_once(idist__ring *ring, int rank) {
     if (ring->links[rank].asked_ns < ring->asking_ns) idist__ask_rank(ring, rank, IDIST__PASS_ON);
 }
 
-// Begins a round of ASK frames for a call that is nearly out of time. Calls that run out of time
-// together share a round.
+// Begins a round of ASK frames for a call that is nearly out of time. Calls that run out of time at
+// about the same time share a round.
 static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
     static const int order[] = {IDIST__NEEDED, IDIST__ABSENT};
     int64_t now_ns = idist__os_clock_now_ns(), until_ns, again_ns;
@@ -8507,7 +8516,7 @@ static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// Asks the ranks that have answered in this round again, when it is time.
+// When it is time, asks again each rank that has answered in this round.
 static void idist__ask_again(idist__ring *ring) {
     int i;
 
@@ -8518,7 +8527,7 @@ static void idist__ask_again(idist__ring *ring) {
         if (ring->links[i].answered_ns > ring->asking_ns) idist__ask_rank(ring, i, IDIST__PASS_ON);
 }
 
-// Returns the call in which the program waits, or NULL if it waits in none.
+// Returns the call in which the program waits, or NULL if there is none.
 static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
@@ -8532,8 +8541,8 @@ static const idist__task *idist__ask_call(const idist__world *w) {
     return oldest;
 }
 
-// Returns the rank that `rank` waits for, according to its answer in this round. Returns -1 if it
-// has not answered or waits for none.
+// Returns the rank that `rank` waits for, according to its answer in this round. Returns -1 if
+// `rank` has not answered or waits for no rank.
 static int idist__ask_answered(const idist__ring *ring, int rank) {
     const idist__link *l = &ring->links[rank];
 
@@ -8541,8 +8550,9 @@ static int idist__ask_answered(const idist__ring *ring, int rank) {
     return (int)l->answer.aux - 1;
 }
 
-// Follows the answers from `rank` on, until one is missing or the chain meets itself. Stores the
-// ranks in chain[], beginning with `rank`, and returns their number.
+// Follows the answers, beginning with the answer of `rank`, until one is missing or a rank occurs
+// twice. Stores the ranks in chain[], beginning with `rank`, and returns their number, at most
+// IDIST__ASK_MOST.
 static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
     int count = 1, i;
 
@@ -8563,8 +8573,8 @@ static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
     return count;
 }
 
-// Appends to a text the chain of ranks that wait for each other, beginning with `rank`. Names only
-// the ends of a long chain. Returns true if there was anything to append.
+// Appends to a text the chain in which each rank waits for the next, beginning with `rank`. Names
+// only the two ends of a long chain. Returns true if there was anything to append.
 static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, size_t capacity) {
     int chain[IDIST__ASK_MOST], count = idist__ask_follow(ring, rank, chain), i;
     const idist__rank_info *nodes = ring->w->nodes;
@@ -8595,12 +8605,12 @@ static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, si
 
 // ring/engine/missing.h: names the ranks that a call waits for
 //
-// A call that waits long or misses its deadline names the ranks that hold it up. The text also
-// names the rank that got no answer. After a partial network failure, a rank may find itself among
-// the ranks that did not answer.
+// A warning or an error about a late call names the ranks that hold it up. The text also names the
+// rank that got no answer. After a partial network failure, a rank may find itself among the ranks
+// that did not answer.
 
-// Appends a note to a text if this rank ran out of descriptors during the call. Then this rank
-// could not connect to the ranks in the text.
+// Appends a note to a text if this rank ran out of descriptors during the call. In that case this
+// rank could not connect to the ranks that the text names.
 static void idist__missing_fds(const idist__task *t, char *text, size_t capacity) {
     if (idist__ring_of(t->group->w)->no_fds_ns > t->started_ns)
         idist__text_append(text, capacity,
@@ -8615,8 +8625,8 @@ static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
     return t != NULL;
 }
 
-// Returns the last call before t that this rank has completed and that needs something from every
-// member, so that all members have entered it. Returns NULL if the history has none.
+// Returns the last call before t that this rank has completed and that depends on every member. All
+// members have entered such a call. Returns NULL if the history contains no such call.
 static const idist__fingerprint *idist__missing_common(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     uint32_t back;
@@ -8635,8 +8645,9 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
     return NULL;
 }
 
-// Returns the last call in which a member was heard or, if that is later, the last call that the
-// member must have entered. In many algorithms a rank receives from only a few others.
+// Returns the last call in which this rank saw a member take part. If the member must have entered
+// a later call, returns that call instead. In many algorithms a rank receives from only a few
+// others.
 static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
     const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
     const idist__fingerprint *common = idist__missing_common(t);
@@ -8667,7 +8678,7 @@ static int idist__missing_peer(const idist__task *t, char *text, size_t capacity
 }
 
 // Names the member that this rank needs, if that member has said which rank it waits for. Called
-// when every member has entered the call and answers, but the data does not come. Returns the
+// when every member has entered the call and answers, but the data does not arrive. Returns the
 // number of ranks named.
 static int idist__missing_needed(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
@@ -8682,10 +8693,11 @@ static int idist__missing_needed(const idist__task *t, char *text, size_t capaci
     return 1;
 }
 
-// Names the members that hold up a call: those that match the first row of order[] that any member
-// matches. Returns their number. A rank that has not entered the call may itself wait in an earlier
-// call; then it answers. A rank that has entered may have been stopped since, or may have finished
-// the call and be computing. In the second case this rank needs nothing from it.
+// Names the members that hold up a call, and returns their number. These are the members that match
+// the first row of order[] that any member matches. A rank that has not entered the call may itself
+// be waiting in an earlier call; in that case it answers. A rank that has entered the call may have
+// been stopped since, or may have finished the call and be computing. In the latter case, this rank
+// needs nothing from it.
 static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT, IDIST__SILENT};
@@ -8699,7 +8711,7 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     step =
         idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_run_awaited_step(t) : NULL;
 
-    if (step && !t->late.announced) { // no member was asked yet
+    if (step && !t->late.announced) { // no member has been asked yet
         if (!idist__missing_name(step, text, capacity))
             idist__text_append(text, capacity, "ranks of another host");
         return 1;
@@ -8729,24 +8741,25 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
 
 // ring/engine/incoming.h: carries out the frames that arrive
 //
-// A frame is a header of 64 bytes, and for some types a payload; ring/msg/ring_model.h lists them.
-// The reader calls idist__incoming_begin when a header is complete. Then it writes the payload to
-// link.target, or drops it if that is NULL, and calls idist__incoming_end.
+// A frame is a header of 64 bytes and, for some types, a payload. ring/msg/ring_model.h lists the
+// types. The reader calls idist__incoming_begin when a header is complete. Then it writes the
+// payload to link.target, or drops the payload if link.target is NULL. Finally it calls
+// idist__incoming_end.
 //
 // A peer is authenticated but may be faulty. None of its frames can make this rank write out of
 // bounds or read a payload that the type does not carry. The function idist__incoming_is_allowed
 // checks every header, and the link is closed if one is malformed. Some fields appear in error
-// texts: a status, and the kind and root of a call. They must have values that a rank of this world
-// can send.
+// texts: a status, and the kind and root of a call. These fields must have values that a rank of
+// this world can send.
 
-// Writes a text for a failure whose sender had no memory for one.
+// Writes a default text for a failure whose sender had no memory for a text.
 static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int peer) {
     snprintf(l->text, sizeof l->text, "rank %d on %s reports a failure without its cause", peer,
              ring->w->nodes[peer].hostname);
 }
 
-// Handles ABORT: another rank failed a group. If the group does not exist here yet, keeps the frame
-// until it does.
+// Handles ABORT: a group has failed on another rank. If the group does not exist here yet, keeps
+// the frame until it does.
 static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
@@ -8768,9 +8781,9 @@ static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     memcpy(msg->data, l->text, sizeof l->text);
 }
 
-// Handles WAITS: the peer waits in a call, perhaps for us. Tells it that we have entered the call
-// too, or which call of the group was our last. If we are in a different call, both ranks learn of
-// it.
+// Handles WAITS: the peer waits in a call, perhaps for this rank. Answers that this rank has
+// entered the call too, or which call of the group it entered last. If the two ranks' calls do not
+// match, both ranks learn of the mismatch.
 static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
     const idist__frame *waits = &l->in;
     idist_group *g = idist__world_find_group(ring->w, waits->ctx);
@@ -8782,7 +8795,7 @@ static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
 
     // The peer may not have been connected when the group failed.
     if (closed && closed->status != IDIST_OK)
-        idist__link_abort(ring, l, waits->ctx, closed->status, "the group has failed before");
+        idist__link_abort(ring, l, waits->ctx, closed->status, "the group had already failed");
 
     if (!p2p && g && g->status == IDIST_OK) {
         if (!idist__history_agrees(ring, g, peer, waits)) return;
@@ -8797,7 +8810,7 @@ static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
 }
 
 // Handles ASK: a call of the peer is nearly out of time. Answers with the rank that this rank waits
-// for, and says if that rank does not answer this one.
+// for, and sets UNANSWERED if that rank does not answer this rank.
 static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
     const idist__task *t = idist__ask_call(ring->w);
     int whom = t ? idist__absent_whom(t) : -1;
@@ -8814,7 +8827,7 @@ static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
     if (whom >= 0 && pass_on) idist__ask_rank(ring, whom, 0);
 }
 
-// Handles ANSWER, to an ASK of ours. Asks the rank that the peer waits for next.
+// Handles ANSWER, the reply to an ASK from this rank. Then asks the rank that the peer waits for.
 static void idist__incoming_answer(idist__ring *ring, idist__link *l) {
     int whom = (int)l->in.aux - 1;
 
@@ -8840,7 +8853,7 @@ static void idist__incoming_bye(idist__ring *ring, idist__link *l, int peer) {
     idist__link_close(ring, l);
 }
 
-// Handles HERE, the answer to a WAITS of ours.
+// Handles HERE, the reply to a WAITS from this rank.
 static void idist__incoming_here(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
 
@@ -8852,9 +8865,9 @@ static void idist__incoming_no_memory(idist__ring *ring, idist_group *g) {
     idist__ring_fail_memory(ring, g ? g : &ring->w->group);
 }
 
-// Handles EAGER and RTS, which begin a message. The payload of an EAGER goes to the receive that
-// wants it, or to memory of its own; an RTS has no payload. Returns false if the frame is
-// malformed.
+// Handles EAGER and RTS, which begin a message. The payload of an EAGER is written to the matching
+// receive's buffer, or to newly allocated memory if there is no such receive. An RTS has no
+// payload. Returns false if the frame is malformed.
 static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer) {
     idist__frame *frame = &l->in;
     idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -8890,16 +8903,16 @@ static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer)
     return true;
 }
 
-// Takes the send that a CTS or PULLED answers out of its list. Returns NULL if the send has been
-// cancelled.
+// Finds the send that a CTS or PULLED answers, and takes it out of its list. Returns NULL if the
+// send has been cancelled.
 static idist__transfer *idist__incoming_answered(idist__ring *ring, const idist__link *l) {
     idist__transfer *xfer = idist__transfer_find(ring, &l->waiting, l->in.id);
     if (xfer) idist__transfer_take(xfer);
     return xfer;
 }
 
-// Handles a CTS that answers no RTS: the peer has posted a receive of a collective. If we have not
-// posted the send, keeps the frame until we do.
+// Handles a CTS that answers no RTS: the peer has posted a receive of a collective. If this rank
+// has not posted the send yet, keeps the frame until it does.
 static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     idist__transfer *xfer;
@@ -8925,14 +8938,14 @@ static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int
     if (xfer) idist__link_send_data(ring, l, xfer, l->in.aux);
 }
 
-// Handles PULLED: the peer has read a message that we announced in our memory.
+// Handles PULLED: the peer has read a message directly from this rank's memory.
 static void idist__incoming_pulled(idist__ring *ring, const idist__link *l) {
     idist__transfer *xfer = idist__incoming_answered(ring, l);
     if (xfer) idist__transfer_done(ring, xfer);
 }
 
-// Handles DATA, a piece of a message that we asked for. Returns false if the piece is longer than
-// the rest of the message, or has a number that we did not give.
+// Handles DATA, a piece of a message that this rank has asked for. Returns false if the piece is
+// longer than the rest of the message, or carries a number that this rank did not assign.
 static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer = idist__transfer_find(ring, &l->receiving, l->in.id);
 
@@ -8967,7 +8980,7 @@ static bool idist__incoming_names_call(const idist__ring *ring, const idist__fra
            idist__fingerprint_root(print) < ring->w->group.size;
 }
 
-// Returns true if the peer may send this header, whose frame carries no message.
+// Returns true if the peer may send this header. Called for frames that carry no message.
 static bool idist__incoming_is_control(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *frame = &l->in;
     bool has_text = frame->type == IDIST__ABORT || (frame->type == IDIST__BYE && frame->aux);
@@ -8991,10 +9004,10 @@ static bool idist__incoming_is_control(const idist__ring *ring, const idist__lin
     }
 }
 
-// Returns true if the peer may send this header. Unexpected messages are bounded by the eager
-// window and, for groups that do not exist here, by a fixed number. Frames without payload (RTS,
-// CTS) for groups that exist are not bounded: a correct rank may have any number of calls in
-// progress.
+// Returns true if the peer may send this header. Unexpected messages are limited by the eager
+// window and, for groups that do not exist here, by IDIST__UNKNOWN_MAX. Frames without payload
+// (RTS, CTS) for groups that exist are not limited, because a correct rank may have any number of
+// calls in progress.
 static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *frame = &l->in;
     const idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -9051,7 +9064,7 @@ static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
     return ok;
 }
 
-// Ends a frame whose payload is complete.
+// Finishes a frame whose payload is complete.
 static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer = l->in_transfer;
     idist__message *msg = l->in_message;
@@ -9084,9 +9097,9 @@ static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
 
 // ring/engine/announce.h: announces the calls in which this rank waits
 //
-// A waiting call is announced to connected members, and to other members once they connect. Before
-// the call fails, the members are asked a second time (g->asked_ns). Then this rank connects to all
-// of them, and names those that do not answer.
+// A waiting call is announced to connected members, and to each other member once it connects.
+// Before the call fails, this rank announces it a second time (g->asked_ns), and connects to all
+// members. The error text names the members that do not answer.
 
 // Tells a member, given by its rank in the group, that this rank waits in t.
 static void idist__announce_to(idist__ring *ring, const idist__task *t, bool only_call, int rank) {
@@ -9105,8 +9118,8 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     frame.aux = l->p2p_received;
     frame.tag = t->group->seq;
 
-    // Only the search for deadlocks needs these flags and this id. There is no deadlock while this
-    // rank can do something else.
+    // Only the search for deadlocks needs these flags and this id. While this rank can do something
+    // else, there is no deadlock.
     if (only_call) frame.flags = IDIST__ONLY_CALL;
     if (only_call && idist__deadlock_needs(l, t, rank)) frame.flags |= IDIST__NEEDS_YOU;
     for (xfer = l->waiting.first; xfer && p2p && only_call; xfer = xfer->next)
@@ -9116,8 +9129,8 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     idist__deadlock_find(ring, t->group->ranks[rank]);
 }
 
-// Tells the other members of a call that this rank waits in it, so that they can object, and answer
-// that they are there.
+// Tells the other members of a call that this rank waits in it. They can then report a mismatch, or
+// answer that they are alive.
 static void idist__announce_wait(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool asks_all = t->group->asked_ns > t->started_ns;
@@ -9126,7 +9139,7 @@ static void idist__announce_wait(idist__task *t) {
 
     if (!t->group->inner && t->state != IDIST__TASK_ON_DEVICE && (t->late.asked || asks_all))
         idist__ask_begin(ring, t);
-    if (t->late.asked) return; // the peer of the message was told before
+    if (t->late.asked) return; // the peer of the message has been told already
 
     for (i = 0; i < t->group->size && t->group->size > 1; i++) {
         idist__announce_to(ring, t, only_call, i);
@@ -9136,15 +9149,15 @@ static void idist__announce_wait(idist__task *t) {
     idist__ring_settle(ring);
 }
 
-// Tells a rank that has just connected what other ranks were told before.
+// Tells a rank that has just connected what the other ranks have already been told.
 static void idist__announce_late(idist__ring *ring, int peer) {
     idist__world *w = ring->w;
     idist__link *l = &ring->links[peer];
     const idist__task *t, *only = idist__task_only_call(w);
     const idist_group *g;
 
-    // While the world is being closed its tables are gone, but peers must still learn of its
-    // failure.
+    // While the world is being closed, its tables no longer exist, but peers must still learn that
+    // it failed.
     for (g = &w->group; g; g = g->next)
         if (g->status != IDIST_OK &&
             (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))
@@ -9166,8 +9179,8 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 // ring/engine/progress.h: reads links, writes what is queued, finds links that have ended
 //
 // Drives the calls of the ring backend. Polls the links, hands frames to incoming.h, and decides
-// which ended links mean a lost rank. Everything in ring/engine runs under the lock of the world,
-// which only sleeping releases.
+// which ended links mean a lost rank. Everything in ring/engine runs under the world's lock, which
+// is released only while a thread sleeps.
 //
 // PATH OF A MESSAGE
 //
@@ -9175,21 +9188,21 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 // idist__progress_move_all  for each link, writes what is queued and reads what has arrived
 // idist__progress_read      reads bytes, directly into a large message or through the link's stage
 // idist__progress_parse     cuts the stage into frames and payloads
-// idist__incoming_begin     checks a complete header, and finds where the payload goes
+// idist__incoming_begin     checks a complete header, and sets the payload's destination
 // idist__incoming_end       ends the receive when the payload is complete
 // idist__op_run             resumes the algorithm that posted the receive
 //
-// A link has a stage: memory for bytes that were read ahead. Many small frames arrive by one read.
-// The rest of a large payload bypasses the stage: it is read directly to its destination.
+// A link has a stage: memory for bytes that were read ahead. One read may deliver many small
+// frames. The rest of a large payload bypasses the stage: it is read directly to its destination.
 //
 // With few links it is cheapest to try to read every one. With many links, ring->watch tells which
 // ones have data. Links on which a read costs no system call are always tried.
 
 enum {
-    IDIST__PROGRESS_READS = 16,    // reads of one link before the next link has its turn
-    IDIST__PROGRESS_DIRECT = 4096, // bytes from which on a payload bypasses the stage
-    IDIST__PROGRESS_FEW = 4,       // polled links up to which trying each is cheaper than poll
-    IDIST__PROGRESS_TURNS = 8,     // of this many polls of a caller, one reads all links
+    IDIST__PROGRESS_READS = 16,    // reads of one link before the next link's turn
+    IDIST__PROGRESS_DIRECT = 4096, // bytes of the smallest payload that bypasses the stage
+    IDIST__PROGRESS_FEW = 4,       // most polled links for which trying each is cheaper than poll
+    IDIST__PROGRESS_TURNS = 8,     // one in this many polls by a caller reads all links
     IDIST__PROGRESS_WAKES = 3      // entries of a poll set before the connector's
 };
 
@@ -9206,8 +9219,8 @@ static void idist__progress_take_frame(idist__link *l, size_t unread) {
     l->at += nbytes;
 }
 
-// Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete.
-// Returns false if a frame is malformed.
+// Cuts the bytes in the stage into frames and payloads, until `frames` frames are complete. Returns
+// false if a frame is malformed.
 static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, size_t frames) {
     while (l->open && l->at < l->end && frames) {
         size_t unread = l->end - l->at;
@@ -9243,7 +9256,7 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, s
     return true;
 }
 
-// Closes a link that is of no more use. Unless the peer has finalized, it is lost.
+// Closes a link that can no longer be used. Declares the peer lost, unless it has sent BYE.
 static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
     idist__link *l = &ring->links[peer];
 
@@ -9324,7 +9337,8 @@ static bool idist__progress_staged(const idist__link *l, idist__frame *frame) {
     return frame->type == IDIST__EAGER && frame->nbytes <= unread - sizeof *frame;
 }
 
-// Reads what has arrived on a link if its stage is empty. Returns true if the stage holds anything.
+// Reads what has arrived on a link if its stage is empty. Returns true if the stage holds any
+// bytes.
 static bool idist__progress_fill(idist__link *l) {
     idist__frame frame;
 
@@ -9336,9 +9350,10 @@ static bool idist__progress_fill(idist__link *l) {
     return true;
 }
 
-// Tries to complete a receive without a task, if it has a request or other calls are in progress.
-// Takes the message out of the stage, or a large one out of the link. Messages that earlier
-// receives want go to them first.
+// Tries to complete a receive without a task. Called if the receive has a request, if other calls
+// are in progress, or if the link's stage holds bytes. Takes a message out of the stage, or a large
+// one directly from the link. Messages that match earlier receives are first delivered to those
+// receives.
 static bool idist__progress_take(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
@@ -9380,7 +9395,8 @@ static bool idist__progress_has_died(const idist__ring *ring, int peer) {
     return local >= 0 && idist__liveness_get(ring->shm, local) == IDIST__ENDED_DIED;
 }
 
-// Declares ranks lost whose streams have ended: the ranks that are known to have died, or all.
+// Declares ranks lost because their streams have ended: all such ranks if `all` is set, otherwise
+// only those that are known to have died.
 static void idist__progress_declare(idist__ring *ring, bool all) {
     int i, me = ring->w->group.rank;
 
@@ -9404,10 +9420,10 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
     }
 }
 
-// Decides which ranks are lost after a stream has ended. When one rank dies, ranks that learn of
-// the death may end too, and their streams with them. So this function first gathers what can be
-// known. Ranks that learned of it may have sent the reason before they ended. A rank whose process
-// died is more likely to be the first than one that has left.
+// Decides which ranks are lost after a stream has ended. When one rank dies, other ranks that learn
+// of the death may end too, which ends their streams. These ranks may have sent the reason before
+// they ended, so this function first reads everything that has arrived. A rank whose process died
+// is more likely to be the original cause than a rank that has left.
 static void idist__progress_judge(idist__ring *ring) {
     int i;
 
@@ -9433,8 +9449,8 @@ static void idist__progress_judge(idist__ring *ring) {
     idist__progress_declare(ring, true);
 }
 
-// Returns a call that waits for this rank, or has something to send to it, or NULL if there is
-// none.
+// Returns a call that waits for the peer or has something to send to it. Returns NULL if there is
+// no such call.
 static const idist__task *idist__progress_needs(const idist__ring *ring, int peer) {
     const idist__link *l = &ring->links[peer];
     const idist__transfer *xfer;
@@ -9462,8 +9478,8 @@ static bool idist__progress_all_left(const idist_group *g) {
     return g->size > 1;
 }
 
-// Returns a receive from any source, in a group that has this member and that all other members
-// have left too. Returns NULL if there is none.
+// Returns a receive from any source that can no longer be matched, or NULL if there is none. The
+// peer is a member of the receive's group, and all other members except this rank have left too.
 static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
     const idist__task *t;
 
@@ -9478,9 +9494,9 @@ static const idist__task *idist__progress_forsaken(const idist__ring *ring, int 
     return NULL;
 }
 
-// Fails the group of a call that needs a rank which has left the world. The cause is why the rank
-// left, not the rank itself. For a message to or from the rank, the text also says that it has
-// left.
+// Fails the group of a call that needs a rank that has left the world. If the rank left after a
+// failure, that failure is the cause. If the call is a message to or from the rank, the text adds
+// that the rank has left.
 static void idist__progress_miss(idist__ring *ring, const idist__task *t, int peer) {
     const idist__link *l = &ring->links[peer];
     idist_group *g = t->group;
@@ -9497,22 +9513,22 @@ static void idist__progress_miss(idist__ring *ring, const idist__task *t, int pe
 
     idist__text_copy(cause, sizeof cause, l->text);
     if (idist__kind_is_p2p(t->call.kind))
-        idist__text_append(cause, sizeof cause, "; rank %d on %s has left the world after that",
-                           peer, host);
+        idist__text_append(cause, sizeof cause, "; rank %d on %s left the world afterwards", peer,
+                           host);
     idist__ring_fail(ring, g, l->bye_status, cause);
 }
 
-// Finds calls that need a rank which has left the world, and fails their groups. A rank leaves when
-// it has completed its calls, so the other ranks complete these calls as well. But a rank that has
-// left begins no new call.
+// Finds calls that need a rank that has left the world, and fails their groups. A rank completes
+// its calls before it leaves, so the other ranks can complete these calls as well. But a rank that
+// has left begins no new call.
 static void idist__progress_left(idist__ring *ring) {
     const idist__task *t;
     int i;
 
     for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
         if (!ring->links[i].bye) continue;
-        // A rank leaves in order when all ranks have called idist_finalize. That ends the calls
-        // which other threads of this rank are in.
+        // A rank leaves in order when all ranks have called idist_finalize. Closing the world ends
+        // the calls that other threads of this rank are in.
         if (ring->w->life.closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
         if (!t) t = idist__progress_forsaken(ring, i);
@@ -9530,8 +9546,8 @@ static void idist__progress_short_of_fds(idist__ring *ring) {
     ring->no_fds_ns = idist__os_clock_now_ns();
 }
 
-// Handles a rank that cannot be reached. If nothing waits for the rank, it may have left the world
-// in order. Returns true if the rank is lost.
+// Handles a rank that cannot be reached. If no call needs the rank, it may have left the world in
+// order. Returns true if the rank is lost.
 static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_event *event) {
     idist__link *l = &ring->links[event->rank];
 
@@ -9544,8 +9560,8 @@ static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_
     return true;
 }
 
-// Makes connections for links that want one, and takes those that other ranks make. Returns true if
-// anything has happened.
+// Connects the links that want a connection, and accepts the connections that other ranks make.
+// Returns true if anything has happened.
 static bool idist__progress_connect(idist__ring *ring) {
     idist__connector *conn = ring->connector;
     idist__connect_event event;
@@ -9598,7 +9614,7 @@ static void idist__progress_serve(idist__ring *ring) {
     if (ended) idist__progress_judge(ring);
 }
 
-// Fills a poll set with what can wake a rank. Returns the number of entries.
+// Fills a poll set with the descriptors that can wake this rank. Returns the number of entries.
 static int idist__progress_watch(idist__ring *ring, idist__os_poll_entry *polls) {
     idist__os_poll_watch(&polls[0], ring->wake, IDIST__OS_READABLE);
     idist__os_poll_watch(&polls[1], ring->shm ? ring->shm->beacon : -1, IDIST__OS_READABLE);
@@ -9615,7 +9631,7 @@ static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
     idist__os_poll_entry *polls = ring->polls;
     int i, ready, count;
 
-    if (idist__progress_connect(ring)) until_ns = 0; // the caller has to see what has happened
+    if (idist__progress_connect(ring)) until_ns = 0; // the caller must see what has happened
 
     if (ring->connector) {
         int64_t due_ns = idist__connector_due_ns(ring->connector);
@@ -9638,8 +9654,8 @@ static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
     idist__progress_connect(ring);
 }
 
-// Serves the links and advances the connections, without blocking. Has a poll set of its own,
-// because another thread may be in idist__progress_sleep.
+// Serves the links and advances the connections, without blocking. Uses its own poll set, because
+// another thread may be in idist__progress_sleep.
 static void idist__progress_turn(idist__ring *ring) {
     idist__os_poll_entry *polls = ring->polls + ring->poll_capacity;
     int count;
@@ -9654,7 +9670,7 @@ static void idist__progress_turn(idist__ring *ring) {
     idist__progress_connect(ring);
 }
 
-// Returns true if an algorithm waits for something from this link.
+// Returns true if an algorithm waits for a frame from this link.
 static bool idist__progress_awaits(const idist__link *l) {
     return l->posted.first || l->receiving.first || l->waiting.first;
 }
@@ -9720,9 +9736,9 @@ static void idist__progress_is_blind(idist__ring *ring) {
     ring->told_blind = true;
 }
 
-// Looks for what neither reading nor the doorbell tells, if it is time. This is the end of a
-// process on this host and, in case this rank never sleeps, input on the sockets. If `waits` is
-// set, this rank is about to sleep. Otherwise it is busy, and checks only a few beacons.
+// If it is time, checks whether a process on this host has ended, which neither reading nor the
+// doorbell reports. Also checks the sockets for input, because this rank may never sleep. If
+// `waits` is set, this rank is about to sleep. Otherwise it is busy, and checks only a few beacons.
 static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) {
     if (!ring->shm || now_ns - ring->looked_ns <= idist__progress_look_ns(ring->shm)) return;
     ring->looked_ns = now_ns;
@@ -9749,7 +9765,7 @@ static void idist__progress_run(idist__world *w) {
 // A rank sleeps in one of three ways:
 //
 //   no shared memory             in poll, on ring->watch (all connections), the connector's
-//                                sockets, and the wake-up descriptor of this process
+//                                sockets, and this process's wake-up descriptor
 //   shared memory and streams    in poll as well, with its beacon in the set; its doorbell says
 //                                ASLEEP_IN_POLL, so ranks of this host wake it through the beacon
 //   shared memory only           on its doorbell, a futex (ASLEEP_ON_WORD)
@@ -9762,7 +9778,7 @@ static void idist__progress_run(idist__world *w) {
 // lost between the check and the sleep. A doorbell that has been rung is not rung again. The last
 // check may itself consume a wake-up (it polls when there are many streams), so we sleep only while
 // the doorbell is still marked. Another thread that reads the links while we sleep may also consume
-// a wake-up; it has to call `wake` afterwards.
+// a wake-up; that thread must call `wake` afterwards.
 
 // Sleeps beside the other ranks of this host, in poll or on the doorbell. Returns when something
 // happens or it is time to look for processes that have ended. Each sleep that nothing interrupts
@@ -9823,7 +9839,7 @@ static void idist__sleep_attend(idist__world *w, bool waits) {
     if (ring->shm) idist__doorbell_attend(ring->shm, waits);
 }
 
-// Ends the sleep of a thread of this process. The caller holds the lock of the world.
+// Ends the sleep of a thread of this process. The caller holds the world's lock.
 static void idist__sleep_wake(idist__world *w) {
     const idist__ring *ring = idist__ring_of(w);
     const idist__segment *seg = ring->shm;
@@ -9834,8 +9850,8 @@ static void idist__sleep_wake(idist__world *w) {
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 
-// Returns true if frames are waiting to be written or, when all ranks leave in order, a BYE has yet
-// to arrive.
+// Returns true if frames are waiting to be written. When all ranks leave in order, also returns
+// true while a BYE has yet to arrive or an attempt to connect continues.
 static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
     int i;
 
@@ -9876,8 +9892,8 @@ static void idist__sleep_flush(idist__world *w, int64_t until_ns) {
 //   members on several hosts   ring/algo/host_run.h
 //   otherwise                  ring/algo/choose.h, messages between ranks
 //
-// Every collective first records its fingerprint, and compares it with what other ranks have
-// already sent for the call of the same number.
+// Every collective first records its fingerprint. Then it compares this fingerprint with those that
+// other ranks have already sent for the call with the same number.
 
 static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
     idist_group *g = t->group;
@@ -9909,8 +9925,8 @@ static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// Tries a blocking call without a task, while there are no tasks. Returns false if the call needs
-// one.
+// Tries to complete a blocking call without creating a task, while no tasks exist. Returns false if
+// the call needs a task.
 static bool idist__start_task_quick(idist_group *g, const idist__call *call) {
     const idist__link *l;
 
@@ -9926,7 +9942,8 @@ static bool idist__start_task_quick_message(idist_group *g, const idist__call *c
     return call->kind == IDIST__SEND ? idist__send_quick(g, call) : idist__progress_take(g, call);
 }
 
-// Reads what has arrived before a call starts, in case the call's group has failed.
+// Reads the frames that have arrived before a call starts, because they may report that the call's
+// group has failed.
 static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
         idist__progress_move_all(ring);
@@ -9996,19 +10013,19 @@ static void idist__start_task_start(idist__task *t) {
 
 // ring/engine/cancel.h: cancels a call, and tells other ranks that a group failed
 //
-// After idist__cancel_task, no byte of a call's buffers is touched, whatever still arrives. A task
-// may have the following in the links, and each is treated in its own way:
+// After idist__cancel_task, the call's buffers are not accessed again, whatever still arrives. A
+// task's transfers in the links are handled according to their state:
 //
 //   receives posted, or matched    removed; payloads that still arrive for them are dropped
-//   sends not begun                removed; the credit of an eager send comes back
+//   sends not begun                removed; the credit of an eager send is returned
 //   sends partly written           completed from a copy, to keep the stream valid
-//   sends that wait for CTS        removed; the answer will be ignored
+//   sends that wait for CTS        removed; the answer is ignored
 //
-// If no other rank knows of the call, cancelling has no consequences. If a peer already knows of
-// the call, the group fails too. The return values say which is the case.
+// If no other rank has seen the call, cancelling it has no consequences. If a peer has already seen
+// it, the group fails too. The return values tell which is the case.
 
-// Invalidates the addresses that this rank has announced in RTS frames: from now on, peers on this
-// host discard what they read there.
+// Invalidates the addresses that this rank has announced in RTS frames. From now on, peers on this
+// host discard what they read at these addresses.
 static void idist__cancel_withdraw(const idist__ring *ring) {
     if (!ring->shm) return;
     __atomic_fetch_add(&idist__segment_doorbell(ring->shm, ring->shm->me)->withdrawn, 1u,
@@ -10042,7 +10059,8 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     if (xfer->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
     if (!unwritten) {
-        // An RTS would wait for its CTS. Its type is already written and can be changed here.
+        // Once written, an RTS would wait for its CTS. Changing its type, which is already written,
+        // prevents that.
         if (xfer->frame.type == IDIST__RTS) xfer->frame.type = IDIST__CREDIT;
         xfer->nbytes = xfer->piece = xfer->piece_moved = xfer->moved = 0;
         return;
@@ -10061,7 +10079,7 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     xfer->nbytes = xfer->piece = unwritten;
 }
 
-// Removes the transfers of a task from the output queue. Returns true if the peer knows of any of
+// Removes a task's transfers from the output queue. Returns true if the peer may have seen any of
 // them.
 static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__task *t) {
     idist__transfer **at = &l->out;
@@ -10114,7 +10132,7 @@ static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__
     return claimed;
 }
 
-// Removes a task from all links. Returns true if a peer knows of any of it.
+// Removes a task's transfers from all links. Returns true if a peer may have seen any of them.
 static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     bool known = false;
     int i;
@@ -10141,8 +10159,9 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     return known;
 }
 
-// Cancels a send that waits for CTS, or a receive without a message. This is a fast path: the task
-// has one transfer, and thousands may be cancelled at once. Returns false for any other task.
+// Cancels a send that waits for CTS, or a receive that has found no message. This is a fast path:
+// such a task has one transfer, and thousands of tasks may be cancelled at the same time. Returns
+// false for any other task.
 static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
     idist__transfer *xfer = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
 
@@ -10194,7 +10213,8 @@ static bool idist__cancel_task(idist__task *t) {
     return false;
 }
 
-// Cancels a receive if it has found no message. Such a receive is only in a list of its group.
+// Cancels a receive if it has found no message. Such a receive is in a list of its group, and in no
+// link's list.
 static bool idist__cancel_retract(idist__task *t) {
     return idist__deadlock_is_unmatched(t) && idist__cancel_task(t);
 }
@@ -10220,18 +10240,20 @@ static void idist__cancel_tell(idist_group *g) {
 
 // ring/engine/members.h: opens and closes a group, and its groups by host
 //
-// Frames for a group may arrive before the group exists here. They wait in the links until the
-// group is opened. Closing a group drops what is left. The ring remembers the context of a closed
-// group for a while, to drop frames that arrive later.
+// Frames for a group may arrive before the group exists on this rank. The links keep these frames
+// until the group is opened. Closing a group drops the frames that are left. The ring remembers the
+// contexts of the IDIST__CLOSED groups that were closed last, and drops frames that arrive for
+// these groups.
 //
 // Once a group is open, its members meet. If they all share memory, each member has offered a
-// region of it, and collectives use these regions. If the members are on several hosts, the group
-// gets two inner groups for collectives by host (`local` and `leaders`, see ring/algo/host_plan.h).
+// region of shared memory, and collectives use these regions. If the members are on several hosts,
+// the group gets two inner groups for collectives by host (`local` and `leaders`, see
+// ring/algo/host_plan.h).
 
-enum { IDIST__GROUP_LOCAL = 1, IDIST__GROUP_LEADERS = 2 }; // mixed into the context of the parent
+enum { IDIST__GROUP_LOCAL = 1, IDIST__GROUP_LEADERS = 2 }; // mixed into the parent's context
 
-// Drops what has arrived for a context, and marks it as closed so that later frames are dropped
-// too.
+// Drops the frames that have arrived for a context, and marks the context as closed so that later
+// frames are dropped too.
 static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
     idist__closed *closed = &ring->closed[ring->nclosed++ % IDIST__CLOSED];
     int i;
@@ -10295,7 +10317,7 @@ static void idist__members_close(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, rg->seen);
 }
 
-// Handles what arrived from a rank for this group before the group existed.
+// Handles the frames that a rank sent for this group before the group existed here.
 static void idist__members_hear(idist_group *g, idist__link *l) {
     idist__message *msg;
 
@@ -10348,7 +10370,7 @@ static idist_status idist__members_init(idist_group *g) {
 
 // ---- groups by host ----
 
-// Makes a group inside another group, from world ranks.
+// Creates an inner group of another group. The members are given as world ranks.
 static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
                                              int n, idist_group **out) {
     idist__world *w = parent->w;
@@ -10418,10 +10440,10 @@ static idist_status idist__members_split_by_host(idist_group *g, const idist__gr
     return status;
 }
 
-// Gives a group what its members can use: regions of shared memory, or groups by host. The array
-// `offers` has the region that each member offers. If it is NULL, each member offers its first
-// region. The world passes NULL and so needs no exchange: all ranks know the table of hosts, and
-// all first regions are free.
+// Sets up a group's shared-memory regions, or its groups by host. The array `offers` contains the
+// region that each member offers. If it is NULL, each member offers its first region. The world
+// passes NULL and needs no exchange, because all ranks know the table of hosts and all first
+// regions are free.
 static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t n = (size_t)g->size;
@@ -10477,13 +10499,13 @@ typedef struct idist__record { // what a rank publishes about itself
     uint64_t processors; // equal for all ranks on the same processors
     uint32_t shm;        // nonzero if the rank takes part in shared memory
     uint32_t algorithm;  // the rank's IDIST_ALGO, which must be equal on all ranks
-    // idist__config_reach_key if the rank has reached the store by loopback, else 0.
+    // idist__config_reach_key if the rank has reached the store through loopback, otherwise 0.
     uint64_t loopback;
 } idist__record;
 
 typedef struct idist__tcp_record {
     char text[160];         // where a rank listens: "tcp:[ADDRESS]:PORT"
-    uint32_t round_trip_us; // round trip to the server of the store; 0 if not known
+    uint32_t round_trip_us; // round trip to the store's server; 0 if not known
     uint32_t mbits;         // bandwidth of the interface; 0 if not known
     uint32_t sockets;       // the rank's IDIST_SOCKETS; 0 if automatic
     uint64_t window_nbytes; // bytes that can be in flight in one socket; 0 if not known
@@ -10496,7 +10518,7 @@ typedef struct idist__join {
     bool owns_store;              // we opened the store; otherwise it is a view of the user's store
     bool lost_server;             // the server ended while we opened the store
     bool others_know;             // another process has told all ranks why we give up
-    bool told_by_server;          // the server has told all ranks, for a process that ended
+    bool told_by_server;          // the server has told all ranks, because a process has ended
     bool voting;                  // we gave up while the connections of this host carry votes
     bool warned;                  // we have logged that the server refused a process
     char prefix[64];              // prefix of our names in the store
@@ -10508,7 +10530,7 @@ typedef struct idist__join {
     int64_t deadline_ns;
 } idist__join;
 
-// Formats the name of a value in the store: a value of one rank, or of all ranks if rank < 0.
+// Formats the name of a value in the store: a value of one rank, or of the whole job if rank < 0.
 static void idist__join_state_name(const idist__join *j, char *name, size_t capacity,
                                    const char *what, int rank) {
     if (rank < 0) snprintf(name, capacity, "%s%s", j->prefix, what);
@@ -10527,7 +10549,7 @@ static bool idist__join_state_is_torch(const idist__join *j) {
     return j->w->cfg.meet.kind == IDIST__MEET_TORCH;
 }
 
-// Returns the server of our store if it runs in this process, else NULL.
+// Returns the server of our store if it runs in this process, or NULL otherwise.
 static const idist__server *idist__join_state_server(const idist__join *j) {
     if (!j->owns_store || j->store->run != idist__client_run) return NULL;
     return ((const idist__client_store *)j->store->impl)->server;
@@ -10539,7 +10561,7 @@ static int idist__join_state_ask_ms(const idist__join *j) {
     return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500;
 }
 
-// Returns the milliseconds until the deadline, at least 1, or -1 if there is no deadline.
+// Returns the number of milliseconds until the deadline, at least 1, or -1 if there is no deadline.
 static int idist__join_state_ms_left(const idist__join *j) {
     int64_t left;
 
@@ -10553,18 +10575,20 @@ static int idist__join_state_ms_left(const idist__join *j) {
 
 // ring/join/join_failure.h: a rank that cannot join tells the other ranks why
 //
-// If one rank cannot join, no rank can. A rank that has joined by then finds out in its first call,
-// because the group of the world has failed. The other ranks should not have to wait for the
-// time-out. So the rank writes the reason into the store under "failed", which waiting ranks check
-// now and then. A rank that has read the reason counts itself in "heard". The owner of the store
-// keeps the store open until all ranks have read it, or for half a second.
+// If one rank cannot join, no rank can. A rank that has already joined learns of the failure in its
+// first call, because the world's group has failed. The other ranks should not have to wait for the
+// time-out. Therefore the rank that gives up writes the reason into the store under "failed", which
+// waiting ranks check regularly. A rank that has read the reason counts itself in "heard". The
+// owner of the store keeps the store open until all ranks have read the reason, but for at most
+// half a second.
 //
-// A process that dies cannot write the reason. The store sets "failed" for it, see launch/draw.h.
+// A process that dies cannot write the reason. The store's server sets "failed" on behalf of that
+// process; see launch/draw.h.
 
 enum { IDIST__FAILURE_STAY_MS = 500, IDIST__FAILURE_LOST_MS = 300 };
 
-// Fails because descriptors are short. Rank 0 needs the most: a connection of the store and the
-// sockets of a link for each rank.
+// Fails because descriptors are short. Rank 0 needs the most descriptors: for each rank, one
+// connection to the store and the sockets of a link.
 static idist_status idist__join_failure_no_fds(const idist__join *j) {
     int sockets = j->connector ? j->connector->socket_count : 1;
 
@@ -10574,7 +10598,8 @@ static idist_status idist__join_failure_no_fds(const idist__join *j) {
         j->w->group.size, (1 + sockets) * j->w->group.size + 8);
 }
 
-// Appends what the server knows to the error text that names the late ranks.
+// Appends a possible cause, which the server has observed, to the error text that names the late
+// ranks.
 static idist_status idist__join_failure_hint(const idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
     int refused = server ? __atomic_load_n(&server->refused_count, __ATOMIC_RELAXED) : 0;
@@ -10595,8 +10620,8 @@ static idist_status idist__join_failure_hint(const idist__join *j) {
     return IDIST_ERR_TIMEOUT;
 }
 
-// If joining failed because the server of the store ended, changes the error text to name the
-// process of the server.
+// If joining failed because the server of the store ended, changes the error text so that it names
+// the server's process.
 static void idist__join_failure_of_store(const idist__join *j, idist_status status) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
     bool lost = j->lost_server || (j->store && j->store->is_lost);
@@ -10608,8 +10633,8 @@ static void idist__join_failure_of_store(const idist__join *j, idist_status stat
                 idist__text_behind(cause, "store: "));
 }
 
-// Logs at once that a process with another secret has connected, because the ranks may wait for
-// that process until their time-out. The process may also be a stranger.
+// Immediately logs that a process with another secret has connected, because the ranks may wait for
+// that process until they time out. The process may also be unrelated to the job.
 static void idist__join_failure_warn(idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
 
@@ -10660,7 +10685,8 @@ static idist_status idist__join_failure_check(idist__join *j) {
                        (int)failure.rank, failure.text);
 }
 
-// Keeps the store open until all other ranks have read the reason, or for a moment.
+// Keeps the store open until all other ranks have read the reason, but for at most
+// IDIST__FAILURE_STAY_MS.
 static void idist__join_failure_stay(idist__join *j) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_STAY_MS);
     int64_t heard = 0;
@@ -10675,7 +10701,7 @@ static void idist__join_failure_stay(idist__join *j) {
     }
 }
 
-// Tells the other ranks why this rank gives up, unless the reason came from them.
+// Tells the other ranks why this rank gives up, unless they know the reason already.
 static void idist__join_failure_tell(idist__join *j, idist_status status) {
     idist__failure failure;
     char name[128], text[sizeof idist__me.text];
@@ -10699,8 +10725,9 @@ static void idist__join_failure_tell(idist__join *j, idist_status status) {
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// Fails because the connection to a rank ended. First waits for a reason in the store. The rank may
-// have given up and said why, or the server is about to say that it died.
+// Fails because the connection to a rank ended. First waits for up to IDIST__FAILURE_LOST_MS for a
+// reason in the store. The rank may have given up and stored its reason, or the server may be about
+// to report that the rank died.
 static idist_status idist__join_failure_lost(idist__join *j, int rank, const char *how) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_LOST_MS);
     char text[300];
@@ -10717,7 +10744,7 @@ static idist_status idist__join_failure_lost(idist__join *j, int rank, const cha
                        j->w->nodes[rank].hostname, text);
 }
 
-// Fails because the time is up, and the server of the store does not answer.
+// Fails because the time is up and the store's server does not answer.
 static idist_status idist__join_failure_silent(const idist__join *j) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
 
@@ -10727,7 +10754,7 @@ static idist_status idist__join_failure_silent(const idist__join *j) {
         by_rank_0 ? "rank 0" : "the store's server");
 }
 
-// Fails because the time is up, and rank 0 has not set a value that the whole job needs.
+// Fails because the time is up and rank 0 has not set a value that the whole job needs.
 static idist_status idist__join_failure_without_0(idist__join *j, const char *name) {
     const char *names[1];
     bool exists;
@@ -10742,7 +10769,7 @@ static idist_status idist__join_failure_without_0(idist__join *j, const char *na
     return idist__join_failure_hint(j);
 }
 
-// Fails because the time is up. Names the ranks, from `rank` on, that have not set a value.
+// Fails because the time is up. Names the ranks at or above `rank` that have not set a value.
 static idist_status idist__join_failure_late(idist__join *j, const char *what, int rank) {
     char name[128], text[300] = "";
     int i, missing = 0;
@@ -10795,11 +10822,11 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
 
 // ring/join/join_store.h: opens the store, and waits for values in it
 //
-// Worlds made one after another through the same store must not see each other's values. So each
-// rank counts its worlds in the store, and the count is part of all names. In a store of our own
-// the count can only be 1; a higher count means that two processes have the same rank. A torch
-// agent keeps its store when it restarts the workers, so there the number of restarts is part of
-// the names too.
+// Successive worlds in the same store must not see each other's values. Therefore each rank counts
+// its worlds in the store, and the count is part of all names. In a store that idist has opened
+// itself, the count can only be 1; a higher count means that two processes have the same rank. A
+// torch agent keeps its store when it restarts the workers, so with torch the number of restarts is
+// also part of the names.
 
 enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
 
@@ -10807,8 +10834,8 @@ enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
 IDIST__TLS uint64_t idist__join_store_last_server;
 
 // Waits for a value. After a time-out the error names the ranks that have not set the value. If
-// `cause` is given, it names the ranks that have not set `cause`, a value that must exist first.
-// Rank 0 sets the values of the whole job, for which rank is -1.
+// `cause` is given, the error instead names the ranks that have not set `cause`, a value that must
+// exist first. For a value of the whole job, which rank 0 sets, `rank` is -1.
 static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
                                           const char *cause, void *value, size_t nbytes) {
     char name[128];
@@ -10837,7 +10864,8 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
     return idist__join_failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
 
-// Waits until `count` ranks from `first` on, at most IDIST__JOIN_BATCH, have set a value.
+// Waits until the `count` ranks that begin with `first` have set a value. `count` is at most
+// IDIST__JOIN_BATCH.
 static idist_status idist__join_store_await_some(idist__join *j, const char *what, int first,
                                                  int count) {
     char names[IDIST__JOIN_BATCH][128];
@@ -10863,8 +10891,8 @@ static idist_status idist__join_store_await_some(idist__join *j, const char *wha
     return idist__join_failure_late(j, what, 0);
 }
 
-// Waits until all ranks have set a value. Makes few requests, because each may have to wait for a
-// processor that hundreds of ranks want.
+// Waits until all ranks have set a value. Makes few requests, because each request may have to wait
+// for a processor that hundreds of ranks compete for.
 static idist_status idist__join_store_await_all(idist__join *j, const char *what) {
     int first, n = j->w->group.size;
     idist_status status = IDIST_OK;
@@ -10880,9 +10908,9 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
 }
 
 // Opens the store of a new world. Rank 0 may still serve, at the same address, the store of the
-// last world that this thread joined or failed to join. It may also close that store during our
-// handshake. This can happen only once, so if the server is lost again, it is the new rank 0 that
-// was lost.
+// last world that this thread joined or failed to join. Rank 0 may also close that store during our
+// handshake. This can happen only once, so if the server is lost a second time, it was the server
+// of the new rank 0.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     uint64_t last = desc->server ? 0 : idist__join_store_last_server;
@@ -10914,8 +10942,8 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
     }
 }
 
-// Opens the store of a new world at the address. In a file, waits until the store of the last world
-// is gone, which this thread may have left before the other ranks.
+// Opens the store of a new world at the job's address. If the store is in a file, waits until the
+// last world's store is gone. This thread may have left the last world before the other ranks.
 static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     bool again = false;
@@ -11040,12 +11068,13 @@ static idist_status idist__join_store_open(idist__join *j) {
 }
 
 // Publishes that this rank is done. Rank 0 closes the store only when all ranks are done, because
-// until then they learn of a death through it. Rank 0 may close the store before it has answered
-// the last request.
+// until then the ranks learn through the store that a process has died. Rank 0 may close the store
+// before it has answered the last request.
 //
-// If the store is in a file, the other ranks wait for its end. If they open another world there,
-// they must not find the store of this world. Over sockets, idist__join_store_open_new ensures
-// this, without another round trip for ranks that open no other world.
+// If the store is in a file, the other ranks wait until the store has ended. If they open another
+// world in the same file, they must not find the store of this world. Over sockets,
+// idist__join_store_open_new ensures this, and saves a round trip for ranks that open no other
+// world.
 static idist_status idist__join_store_leave(idist__join *j) {
     char one = 1;
     idist_status status = idist__join_state_set(j, "joined", j->w->group.rank, &one, sizeof one);
@@ -11062,10 +11091,10 @@ static idist_status idist__join_store_leave(idist__join *j) {
 
 // ring/join/records.h: exchanges the job number, and a record of every rank
 //
-// Rank 0 draws a random job number. The key of all connections is derived from it. Then each rank
-// publishes a record: its host, and where its local socket listens. Rank 0 collects the records in
-// one table, so that n ranks make 2 n requests and not n * n. The table tells whether TCP is needed
-// at all.
+// Rank 0 generates a random job number. The key of all connections is derived from this number and
+// the secret. Then each rank publishes a record: its host, and the address of its local socket.
+// Rank 0 collects the records in one table, so that n ranks make 2 n requests instead of n * n. The
+// table tells whether TCP is needed at all.
 
 // Agrees on the job number and the number of ranks. Rank 0 publishes them, and every other rank
 // compares the number of ranks with its own.
@@ -11089,10 +11118,9 @@ static idist_status idist__records_agree_on_job(idist__join *j) {
             IDIST_ERR_ENV,
             "initialize: rank 0 was started with a world of %llu ranks, this rank with %d%s",
             (unsigned long long)job[1], j->w->group.size,
-            j->owns_store
-                ? ""
-                : "; or desc.store still holds an earlier world: give each world a prefix of its "
-                  "own (idist_store_prefix)");
+            j->owns_store ? ""
+                          : "; or desc.store still holds an earlier world: give each world its own "
+                            "prefix (idist_store_prefix)");
 
     j->connector->job = job[0];
     idist__secret_key(&j->w->cfg.secret, key);
@@ -11115,17 +11143,18 @@ static idist_status idist__records_listen_local(idist__join *j, idist__record *m
     return idist__connection_listen(&address, me->local, &j->connector->listeners[0]);
 }
 
-// Finds the local address of our connection to the store. Returns false if the store is not ours,
-// or not reached by TCP.
+// Finds the local address of our connection to the store. Returns false if the store belongs to the
+// user, or is not reached by TCP.
 static bool idist__records_store_address(const idist__join *j, idist__os_address *address) {
     return j->owns_store && j->store->run == idist__client_run &&
            idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd, address) &&
            !idist__os_socket_is_local(address);
 }
 
-// Finds the address to publish: 127.0.0.1 if `by_loopback` is set and IDIST_ADDR is not. There are
-// two causes for `by_loopback`. All ranks are on one host, and the user wants TCP. Or all ranks
-// have reached the store through loopback, so they reach each other that way too.
+// Finds the address to publish: 127.0.0.1 if `by_loopback` is set and IDIST_ADDR is not.
+// `by_loopback` is set in two cases. In the first, all ranks are on one host, and the user wants
+// TCP. In the second, all ranks have reached the store through loopback, so they can also reach
+// each other through loopback.
 static idist_status idist__records_own_address(const idist__join *j, bool by_loopback,
                                                idist__own_address *own) {
     idist__os_address hint;
@@ -11139,9 +11168,10 @@ static idist_status idist__records_own_address(const idist__join *j, bool by_loo
     return IDIST_OK;
 }
 
-// Listens on all addresses if a secret keeps strangers out, else only at the published address. If
-// IDIST_ADDR gives a name, ranks on this host look it up here, and other ranks on their hosts,
-// perhaps with another result.
+// Listens on all addresses if a secret keeps strangers out. Otherwise listens only at the published
+// address, or at this host's own address if IDIST_ADDR gives one that cannot be used here. If
+// IDIST_ADDR gives a name, every rank resolves the name on its own host, and the results may
+// differ.
 static idist_status idist__records_listen_at(idist__join *j, const idist__own_address *own,
                                              bool by_loopback) {
     const idist__secret *secret = &j->w->cfg.secret;
@@ -11214,8 +11244,8 @@ static idist_status idist__records_exchange(idist__join *j, const char *row, con
     return idist__join_state_set(j, all, -1, table, row_nbytes * (size_t)n);
 }
 
-// Combines what all records say of the network: the longest round trip, the lowest bandwidth, the
-// smallest window and the highest number of sockets. All ranks have the same table, and so get the
+// Combines the network properties in all records: the longest round trip, the lowest bandwidth, the
+// smallest window and the highest number of sockets. All ranks have the same table, so they get the
 // same result.
 static idist__tcp_record idist__records_network(const idist__join *j) {
     idist__tcp_record all;
@@ -11238,7 +11268,7 @@ static idist__tcp_record idist__records_network(const idist__join *j) {
     return all;
 }
 
-// Returns the bytes that are in flight while the network is full: bandwidth times round trip.
+// Returns the number of bytes in flight when the network is full: bandwidth times round trip.
 // Assumes at least 1000 Mbit/s, because virtual interfaces report a bandwidth that is too low, or
 // none. Posting more receives than needed costs little.
 static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) {
@@ -11248,8 +11278,8 @@ static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) 
     return network->round_trip_us * mbits / 8;
 }
 
-// Returns the number of sockets that fill the network when each holds one window of data. Only the
-// reported bandwidth counts: unneeded sockets compete with each other on a slow link.
+// Returns the number of sockets that fill the network when each holds one window of data. Uses only
+// the reported bandwidth, because unneeded sockets compete with each other on a slow link.
 static int idist__records_fill_sockets(const idist__tcp_record *network) {
     uint64_t nbytes = (uint64_t)network->round_trip_us * network->mbits / 8;
     uint64_t count = network->window_nbytes ? nbytes / network->window_nbytes + 1 : 1;
@@ -11257,9 +11287,9 @@ static int idist__records_fill_sockets(const idist__tcp_record *network) {
     return count < IDIST__SOCKETS_MAX ? (int)count : IDIST__SOCKETS_MAX;
 }
 
-// Records what is known of the network between the hosts, and how many sockets a link gets.
+// Records the properties of the network between the hosts, and the number of sockets of a link.
 static void idist__records_measure(idist__join *j, bool by_loopback) {
-    enum { OVERHEAD_US = 5 }; // time that a sender and a receiver take
+    enum { OVERHEAD_US = 5 }; // time that the sender and the receiver add
     idist__tcp_record network = idist__records_network(j);
     char *text = j->w->about.network;
     size_t capacity = sizeof j->w->about.network;
@@ -11298,7 +11328,7 @@ static idist_status idist__records_exchange_tcp(idist__join *j, bool by_loopback
     return status;
 }
 
-// Checks the record of a rank and remembers its host.
+// Checks the record of a rank and stores its host.
 static idist_status idist__records_enter(idist__join *j, idist__record *record, int rank) {
     idist__world *w = j->w;
 
@@ -11347,7 +11377,7 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     }
 
     j->records = records;
-    if (status == IDIST_OK && !(one_host && all_local)) // all ranks decide the same
+    if (status == IDIST_OK && !(one_host && all_local)) // all ranks reach the same decision
         status = idist__records_exchange_tcp(j, one_host || all_loopback);
 
     return status;
@@ -11357,16 +11387,16 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
 
 // ring/join/links.h: makes the connections that ranks need from the start
 //
-// Ranks that share memory need no connection in the end. They connect in a tree, over which they
-// agree on the memory, and then close the connections. In a world of up to IDIST__LINKS_MANY ranks,
-// all other pairs connect. In a larger world, a pair connects if its distance around the ring of
-// all ranks is a power of two. These pairs are the partners in the algorithms of few steps, and the
-// neighbors in rings. News of a failure spreads over their connections. The rest connect when they
-// need to.
+// Ranks that share memory need connections only while they join. They connect in a tree to agree on
+// the memory, and then close the connections. In a world of up to IDIST__LINKS_MANY ranks, all
+// other pairs connect. In a larger world, a pair connects if its distance around the ring of all
+// ranks is a power of two. These pairs are the partners in the algorithms with few steps, and the
+// neighbors in ring algorithms. Reports of a failure spread over their connections. All other pairs
+// connect on demand.
 //
-//   idist__links_want             asks for a connection to a rank
-//   idist__links_connect          makes the wanted connections: of two ranks, the higher connects
-//   idist__links_connect_others   connects the pairs that share no memory, as described above
+//   idist__links_want             marks a connection to a rank as wanted
+//   idist__links_connect          makes the wanted connections; the higher rank of a pair connects
+//   idist__links_connect_others   connects the pairs that share no memory
 //
 // A failed incoming handshake is ignored. A failed outgoing handshake fails the join. But if the
 // connection merely broke, or the host name is not known yet, the rank tries again.
@@ -11389,7 +11419,7 @@ static bool idist__links_are_near(int a, int b, int n) {
     return IDIST__LINKS_NEAR && (!(there & (there - 1)) || !(back & (back - 1)));
 }
 
-// Finds the address where each rank listens for us: a local socket on this host, else TCP.
+// Finds the address where each rank listens for us: a local socket if possible, otherwise TCP.
 static void idist__links_find(idist__join *j) {
     const idist__record *me = &j->records[j->w->group.rank];
     int i;
@@ -11431,14 +11461,14 @@ static idist_status idist__links_late(const idist__join *j) {
 }
 
 // Returns true if an address is local to this host, and the user has set the host id, which may be
-// wrong. Ranks of one host connect by local sockets or loopback.
+// wrong. Ranks of one host connect by local sockets or through loopback.
 static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
     bool is_local = idist__address_is_local(where) || idist__address_is_loopback(where);
     return is_local && j->w->cfg.host_id[0];
 }
 
-// Returns true if another host has published a loopback address, which only its IDIST_ADDR can
-// give.
+// Returns true if a rank of another host has published a loopback address. Only the IDIST_ADDR of
+// that rank can cause this.
 static bool idist__links_misled(const idist__join *j, int rank, const char *where) {
     bool same_host = j->records[rank].host == j->records[j->w->group.rank].host;
     char host[sizeof j->tcp->text];
@@ -11512,14 +11542,14 @@ static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entr
     return idist__links_progress(j);
 }
 
-// Asks for a connection to a rank, unless there is one.
+// Marks a connection to a rank as wanted, unless it exists already.
 static void idist__links_want(idist__join *j, int rank) {
     if (j->wanted[rank] || j->ring->links[rank].open) return;
     j->wanted[rank] = true;
     j->wanted_count++;
 }
 
-// Makes the connections that are wanted.
+// Makes the wanted connections.
 static idist_status idist__links_connect(idist__join *j) {
     size_t capacity = idist__connector_capacity(j->connector);
     idist__os_poll_entry *entries =
@@ -11585,18 +11615,19 @@ static idist_status idist__links_connect_others(idist__join *j) {
 
 // ring/join/segment_layout.h: the layout of the memory that the ranks of a host share
 //
-// ring/shm/segment.h has the picture of the file. Three numbers determine all offsets and sizes:
-// the ranks on this host, the shared memory per rank (desc.shm_nbytes of the root), and the window
-// size. So the ranks send each other only these numbers.
+// ring/shm/segment.h has a picture of the file. Three numbers determine all offsets and sizes.
+// These are the number of ranks on this host, the shared memory per rank (the root's
+// desc.shm_nbytes), and the window size. All ranks know the first number, so only the other two are
+// sent down the tree.
 //
 //   pipes      a rank has one pipe from each rank: as large as possible, at most IDIST__PIPE_MAX,
 //              and all pipes together at most a quarter of the rank's memory
-//   region 0   half of what is left goes to its buffers, up to IDIST__CHUNK_MAX each
+//   region 0   half of the remaining memory is for its buffers, up to IDIST__CHUNK_MAX each
 //   others     as many regions as fit, with buffers of a quarter of the size
-//   window     a hole that costs nothing until idist_alloc fills it: as large as the memory of the
-//              host, because a program may allocate all of it
+//   window     a hole that costs nothing until idist_alloc fills it: as large as the host's
+//              memory, because a program may allocate all of it
 //
-// If memory is too short for region 0, there are no regions, and collectives are messages.
+// If the memory is too small for region 0, there are no regions, and collectives use messages.
 
 // Returns the size of the file.
 static size_t idist__segment_layout_file_nbytes(const idist__segment *seg) {
@@ -11607,7 +11638,7 @@ static size_t idist__segment_layout_round_up(size_t nbytes) {
     return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
 }
 
-// Sets the offsets and sizes in *seg, which knows its number of ranks.
+// Sets the offsets and sizes in *seg. The caller has set seg->n.
 static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
                                       size_t window_nbytes) {
     size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
@@ -11652,8 +11683,8 @@ static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
     seg->reserved_count = 0;
 }
 
-// Returns the size of a window: a power of two of at least 1 GiB. It covers the memory of the host,
-// unless all windows together reach 4 TiB first. Returns 0 if addresses have 32 bits.
+// Returns the size of a window: a power of two of at least 1 GiB. The window covers the host's
+// memory, unless all windows together reach 4 TiB first. Returns 0 if addresses have 32 bits.
 static size_t idist__segment_layout_window_nbytes(int n) {
     uint64_t ram = idist__os_segment_ram();
     uint64_t nbytes = (uint64_t)1 << 30;
@@ -11668,16 +11699,16 @@ static size_t idist__segment_layout_window_nbytes(int n) {
 
 // ring/join/segment_map.h: makes, maps and frees the memory that the ranks of a host share
 //
-// The file has no name. The root of the host makes the file and sends its descriptor to the other
-// ranks (ring/join/segment_agree.h). Every rank maps the file.
+// The file has no name. The host's root makes the file, and sends the descriptor down the tree to
+// the other ranks (ring/join/segment_agree.h). Every rank maps the file.
 //
-//   idist__segment_map_new       allocates a rank's own state of the segment
+//   idist__segment_map_new       allocates this rank's own state of the segment
 //   idist__segment_map_create    makes the file; on the root only
-//   idist__segment_map_open      maps the file, and reserves what other ranks write to in our part
-//   idist__segment_map_free      undoes all of that, as far as it was done
+//   idist__segment_map_open      maps the file, and reserves our memory that other ranks write to
+//   idist__segment_map_free      undoes whichever of these steps were done
 //
-// A file in memory has pages only where a process has written. If the memory of the host or of a
-// container is used up, such a write ends the process (SIGBUS). So each rank reserves its part of
+// A file in memory has pages only where a process has written. If the host's or a container's
+// memory is exhausted, such a write ends the process (SIGBUS). So each rank reserves its part of
 // the file before any rank uses it. A rank that cannot reserve its part merely votes against the
 // segment.
 
@@ -11697,7 +11728,7 @@ static void idist__segment_map_free(const idist_allocator *mem, idist__segment *
 }
 
 // Allocates a segment that is not mapped yet. Returns NULL if out of memory. The array seg->local
-// has space for twice as many ranks as it needs: the caller keeps a second table there.
+// has space for 2 * world_size ranks, because the caller keeps a second table there.
 static idist__segment *idist__segment_map_new(const idist_allocator *mem, size_t world_size) {
     idist__segment *seg = (idist__segment *)idist__mem_alloc(mem, sizeof *seg);
 
@@ -11748,8 +11779,8 @@ static int idist__segment_map_reserve(const idist__segment *seg) {
     return error;
 }
 
-// Maps the file, reserves our memory in it, and adds our processors to the set of the host. Returns
-// 0, or an errno.
+// Maps the file, reserves our memory in it, and adds our processors to the host's set. Returns 0,
+// or an errno.
 static int idist__segment_map_open(idist__segment *seg) {
     idist__os_cpu_set cpus;
     int i, error = idist__segment_map_reserve(seg);
@@ -11777,10 +11808,11 @@ static int idist__segment_map_open(idist__segment *seg) {
 
 // ring/join/segment_probe.h: tests if ranks of a host can read each other's memory, and how fast
 //
-// Through the kernel, a rank can read the memory of another process (os/process.h). That saves a
-// copy. There may be three obstacles. A container or a security module may forbid such reads. The
-// pid of a rank may belong to another process here, if the two ranks are in different containers.
-// And the processor may take several times as long for data in the cache of another core.
+// A rank can read another process's memory through the kernel (os/process.h). That saves a copy.
+// There may be three obstacles. A container or a security module may forbid such reads. If two
+// ranks are in different containers, the pid of one rank may belong to another process in the other
+// container. Finally, the processor may take several times as long to read data in another core's
+// cache.
 //
 //   idist__segment_probe_prepare    each rank stores in its doorbell the addresses of a random
 //                                   number and of a sample of its memory
@@ -11788,9 +11820,10 @@ static int idist__segment_map_open(idist__segment *seg) {
 //   idist__segment_probe_reads      each rank reads the number of every other rank, and times
 //                                   reading the sample of the rank before it
 //
-// The result is a vote: all ranks of a host do what the slowest of them can do. The sample lies
-// twice in the memory of a rank: in its private memory and in the pipe from its reader. The reader
-// compares the time of a read through the kernel with the time of a copy from the pipe.
+// The result is a vote: all ranks of a host use the fastest way that each of them can use. Each
+// rank writes its sample twice: to its private memory, and to the pipe from the rank that will read
+// it. The reader compares the time of a read through the kernel with the time of a copy from the
+// pipe.
 
 enum { // votes; the lowest vote decides
     IDIST__READS_NOT,
@@ -11799,7 +11832,7 @@ enum { // votes; the lowest vote decides
 };
 
 // Prepares the speed test that the next rank runs. Writes to a block of our private memory and to a
-// block of the pipe from that rank, which is still unused. So both blocks are in our cache, as
+// block of the pipe from that rank, which is still unused. Both blocks are then in our cache, as
 // contributions usually are.
 static void idist__segment_probe_leave_sample(const idist__segment *seg) {
     if (seg->n == 1 || seg->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
@@ -11807,7 +11840,8 @@ static void idist__segment_probe_leave_sample(const idist__segment *seg) {
     memset(idist__segment_pipe(seg, (seg->me + 1) % seg->n, seg->me) + 1, 1, IDIST__SAMPLE_BYTES);
 }
 
-// Publishes what the other ranks need to read our memory. The segment is mapped.
+// Publishes the addresses that the other ranks need to read our memory. The segment is mapped
+// already.
 static void idist__segment_probe_prepare(idist__segment *seg) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
@@ -11819,8 +11853,8 @@ static void idist__segment_probe_prepare(idist__segment *seg) {
     idist__segment_probe_leave_sample(seg);
 }
 
-// Returns true if we can read the memory of all other ranks, and their pids belong to the right
-// processes.
+// Returns true if we can read the memory of all other ranks, and each pid belongs to the right
+// process.
 static bool idist__segment_probe_reads_all(idist__segment *seg) {
     int i;
 
@@ -11868,9 +11902,9 @@ static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
     return remote_ns <= 2 * shared_ns;
 }
 
-// Returns how this rank reads the memory of other ranks, as a vote. All ranks have prepared. Ranks
-// that share cores cannot measure the speed. Uses head->cpus, because rank 0 may not have written
-// head->ncores yet.
+// Returns this rank's vote on how to read the memory of other ranks. Called when all ranks have
+// prepared. Ranks that share cores cannot measure the speed, and vote IDIST__READS_FAST. Uses
+// head->cpus, because rank 0 may not have written head->ncores yet.
 static char idist__segment_probe_reads(idist__segment *seg) {
     const idist__segment_header *head = idist__segment_header_of(seg);
 
@@ -11884,25 +11918,26 @@ static char idist__segment_probe_reads(idist__segment *seg) {
 
 // ring/join/segment_vote.h: the ranks of a host vote, and the lowest vote decides
 //
-// The ranks of a host form a binomial tree. Its root is the lowest rank. Ranks here are numbered on
-// this host, from 0. The parent of a rank is the rank without its lowest set bit:
+// The ranks of a host form a binomial tree. Its root is the lowest rank. In the tree, the ranks of
+// a host are numbered from 0. The parent's number is the rank's number with its lowest set bit
+// cleared:
 //
 //   0 --+-- 1          a rank has at most log2(n) children,
 //       +-- 2 -- 3     and the tree has log2(n) levels below the root
 //       +-- 4 --+-- 5
 //               +-- 6 -- 7
 //
-// A ballot holds a vote, which is a number, and the reason if the rank is against. Each rank waits
-// for the ballots of its children. It sends the lowest of these and its own to its parent. Then it
-// waits for the ballot that has won, and passes that on to its children. So every rank knows the
-// result, and the reason of a rank that was against:
+// A ballot holds a vote, which is a number, and the reason if the rank votes against. Each rank
+// waits for the ballots of its children. It compares these ballots with its own, and sends the
+// lowest one to its parent. Then it waits for the winning ballot, and passes that ballot on to its
+// children. In this way every rank learns the result, and the reason of a rank that voted against:
 //
 //   up      leaf -> ... -> root     the lowest ballot so far
 //   down    root -> ... -> leaf     the lowest ballot of all
 //
-// The ballots travel over the connections of the tree (ring/join/links.h), before any frames. A
-// rank that fails in between ends the vote for all, because its connections end. Each rank that
-// waits for the failed rank asks the store for the reason (ring/join/join_failure.h).
+// The ballots travel over the connections of the tree (ring/join/links.h), before any frames. If a
+// rank fails during a vote, its connections end, and with them the vote of all ranks. Each rank
+// that waits for the failed rank reads the reason from the store (ring/join/join_failure.h).
 
 enum { IDIST__VOTE_CHILDREN = 32 }; // most children of a rank
 
@@ -11921,10 +11956,10 @@ enum { // votes on whether the segment is used
 
 typedef struct idist__ballot { // a ballot as it travels through the tree
     char vote;
-    char why[255]; // for IDIST__VOTE_FAILED: which rank could not, and why
+    char why[255]; // for IDIST__VOTE_FAILED: which rank failed, and why
 } idist__ballot;
 
-// Finds the place in the tree of rank `me` of n.
+// Finds the place of rank `me` in a tree of n ranks.
 static void idist__segment_vote_set_tree(idist__vote_tree *tree, const int *ranks, int n, int me) {
     int bit;
 
@@ -11947,7 +11982,7 @@ static idist_status idist__segment_vote_broken(idist__join *j, int rank) {
         j, rank, "its connection ended while the ranks of this host agreed on shared memory");
 }
 
-// Waits until a link has something to read. Now and then asks whether a rank has given up, which
+// Waits until a link can be read. Meanwhile, regularly checks whether a rank has given up, which
 // may be why nothing arrives.
 static idist_status idist__segment_vote_await(idist__join *j, int rank) {
     idist_status status;
@@ -11986,7 +12021,7 @@ static idist_status idist__segment_vote_say(idist__join *j, int rank, const idis
     return idist__segment_vote_broken(j, rank);
 }
 
-// Votes, and replaces our ballot by the lowest ballot of this host.
+// Votes, and replaces our ballot with the lowest ballot of this host.
 static idist_status idist__segment_vote_decide(idist__join *j, const idist__vote_tree *tree,
                                                idist__ballot *ballot) {
     idist_status status = IDIST_OK;
@@ -12017,13 +12052,13 @@ static idist_status idist__segment_vote_decide(idist__join *j, const idist__vote
 //
 // Ranks that share memory have no connection to each other. So a rank learns from a beacon
 // (os/beacon.h) that the process of another rank has ended; ring/shm/liveness.h checks the beacons.
-// Each rank opens its own beacon before it connects to any rank. From then on other ranks may check
-// it.
+// Each rank opens its own beacon before it connects to any rank. From then on, other ranks may
+// check the beacon.
 //
-// A system may forbid such sockets. Then the loss of a rank would go unnoticed, so the ranks do not
-// share memory. Each rank checks the beacons of its parent and children in the tree
-// (ring/join/segment_vote.h), and votes against the segment if it cannot see them. These beacons
-// are open, because their ranks are connected to this rank.
+// A system may forbid the sockets that beacons need. In that case the loss of a rank would go
+// unnoticed, so the ranks do not share memory. Each rank checks the beacons of its parent and
+// children in the tree (ring/join/segment_vote.h), and votes against the segment if it cannot see
+// them. These beacons are open already, because their ranks are connected to this rank.
 
 // Sets *address to the beacon of a rank: the name of the rank's local socket with "-beacon"
 // appended.
@@ -12069,19 +12104,21 @@ static int idist__segment_beacon_see(const idist__segment *seg) {
 
 // ring/join/take_over.h: replaces the links inside a host by pipes in shared memory
 //
-// The ranks of a host agree on their segment over a tree of local sockets. Meanwhile the other
-// links inside the host are closed. Once all ranks have mapped the segment, each rank gives all of
-// these links a pipe, which closes the connections of the tree. No byte is lost: after the last
-// vote nothing travels over these connections, and frames begin with the pipes.
+// The ranks of a host agree on their segment over a tree of local sockets. During this time, the
+// other links inside the host are still closed. Once all ranks have mapped the segment, each rank
+// opens all links inside the host on pipes, and closes the tree's connections. No byte is lost,
+// because nothing is sent over these connections after the last vote. Frames are sent only through
+// the pipes.
 //
 //   link to            before         after, if we join     after, if we give up
 //   parent, children   local socket   pipe                  local socket
 //   others             closed         pipe                  pipe
 //
-// A rank that gives up after all ranks have mapped the segment takes over only some of the links:
-// those to ranks that are not its parent or children. These ranks may have joined, and can be told.
-// Between parent and child, votes may still be in transit, which a frame would disturb. A child
-// that has joined learns from its parent's beacon that the parent has ended.
+// A rank may give up after all ranks have mapped the segment. Such a rank opens pipes only to the
+// ranks that are not its parent or children. These ranks may have joined, and are told through the
+// pipes why the rank gave up. Between parent and child, votes may still be in transit, and a frame
+// would be mistaken for a vote. A child that has joined learns from its parent's beacon that the
+// parent has ended.
 
 // Describes in w->about.sharing how the ranks of this host share memory. Warns if the memory is too
 // small for collectives.
@@ -12090,17 +12127,17 @@ static void idist__take_over_describe(const idist__join *j, const idist__segment
 
     snprintf(w->about.sharing, sizeof w->about.sharing, "shared memory, %zu KiB per rank%s; %s",
              w->cfg.shm_nbytes >> 10,
-             seg->region_count ? "" : ", too little for collectives, which use messages",
+             seg->region_count ? "" : ", too little for collectives, so they use messages",
              seg->reads_fast ? "large buffers are read from the other process"
              : seg->reads_remote
-                 ? "large buffers are copied, the kernel reads other processes slowly"
+                 ? "large buffers are copied, because the kernel reads other processes slowly"
                  : "large buffers are copied");
     if (!seg->region_count && seg->me == 0)
         idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->about.sharing);
 }
 
-// Gives the ring its segment, and the links inside this host their pipes. The array `ranks` has the
-// world ranks of this host; `status` says whether we join or give up.
+// Gives the ring its segment, and the links inside this host their pipes. The array `ranks`
+// contains the world ranks of this host; `status` tells whether this rank joins or gives up.
 static void idist__take_over_links(idist__join *j, idist__segment *seg, const int *ranks,
                                    idist_status status) {
     const idist__segment_header *head = idist__segment_header_of(seg);
@@ -12140,11 +12177,11 @@ static void idist__take_over_links(idist__join *j, idist__segment *seg, const in
 //   other ranks    receive it        send it     map it    collect votes,   receive the lowest
 //                                                          send the lowest  and send it
 //
-// The file is used only if it worked everywhere. A second vote then decides whether the ranks read
-// each other's memory through the kernel (ring/join/segment_probe.h), and pipes take over the links
-// (ring/join/take_over.h). If the file did not work everywhere, the connections of the tree stay,
-// and all other pairs connect as well. Every rank knows from the vote which rank could not map the
-// file, and why.
+// The file is used only if every rank succeeded. A second vote then decides whether the ranks read
+// each other's memory through the kernel (ring/join/segment_probe.h), and pipes replace the sockets
+// of the links (ring/join/take_over.h). If a rank failed, the tree's connections stay open, and the
+// other pairs connect as well. The vote tells every rank which rank could not map the file, and
+// why.
 //
 //   idist__segment_agree_share            the entry point; does all of this
 //     idist__segment_beacon_light         from now on other ranks may check our beacon
@@ -12153,7 +12190,7 @@ static void idist__take_over_links(idist__join *j, idist__segment *seg, const in
 //     idist__segment_agree_pass           receives the descriptor and sends it on
 //     idist__segment_agree_vote_map       maps the file; first vote
 //     idist__segment_agree_vote_reads     second vote
-//     idist__take_over_links              replaces sockets by pipes
+//     idist__take_over_links              replaces sockets with pipes
 //
 // MESSAGES
 //
@@ -12164,7 +12201,7 @@ typedef struct idist__segment_hello { // sent with the descriptor; see ring/join
     uint64_t shm_nbytes, window_nbytes;
 } idist__segment_hello;
 
-// ---- the descriptor goes down the tree ----
+// ---- passing the descriptor down the tree ----
 
 // Sends a message with a descriptor, which may be -1.
 static bool idist__segment_agree_send(int sock, const void *buf, size_t nbytes, int fd,
@@ -12180,7 +12217,7 @@ static bool idist__segment_agree_send(int sock, const void *buf, size_t nbytes, 
 }
 
 // Receives a message. Sets *fd to its descriptor, or to -1 if it has none. On failure errno is 0 if
-// the peer has ended.
+// the peer has closed the connection.
 static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int *fd,
                                          int64_t deadline_ns) {
     ptrdiff_t received;
@@ -12196,8 +12233,8 @@ static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int
                                       deadline_ns);
 }
 
-// Makes or receives the file, and sends it to our children. Without a file, *error says why, and
-// the ranks vote all the same.
+// Makes the file or receives its descriptor, and sends the descriptor to our children. If there is
+// no file, sets *error to the reason; the ranks still vote.
 static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *seg,
                                               const idist__vote_tree *tree, int *error) {
     const idist__link *links = j->ring->links;
@@ -12240,7 +12277,8 @@ static void idist__segment_agree_refuse(const idist__join *j, const idist__segme
     ballot->vote = IDIST__VOTE_FAILED;
     if (!beacon_error) idist__os_memory_limit(seg->window_at, limit, sizeof limit);
     snprintf(ballot->why, sizeof ballot->why, "rank %d: %s%s", j->w->group.rank,
-             beacon_error ? "the processes of this host cannot see each other end: " : "",
+             beacon_error ? "processes on this host cannot detect that another one has ended: "
+                          : "",
              *limit ? limit : strerror(beacon_error ? beacon_error : error));
 }
 
@@ -12293,8 +12331,8 @@ static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segme
 
 // ---- all of it ----
 
-// Finds the ranks of this host that take part, and our rank among them. Stores their world ranks in
-// `ranks`.
+// Finds the ranks of this host that take part, and this rank's number among them. Stores their
+// world ranks in `ranks`.
 static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *seg, int *ranks) {
     const idist__record *own = &j->records[j->w->group.rank];
     int i;
@@ -12309,8 +12347,8 @@ static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment
     }
 }
 
-// Agrees with the other ranks of this host, if there are any. Sets *all if every rank of this host
-// has mapped the file, even if this rank fails after that.
+// Agrees on the segment with the other ranks of this host, if there are any. Sets *all if every
+// rank of this host has mapped the file, even if this rank fails later.
 static idist_status idist__segment_agree_run(idist__join *j, idist__segment *seg,
                                              const idist__vote_tree *tree, bool *all) {
     int i, beacon_error, error = 0;
@@ -12363,9 +12401,9 @@ static idist_status idist__segment_agree_share(idist__join *j) {
 //
 // Carries out idist_initialize in the ring backend. The ranks meet in a key-value store, learn
 // where each rank listens, and agree on shared memory inside each host. Then they connect the pairs
-// without shared memory: all of them, or only some in a world of many ranks (ring/join/links.h).
-// After that no rank needs the store. No rank listens any more, unless connections are still to be
-// made.
+// without shared memory: all of these pairs, or only some of them in a large world
+// (ring/join/links.h). After that no rank needs the store. The ranks also stop listening, unless
+// some connections will be made on demand.
 //
 // The entry point is idist__join_open.
 //
@@ -12428,8 +12466,8 @@ static void idist__join_free(idist__ring *ring) {
     idist__mem_free(mem, ring);
 }
 
-// Allocates the ring. On failure *out is NULL or partly initialized: the caller passes it to
-// idist__join_free.
+// Allocates the ring. On failure *out is NULL, or a partly initialized ring that the caller passes
+// to idist__join_free.
 static idist_status idist__join_new(idist__world *w, idist__ring **out) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
@@ -12477,7 +12515,7 @@ static idist_status idist__join_polls(idist__ring *ring) {
     return ring->polls ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-// Meets the other ranks. The store is open.
+// Meets the other ranks. Called once the store is open.
 static idist_status idist__join_meet(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     size_t n = (size_t)j->w->group.size;
@@ -12506,8 +12544,9 @@ static idist_status idist__join_meet(idist__join *j) {
     return status;
 }
 
-// Tells the ranks that may have joined why this rank could not. The text of a time-out names the
-// ranks that are late, and a reason that came from another rank names that rank.
+// Tells the ranks that may have joined why this rank could not join. Adds this rank's number to the
+// text, unless the text already names the ranks at fault. The text of a time-out or a loss names
+// them, and so does a reason that came from another rank.
 static void idist__join_tell_joined(const idist__join *j, idist_status status) {
     idist__ring *ring = j->ring;
     char text[sizeof idist__me.text], cause[IDIST__TEXT_BYTES] = "";
@@ -12522,7 +12561,7 @@ static void idist__join_tell_joined(const idist__join *j, idist_status status) {
         idist__link *l = &ring->links[i];
 
         if (!idist__link_is_connected(l)) continue;
-        if (j->voting && l->transport != &idist__pipe_transport) continue; // that rank votes too
+        if (j->voting && l->transport != &idist__pipe_transport) continue; // votes in transit
         idist__link_abort(ring, l, ring->w->group.ctx, status, cause);
     }
 
@@ -12546,8 +12585,8 @@ static void idist__join_end(idist__join *j) {
     }
 }
 
-// Warns of a memory limit under which this rank may fail to join or to share memory. An error text
-// of another rank cannot name the limit.
+// Warns of a memory limit under which this rank may fail to join or to share memory. The error text
+// of another rank could not name this limit.
 static void idist__join_warn_of_limit(idist__world *w) {
     size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
     char limit[160];
@@ -12569,12 +12608,12 @@ static idist_status idist__join_open(idist__world *w) {
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
     if (w->group.size > 1) idist__join_warn_of_limit(w);
 
-    // Called now and not when needed: once there is a second thread, such as the store's server,
-    // the kernel takes 15 ms.
+    // This call is made early, because it takes 15 ms once there is a second thread, such as the
+    // store's server.
     if (w->cfg.transport == IDIST__TRANSPORT_AUTO && w->group.size > 1)
         idist__os_cpu_fence_others(true);
 
-    // The store comes first, so that the other ranks learn of everything that fails after it.
+    // The store is opened first, so that the other ranks learn of any failure after it.
     if (w->group.size > 1) status = idist__join_store_open(&j);
     else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 
@@ -12584,8 +12623,8 @@ static idist_status idist__join_open(idist__world *w) {
     idist__join_failure_of_store(&j, status);
 
     w->impl = j.ring;
-    // The ranks that have joined are told first: they may be about to give up a call, and the store
-    // may be slow.
+    // The ranks that have joined are told first, because one of their calls may be about to time
+    // out, and the store may be slow.
     if (status != IDIST_OK && j.ring && j.ring->links) idist__join_tell_joined(&j, status);
     if (status != IDIST_OK) idist__join_failure_tell(&j, status);
     idist__join_end(&j);
@@ -12607,23 +12646,23 @@ static idist_status idist__join_open(idist__world *w) {
 //------------------------------------------------------------------------------
 // leaving the other ranks
 //
-// In order: after the last barrier every rank says BYE, and waits until all of its frames are
-// written. On TCP, closing a connection with unread bytes could destroy what the peer has not read
-// yet. There the rank waits for the peer's BYE too.
+// In order: after the last barrier, every rank sends BYE and waits until all of its frames are
+// written. On TCP, closing a connection with unread bytes could destroy data that the peer has not
+// read yet. On TCP the rank therefore also waits for the peer's BYE.
 //
-// After a failure of the world: every rank says BYE too, with the reason. Groups that the failure
-// does not concern continue with the calls that the leaving rank has completed
-// (idist__progress_left). The rank writes the frames that are queued and shuts down its side of
-// each connection. Then it discards what still arrives until the peers have closed their sides, or
-// for up to IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read
-// yet. Where ranks connect on demand, the rank accepts connections for all of this time. Otherwise
-// a rank that connects late would be refused, and would report this rank as the cause.
+// After a failure of the world: every rank also sends BYE, with the reason. In groups that the
+// failure does not concern, the other ranks can still finish the calls that the leaving rank has
+// completed (idist__progress_left). The rank writes the frames that are queued and shuts down its
+// side of each connection. Then it discards incoming data until the peers have closed their sides,
+// for at most IDIST__CLOSE_FAILED_MS. Closing immediately could destroy an ABORT that a peer has
+// not read yet. If ranks connect on demand, the rank keeps accepting connections during this time.
+// Otherwise a rank that connects late would be refused, and would report this rank as the cause.
 //------------------------------------------------------------------------------
 
 enum { IDIST__CLOSE_CLEAN_MS = 5000, IDIST__CLOSE_FAILED_MS = 200 };
 
-// Ends our side of a connection, and discards what has arrived. Returns true if the peer has closed
-// its side.
+// Ends our side of a connection, and discards the data that has arrived. Returns true if the peer
+// has closed its side.
 static bool idist__close_discard(int fd) {
     char dropped[4096];
 
@@ -12696,8 +12735,7 @@ static idist_status idist__ring_backend_claim(idist__config *config, const char 
 }
 
 // Fills the table of the backend. Functions that this backend does not have stay NULL. Also fills
-// the tables of the transports, because this function runs once, under a lock, before a world can
-// open.
+// the transports' tables, because this function runs once, under a lock, before a world can open.
 static void idist__ring_backend_fill(idist_backend_api *api) {
     idist__sockets_fill_transports();
     idist__pipe_fill_transport();

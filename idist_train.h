@@ -1082,8 +1082,8 @@ static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
 // remainder of a 32-bit number would visibly favor some of them.
 static const size_t IDIST__RANDOM_LARGE = UINT32_MAX / 20;
 
-// Makes a permutation by the "inside-out" shuffle, which fills `indices` as it goes. Each new index
-// goes to a random place, at most its own, and the index that was there moves to the end.
+// Makes a permutation by the "inside-out" shuffle, which fills `indices` as it goes. Stores each
+// new index at a random position, at most its own, and moves the index that was there to the end.
 static void idist__permutation_make_large(size_t *indices, size_t count, idist__twister *twister) {
     size_t i;
 
@@ -1096,9 +1096,9 @@ static void idist__permutation_make_large(size_t *indices, size_t count, idist__
     }
 }
 
-// Makes the permutation of torch.randperm on the CPU. Swaps each element, from the first on, with a
-// random element that is not final yet. For `large` and more indices, uses the inside-out shuffle,
-// as PyTorch does since version 2.6. `large` is IDIST__RANDOM_LARGE except in tests.
+// Makes the permutation of torch.randperm on the CPU. Swaps each element, beginning with the first,
+// with a random element that is not final yet. For `large` or more indices, uses the inside-out
+// shuffle, as PyTorch has done since version 2.6. `large` is IDIST__RANDOM_LARGE except in tests.
 static void idist__permutation_make(size_t *indices, size_t count, uint64_t seed, size_t large) {
     idist__twister twister;
     size_t i;
@@ -1129,8 +1129,8 @@ static size_t idist__permutation_below(idist__twister *twister, size_t limit) {
     return number;
 }
 
-// Makes the permutation of Python's random.shuffle. Swaps each element, from the last on, with a
-// random element that is not final yet.
+// Makes the permutation of Python's random.shuffle. Swaps each element, beginning with the last,
+// with a random element that is not final yet.
 static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t seed) {
     idist__twister twister;
     size_t i;
@@ -1146,8 +1146,8 @@ static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t s
 
 // train/agree.h: gives all ranks the same status
 //
-// A function that makes several collective calls must fail on all ranks or on none. It takes these
-// steps:
+// A function that makes several collective calls must fail on all ranks or on none. Such a function
+// takes these steps:
 //
 //     idist__agree_enter     local: checks that calls on this group can succeed
 //     local work             ends with a status that may differ between ranks
@@ -1220,7 +1220,7 @@ static idist_status idist__agree_break(const char *name, idist_group *group, idi
              idist_group_rank(group), idist_last_error());
     if (idist__call_enter(name, group, &g) != IDIST_OK) return status;
 
-    failed_before = g->status != IDIST_OK; // then all ranks already know
+    failed_before = g->status != IDIST_OK; // if so, all ranks know already
     idist__group_fail(g, status, text);
     idist__group_flush(g);
     idist__os_mutex_unlock(&g->w->lock);
@@ -1252,7 +1252,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 static const size_t IDIST__SAMPLES_MAX = SIZE_MAX / 64;
 
 // The largest list for idist_partition. For longer lists, Python's shuffle draws more than 32 bits
-// at a time, which idist__permutation_below does not.
+// at a time, which idist__permutation_below cannot do.
 static const size_t IDIST__PARTITION_MAX =
     (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
 
@@ -1270,8 +1270,8 @@ struct idist_sampler {
     uint64_t deal_count; // incremented when indices are dealt out; the loader compares it
 };
 
-// Calls order_fn. Returns false if order_fn throws an exception; idist_last_error then has the
-// text.
+// Calls order_fn. Returns false if order_fn throws an exception; in that case idist_last_error
+// returns its text.
 IDIST__NOINLINE static bool idist__sampler_call_order(const idist_sampler_desc *desc,
                                                       size_t *indices, uint64_t epoch, int run) {
     IDIST__TRY(desc->order_fn(indices, desc->length, epoch, run, desc->arg));
@@ -1334,7 +1334,7 @@ static size_t idist__sampler_done(const idist_sampler_desc *desc, size_t replica
     return done < desc->length ? done : desc->length;
 }
 
-// Deals out the samples that are left of an epoch after the first `processed`. Changes nothing on
+// Deals out the samples of an epoch that remain after the first `processed`. Changes nothing on
 // failure.
 static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_sampler_desc *desc,
                                         uint64_t epoch, size_t processed) {
@@ -1661,7 +1661,7 @@ typedef struct idist__loader_slot {
 struct idist_loader {
     idist_loader_desc desc;
     idist_sampler *own_sampler; // created by idist_auto_loader, or NULL
-    idist__os_process process;  // the process with the workers; a forked child has none
+    idist__os_process process;  // the process that has the workers; a forked child has none
     idist__os_thread *threads;
     int thread_count, slot_count;
     idist__loader_slot *slots;
@@ -1671,8 +1671,8 @@ struct idist_loader {
     size_t *indices;
     size_t index_count;
 
-    // The state in which the loader left the sampler. If the state differs, the program has moved
-    // the sampler.
+    // The state in which the loader left the sampler. If the sampler's state differs, the program
+    // has moved the sampler.
     size_t start_position;   // position of the first copied index
     size_t sampler_position; // position after the last call
     uint64_t deal_count;     // deal_count of the sampler when the indices were copied
@@ -1708,8 +1708,8 @@ static idist__loader_slot *idist__loader_slot_of(const idist_loader *loader, siz
     return &loader->slots[batch % (size_t)loader->slot_count];
 }
 
-// Fetches a batch. Returns the result of fetch, or 1 if fetch throws an exception. The slot then
-// has the exception's text.
+// Fetches a batch. Returns the result of fetch, or 1 if fetch throws an exception. In that case the
+// slot contains the exception's text.
 IDIST__NOINLINE static int idist__loader_fetch(const idist_loader *loader, size_t batch) {
     size_t count;
     const size_t *indices = idist__loader_indices(loader, batch, &count);
@@ -1972,7 +1972,8 @@ static idist_status idist__loader_enter(const char *name, const idist_loader *lo
     if (loader->thread_count && loader->process != idist__os_process_id())
         return idist__fail(
             IDIST_ERR_STATE,
-            "%s: this process was forked and has no workers; create a loader of its own", name);
+            "%s: this process was forked and has no workers; create a new loader in this process",
+            name);
 
     return IDIST_OK;
 }
@@ -2080,8 +2081,8 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
 
 // train/auto.h: sizes, seeds and loaders derived from the world
 //
-// These are Ignite's auto_* functions. The program states what all ranks do together, and each rank
-// derives its own part.
+// These are Ignite's auto_* functions. The program passes values for all ranks together, and each
+// rank derives its own share.
 
 int idist_auto_batch_size(int batch_size) {
     int ranks = idist_get_world_size();
@@ -2308,7 +2309,7 @@ static double idist__norm_root(double x) {
     return root;
 }
 
-#define IDIST__NORM_PIECE 256 // elements converted to double at once
+#define IDIST__NORM_PIECE 256 // elements converted to double at a time
 
 // Converts elements first .. first + count - 1 to double.
 static void idist__norm_read(const idist_tensor *tensor, size_t first, size_t count, double *x) {
@@ -2433,8 +2434,8 @@ static double idist__schedule_log(double x) {
     return exponent * idist__schedule_ln_2 + 2 * z * sum;
 }
 
-// Returns e^x. Writes x as a multiple of ln 2 plus a rest, sums Taylor's series for the rest, and
-// then doubles or halves the sum.
+// Returns e^x. Writes x as a multiple of ln 2 plus a remainder, sums Taylor's series for the
+// remainder, and then doubles or halves the sum.
 static double idist__schedule_exp(double x) {
     double sum = 1;
     int k, doublings;
@@ -2526,9 +2527,9 @@ static bool idist__schedule_is_finite(double x) {
     return rounded - rounded == 0;
 }
 
-// Returns true if the values between which a schedule moves are finite, and their differences too.
-// A difference with infinity or NaN is not finite, so `end`, `peak` and `warmup` need no check of
-// their own.
+// Returns true if the values between which a schedule moves, and the differences between these
+// values, are finite. A difference with infinity or NaN is not finite, so `end`, `peak` and
+// `warmup` need no separate check.
 static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_end) {
     double begin = schedule->begin, end = schedule->end, peak = schedule->peak;
 
@@ -2539,7 +2540,8 @@ static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_
         return false;
     if (!schedule->warmup_steps) return true;
 
-    // If the rise is short, it is over before the first step, whose value is then not `begin`.
+    // If the rise is short, it ends before the first step, and the value at that step is not
+    // `begin`.
     return idist__schedule_is_finite(idist__schedule_main(schedule, 0) - schedule->warmup);
 }
 
@@ -2654,7 +2656,7 @@ double idist_piecewise_linear(const idist_milestone *milestones, int n, double s
 // Functions: idist__metric_*, idist__epoch_metric_*.
 
 //------------------------------------------------------------------------------
-// numbers over all ranks
+// numbers summed over all ranks
 //------------------------------------------------------------------------------
 
 // Computes the ratio of two numbers of a metric, each summed over all ranks. The ratio is NaN if
@@ -2678,8 +2680,8 @@ static idist_status idist__metric_ratio(const char *name, const void *metric, do
     return status;
 }
 
-// Returns true if the label is the first class with the highest score of a row. Returns false if
-// the row has a NaN.
+// Returns true if the label is the first class with the highest score in a row. Returns false if
+// the row contains a NaN.
 static bool idist__metric_is_correct(const float *row, int label, int classes) {
     float score = row[label];
     bool correct = score == score; // not a NaN
@@ -2841,7 +2843,7 @@ static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, 
     return IDIST_OK;
 }
 
-// Gathers the rows of all ranks on rank 0. `own` has the number and size of this rank's rows.
+// Gathers the rows of all ranks on rank 0. `own` contains the number and size of this rank's rows.
 // Collective.
 static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t *own,
                                                uint64_t *sizes, size_t *counts, char **all,
@@ -2991,12 +2993,12 @@ static uint64_t idist__checksum_end(const idist__checksum *sum) {
 //     checksum of everything before it
 //
 // A program allocates its tensors before it loads a file, so it knows every size. No allocation and
-// no offset depends on what a file says. Later versions of the format keep the first two words, and
-// the checksum of the first seven words in the eighth word.
+// no offset depends on a value read from a file. Later versions of the format keep the first two
+// words, and the checksum of the first seven words in the eighth word.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHECKPOINT_VERSION 1
-#define IDIST__CHECKPOINT_PIECE ((size_t)1 << 18) // bytes read at once to verify a file
+#define IDIST__CHECKPOINT_PIECE ((size_t)1 << 18) // bytes read at a time to verify a file
 
 static const char idist__checkpoint_magic[8] = {'i', 'd', 'i', 's', 't', 'c', 'k', 'p'};
 
@@ -3175,8 +3177,8 @@ static int idist__checkpoint_read(idist__os_file file, uint64_t at, void *data, 
 // the flaws of a checkpoint file
 //------------------------------------------------------------------------------
 
-// The flaws, each with its name, the status that idist_checkpoint_load returns, and the words for
-// it in error texts.
+// The flaws. Each row contains a name, the status that idist_checkpoint_load returns, and the
+// wording for error texts.
 #define IDIST__FLAW_MAP(X)                                                             \
     X(NONE, OK, "is valid")                                                            \
     X(UNREADABLE, ERR_SYSTEM, "cannot be read")                                        \
@@ -3234,8 +3236,8 @@ static idist__flaw idist__flaw_of_header(const uint64_t *header, uint64_t nbytes
     return IDIST__FLAW_NONE;
 }
 
-// Reads and checks the header of a file, which may be any file. If the result is
-// IDIST__FLAW_UNREADABLE, *error is its errno.
+// Reads and checks the header of a file, which need not be a checkpoint. If the result is
+// IDIST__FLAW_UNREADABLE, *error is the errno.
 static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header, int *error) {
     int64_t nbytes = idist__os_file_size(file);
     size_t magic_nbytes = sizeof idist__checkpoint_magic, header_nbytes, some;
@@ -3249,7 +3251,7 @@ static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header
 
     some = (uint64_t)nbytes < header_nbytes ? (size_t)nbytes : header_nbytes;
     *error = idist__checkpoint_read(file, 0, header, some);
-    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // it was longer a moment ago
+    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // the file was longer a moment ago
     if (*error) return IDIST__FLAW_UNREADABLE;
 
     if (memcmp(header, idist__checkpoint_magic, some < magic_nbytes ? some : magic_nbytes) != 0)
@@ -3260,7 +3262,7 @@ static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header
 }
 
 // Reads a whole file whose header is valid. Sets *sum to the last word of the file, which must be
-// the checksum over everything before it. If the result is IDIST__FLAW_UNREADABLE, *error is its
+// the checksum over everything before it. If the result is IDIST__FLAW_UNREADABLE, *error is the
 // errno.
 static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *header, uint64_t *sum,
                                         int *error) {
@@ -3281,7 +3283,7 @@ static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *hea
 
     free(piece);
     if (!*error) *error = idist__checkpoint_read(file, end, sum, sizeof *sum);
-    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // it was longer a moment ago
+    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // the file was longer a moment ago
     if (*error) return IDIST__FLAW_UNREADABLE;
 
     return *sum == idist__checksum_end(&computed) ? IDIST__FLAW_NONE : IDIST__FLAW_CONTENTS;
@@ -3291,7 +3293,7 @@ static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *hea
 // files that this process has verified or written
 //
 // idist_checkpoint_save must know which files are valid before it removes other files in favor of
-// them. It reads each file only once for this, as long as the file does not change.
+// them. For this purpose it reads each file only once, as long as the file does not change.
 //------------------------------------------------------------------------------
 
 enum { IDIST__SEEN_FILES = 1024 }; // a new entry replaces the oldest one
@@ -3337,9 +3339,9 @@ static void idist__seen_add(const idist__os_file_version *version, idist__flaw f
 //------------------------------------------------------------------------------
 // file systems that do not sync
 //
-// A sync can fail because the file system does not support it. Then only a guarantee is missing,
-// and the training need not stop. A sync can also fail because the disk lost something (EIO,
-// ENOSPC, EDQUOT).
+// A sync can fail because the file system does not support it. In that case only the protection
+// against a crash is missing, and the training need not stop. A sync can also fail because data did
+// not reach the disk (EIO, ENOSPC, EDQUOT).
 //------------------------------------------------------------------------------
 
 static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // protects the variable below
@@ -3408,8 +3410,8 @@ static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint,
         idist_dtype_name(tensor->dtype), tensor->count);
 }
 
-// Checks that a valid file has the tensors of this call. Copies its header, which has the step and
-// the score.
+// Checks that a valid file has the tensors of this call. Copies its header, which contains the step
+// and the score.
 static idist_status idist__load_match(idist__checkpoint *checkpoint, const uint64_t *header,
                                       idist__os_file file, const char *path) {
     int i, n = checkpoint->part_count - IDIST__PART_TENSORS;
@@ -3444,8 +3446,8 @@ static idist_status idist__load_fail_flaw(const char *path, idist__flaw flaw) {
                        is_corrupt ? "; idist_checkpoint_find finds the valid files" : "");
 }
 
-// Checks that the padding is zero. Otherwise the checksum over the file could be right while the
-// checksum over the memory of a rank is wrong.
+// Checks that the padding is zero. Otherwise the checksum over the file could be right although the
+// checksum over a rank's memory is wrong.
 static idist_status idist__load_check_padding(const idist__checkpoint *checkpoint,
                                               idist__os_file file, const char *path) {
     char padding[IDIST__CHECKSUM_BLOCK];
@@ -3590,13 +3592,13 @@ typedef struct idist__folder_entry {
     uint64_t step; // step and score are from the header
     double score;
     idist__flaw flaw; // found in the header, or in the whole file if `verified`
-    int error;        // the errno of IDIST__FLAW_UNREADABLE
+    int error;        // for IDIST__FLAW_UNREADABLE: the errno
     bool verified;    // the whole file was read
     idist__os_file_version version;
     char name[256];
 } idist__folder_entry;
 
-// The files of a folder with names of checkpoints. The caller frees `entries`.
+// The files in a folder that have names of checkpoints. The caller frees `entries`.
 typedef struct idist__folder_list {
     idist__folder_entry *entries;
     int count, capacity;
@@ -3702,7 +3704,8 @@ static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder,
 }
 
 // Lists the checkpoints of an open folder. If `tidy` is set, also removes temporary files left by
-// crashes. Fails if the folder cannot be read, because in an empty folder any score is the best.
+// crashes. Fails if the folder cannot be read, because a folder that seems empty would make any
+// score the best.
 static idist_status idist__folder_list_all(const char *path, const char *prefix,
                                            idist__os_folder folder, bool tidy,
                                            idist__folder_list *list) {
@@ -3791,7 +3794,7 @@ static idist__folder_entry *idist__folder_pick(const idist__folder_list *list, b
     return picked;
 }
 
-// Fails if a file cannot be read. That file may be the right one, and a training must not start
+// Fails if a file cannot be read. That file may be the right one, and a training run must not start
 // over because the file was skipped.
 static idist_status idist__folder_check_readable(const idist_checkpoint_desc *desc,
                                                  const idist__folder_list *list) {
@@ -3943,7 +3946,8 @@ static void idist__save_remember(idist__os_folder folder, const char *name) {
     idist__seen_add(&version, IDIST__FLAW_NONE);
 }
 
-// Writes a file. Its name appears only when all its bytes are on the disk. Returns 0 or an errno.
+// Writes a file. The file gets its final name only when all its bytes are on the disk. Returns 0 or
+// an errno.
 static int idist__save_write(const idist__checkpoint *checkpoint, const idist_checkpoint_desc *desc,
                              idist__os_folder folder, const char *temporary, const char *name,
                              const idist__log *log) {
@@ -3968,8 +3972,9 @@ static int idist__save_write(const idist__checkpoint *checkpoint, const idist_ch
     return idist__sync_judge(error, "checkpoint_save", desc->folder, log);
 }
 
-// Returns the file that makes a new file unwanted. This is the best of the better files of other
-// steps, preferably a file of a later step. Returns NULL if the new file is wanted.
+// Returns a better file of another step, which makes the new file unwanted. Prefers files of later
+// steps; among those, or among earlier files if there are none, returns the best. Returns NULL if
+// the new file is wanted.
 static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
                                                           const idist__folder_list *list,
                                                           const idist__folder_entry *entry) {
@@ -3999,10 +4004,11 @@ static void idist__save_log_better(const idist_checkpoint_desc *desc,
                                    const idist__folder_entry *better, const idist__log *log) {
     bool later = better->step > entry->step;
 
-    idist__log_print(log, later ? IDIST_LOG_WARN : IDIST_LOG_INFO,
-                     "checkpoint_save: %s is not written to %s, because %s there is better%s",
-                     entry->name, desc->folder, better->name,
-                     later ? " and has a later step: files of an earlier run count as well" : "");
+    idist__log_print(
+        log, later ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+        "checkpoint_save: %s is not written to %s, because %s in that folder is better%s",
+        entry->name, desc->folder, better->name,
+        later ? " and has a later step: files of an earlier run count as well" : "");
 }
 
 // Verifies the files of a list, unless all files are kept. Warns about a damaged file the first
@@ -4328,7 +4334,7 @@ static idist_status idist__tensor_broadcast_group(const idist_tensor *tensors, i
     return status == IDIST_OK ? end_status : status;
 }
 
-// Broadcasts all tensors, many at once, so that small tensors do not wait for one another.
+// Broadcasts all tensors, many at a time, so that small tensors do not wait for one another.
 // Collective.
 static idist_status idist__tensor_broadcast(const idist_tensor *tensors, int n, int root,
                                             const idist_opts *opts) {
@@ -4364,7 +4370,8 @@ static idist__shape *idist__tensor_shapes(const char *what, const char *number,
     return shapes;
 }
 
-// Compares and broadcasts tensors and options, for the two public functions below. Collective.
+// Compares and broadcasts tensors and options, for idist_broadcast_parameters and
+// idist_broadcast_optimizer_state. Collective.
 static idist_status idist__tensor_share(const char *name, const char *what,
                                         const idist_tensor *tensors, int n, void *options,
                                         size_t options_nbytes, int root, const idist_opts *opts) {
@@ -4498,7 +4505,7 @@ static void idist__tensor_memory_free(const idist__memory *memory, void *data) {
 //------------------------------------------------------------------------------
 // a bucket that is sent with fewer bits
 //
-// A compression is a communication hook, like a hook of the program. Its arg is the
+// A compression is a communication hook, like the program's own hooks. Its arg is the
 // idist__reduction of the ddp. With 16-bit compression, the state of a bucket is the memory for its
 // 16-bit floats.
 //------------------------------------------------------------------------------
@@ -4526,11 +4533,11 @@ static void idist__compress_free(void *data, void *arg) {
 //------------------------------------------------------------------------------
 // buckets sent as 16-bit floats
 //
-// The bucket is rounded to 16 bits, reduced and widened. The reduction adds in float and rounds
-// once more.
+// The bucket is rounded to 16 bits, reduced and widened. The reduction adds the numbers as floats
+// and rounds once more.
 //------------------------------------------------------------------------------
 
-enum { IDIST__HALF_PIECE = 256 }; // elements converted at once
+enum { IDIST__HALF_PIECE = 256 }; // elements converted at a time
 
 static void idist__half_pack(const idist_bucket *b, char *to, idist_dtype wire) {
     const double *from = (const double *)b->data;
@@ -4587,8 +4594,8 @@ static idist_status idist__half_finish(idist_bucket *b, void *arg) {
 // train/compress/powersgd.h: buckets sent as products of two thin matrices
 //
 // The algorithm is from Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook.
-// It makes one step of the power iteration for the largest singular vectors of the mean of M over
-// the ranks.
+// Each iteration makes one step of a power iteration. The power iteration finds the singular
+// vectors with the largest singular values of the mean of M over the ranks.
 //
 //     M  += error                             rows x cols, of this rank
 //     P   = M * Q                             rows x rank
@@ -4620,7 +4627,7 @@ typedef struct idist__powersgd_matrix {
     size_t count; // elements in the bucket; the rest of rows * cols are zeros
     size_t rows, cols;
     int rank;
-    float *p, *q; // in the p and q of the state
+    float *p, *q; // point into the state's p and q
 } idist__powersgd_matrix;
 
 typedef struct idist__powersgd_state {
@@ -4701,8 +4708,8 @@ static void idist__powersgd_free(void *data, void *arg) {
     free(state);
 }
 
-// Adds a matrix to the state of a bucket, unless min_compression_rate says that compressing it
-// saves too little.
+// Adds a matrix to the state of a bucket, unless compressing it would save too little according to
+// min_compression_rate.
 static void idist__powersgd_add(idist__powersgd_state *state, const idist_powersgd_desc *desc,
                                 size_t first, size_t count, size_t rows, size_t cols) {
     idist__powersgd_matrix *matrix = &state->matrices[state->matrix_count];
@@ -4806,8 +4813,8 @@ IDIST__VECTORIZE static void idist__powersgd_add_scaled(float *to, const float *
     for (i = 0; i < count; i++) to[i] += factor * from[i];
 }
 
-// Draws a column. Each number is a sum of twelve uniform numbers, which is nearly normal.
-// Orthogonal columns need nothing better.
+// Fills a column with random numbers. Each number is a sum of twelve uniform numbers, so its
+// distribution is nearly normal. That is sufficient, because the columns are made orthogonal.
 static void idist__powersgd_draw(idist__twister *twister, float *column, size_t count) {
     size_t i;
 
@@ -4851,9 +4858,9 @@ static bool idist__powersgd_separate(float *columns, size_t count, int k, double
     return true;
 }
 
-// Orthogonalizes columns by modified Gram-Schmidt. If a column has no direction of its own, draws
-// it anew from the generator. If `twister` is NULL or the new column has none either, sets the
-// column to zero.
+// Orthogonalizes columns by modified Gram-Schmidt. If a column depends linearly on the columns
+// before it, replaces it with a random column. If `twister` is NULL, or if the random column
+// depends on these columns too, sets the column to zero.
 static void idist__powersgd_orthogonalize(float *columns, size_t count, int rank, double epsilon,
                                           idist__twister *twister) {
     int k;
@@ -4932,7 +4939,7 @@ IDIST__VECTORIZE static float idist__powersgd_size(const float *x, size_t count)
     return largest;
 }
 
-// Returns the largest absolute value of `count` elements of a bucket, from `first` on.
+// Returns the largest absolute value of `count` elements of a bucket, beginning at `first`.
 static float idist__powersgd_size_of_gradient(const idist_bucket *b, size_t first, size_t count) {
     const double *doubles = (const double *)b->data + first;
     double largest = 0;
@@ -4949,7 +4956,7 @@ static float idist__powersgd_size_of_gradient(const idist_bucket *b, size_t firs
     return (float)largest;
 }
 
-// Adds `count` elements of a bucket, from `first` on, to `to`.
+// Adds `count` elements of a bucket, beginning at `first`, to `to`.
 IDIST__VECTORIZE static void idist__powersgd_get(const idist_bucket *b, size_t first, float *to,
                                                  size_t count) {
     const float *floats = (const float *)b->data + first;
@@ -4974,7 +4981,7 @@ IDIST__VECTORIZE static void idist__powersgd_set(const idist_bucket *b, size_t f
         for (i = 0; i < count; i++) doubles[i] = (double)(factor * from[i]);
 }
 
-enum { IDIST__POWERSGD_PIECE = 256 }; // elements of a row computed at once
+enum { IDIST__POWERSGD_PIECE = 256 }; // elements of a row computed at a time
 
 // Computes product = P * transpose(Q), writes factor * product to the bucket, and subtracts product
 // from M. If Q is not finite, all results of the matrix are NaN, and Q and the errors of the matrix
@@ -5008,8 +5015,8 @@ static void idist__powersgd_expand(const idist_bucket *b, const idist__powersgd_
     if (!finite) memset(matrix->q, 0, q_count * sizeof *matrix->q);
 }
 
-// Copies the gradients that are not compressed to the place behind the Ps or, if `back` is set,
-// scales them and copies them back.
+// Copies the gradients that are not compressed to the memory after the Ps. If `back` is set, scales
+// them and copies them back instead.
 static void idist__powersgd_copy_plain(const idist_bucket *b, const idist__powersgd_state *state,
                                        bool back) {
     float *plain = state->p + state->p_count;
@@ -5077,9 +5084,9 @@ static void idist__powersgd_warn(const idist_bucket *b, const idist__powersgd_ma
         b->index, b->gradients[i], (unsigned long long)count);
 }
 
-// Computes P again without errors if the errors of some rank have made the sum of P worthless. All
-// ranks then drop the errors of the matrix. All ranks make the same decisions, because they decide
-// from sums. Collective.
+// Checks whether the errors of some rank have made the sum of the Ps worthless. If so, all ranks
+// drop the errors of the matrix and compute P again without them. All ranks make the same decision,
+// because it depends only on sums over the ranks. Collective.
 static idist_status idist__powersgd_recover(const idist_bucket *b,
                                             const idist__reduction *reduction,
                                             idist__powersgd_state *state, int k) {
@@ -5091,8 +5098,8 @@ static idist_status idist__powersgd_recover(const idist_bucket *b,
     if (!idist__powersgd_is_finite(matrix->p, p_count)) return IDIST_OK;
     if (!(idist__powersgd_size(matrix->p, p_count) < state->sizes[k] / 65536)) return IDIST_OK;
 
-    // The sum may also be small because the gradients cancel out. Then the errors are no larger
-    // than the gradients.
+    // The sum may also be small because the gradients cancel out. In that case the errors are no
+    // larger than the gradients.
     own = idist__powersgd_size_of_gradient(b, matrix->first, matrix->count);
     own = idist__powersgd_size(m, matrix->count) / 4096 > own ? 1.0f : 0.0f;
     status = idist_all_reduce(&own, &sum, 1, IDIST_F32, IDIST_SUM, &b->opts);
@@ -5206,13 +5213,14 @@ static idist_status idist__on_device_half_finish(idist_bucket *b, void *arg) {
 //                                  |============ 1 ============|
 //
 // The order in which gradients become ready on a rank does not matter. A bucket is launched when it
-// is full and the bucket before it has been launched. So all ranks make the same calls in the same
-// order.
+// is full and the bucket before it has been launched. In this way all ranks make the same calls in
+// the same order.
 //
-// The backward pass may use parameters in an order other than the listed one. Then buckets become
-// full late, and all later buckets wait for them. So after the first iteration, buckets are formed
-// anew in the order in which gradients became ready on one rank (idist__ddp_finish_follow).
-// Gradients stay where they are. A bucket whose gradients are no longer contiguous goes in pieces.
+// The backward pass may use parameters in an order other than the listed one. In that case some
+// buckets become full late, and all later buckets wait for them. Therefore, after the first
+// iteration, buckets are formed again in the order in which gradients became ready on one rank
+// (idist__ddp_finish_follow). Gradients stay where they are. A bucket whose gradients are no longer
+// contiguous is reduced in pieces.
 //
 // In these cases, buckets keep their gradients and are only launched in another order:
 //
@@ -5224,11 +5232,11 @@ static idist_status idist__on_device_half_finish(idist_bucket *b, void *arg) {
 //
 //     uneven        all_gather of "I have data", 1 byte; tells all ranks whose buffers to copy and
 //                   by how many ranks to divide
-//     buffers       broadcast of each
-//     buckets       in launch order: what the hook's `start` does; without a hook an all_reduce in
-//                   place, or one per piece
+//     buffers       a broadcast of each buffer
+//     buckets       in launch order: the calls of the hook's `start`; without a hook, an all_reduce
+//                   in place, or one per piece
 //     find_unused   all_reduce of "I have a gradient", 1 byte per parameter
-//     buckets       in launch order: what the hook's `finish` does
+//     buckets       in launch order: the calls of the hook's `finish`
 //     order         only once, and not with a hook or find_unused: broadcast of a number
 //                   per gradient; if buckets change, all_reduce of "my gradients lie apart", 1
 //                   byte per bucket
@@ -5244,9 +5252,10 @@ static idist_status idist__on_device_half_finish(idist_bucket *b, void *arg) {
 //     idist__ddp_finish_buckets    calls the hook's finish
 //     idist__ddp_finish_scatter    copies the result back
 //
-// A bucket holds its gradients one after the other, lower parameters first. If gradients lie in
-// this way in the program's memory, this memory is the bucket (a view), and nothing is copied.
-// Other buckets have memory of their own, or none if they go in pieces (train/ddp/ddp_piece.h).
+// A bucket holds its gradients one after the other, lower parameters first. If the gradients are
+// arranged in this way in the program's memory, this memory is the bucket (a view), and nothing is
+// copied. Other buckets have their own memory, or none if they are reduced in pieces
+// (train/ddp/ddp_piece.h).
 
 #define IDIST__DDP_FIRST_NBYTES ((size_t)1 << 20)   // limit of the first bucket of a dtype
 #define IDIST__DDP_BUCKET_NBYTES ((size_t)25 << 20) // limit of the other buckets
@@ -5259,10 +5268,10 @@ typedef struct idist__ddp_param {
 } idist__ddp_param;
 
 typedef struct idist__ddp_bucket {
-    idist_bucket exposed; // the part that a hook gets
+    idist_bucket exposed; // the part that is passed to a hook
     int ready_count;
-    bool view;           // lies in the program's memory
-    bool scattered;      // its gradients lie apart, so it goes in pieces (train/ddp/ddp_piece.h)
+    bool view;           // uses the program's memory
+    bool scattered;      // its gradients are not contiguous; it is reduced in pieces
     int64_t launched_ns; // for the timeline
     char *end;           // end of the gradients placed so far
     idist_request request;
@@ -5274,7 +5283,7 @@ enum { IDIST__DDP_PARTS = 128 };
 
 // A part of a bucket that is reduced by its own call.
 typedef struct idist__ddp_piece {
-    idist_bucket exposed; // the part that the built-in reduction gets
+    idist_bucket exposed; // the part that is passed to the built-in reduction
     const idist__ddp_bucket *bucket;
     size_t first;  // index of its first element in the bucket
     int gradient;  // index of the gradient with that element, in the bucket's exposed.gradients
@@ -5301,11 +5310,11 @@ struct idist_ddp {
     int bucket_count;
     int *bucket_of;             // by gradient: its bucket in the next grouping
     int *bucket_gradients;      // by bucket: indices of its gradients
-    size_t *bucket_displs;      // by bucket: where its gradients begin, in elements
+    size_t *bucket_displs;      // by bucket: where each of its gradients begins, in elements
     void *bucket_memory;        // memory of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
     bool learnt;                // the order of arrival is known
-    bool pieces_overlap;        // several pieces in flight end sooner than one after the other
+    bool pieces_overlap;        // several pieces in flight finish sooner than one at a time
     int32_t *launch_order;      // buckets, in the order in which they are launched
     int32_t *arrival_order;     // gradients, in the order in which they became ready
     uint8_t *in_pieces;         // by bucket: scattered on some rank
@@ -5316,7 +5325,7 @@ struct idist_ddp {
     idist__reduction reduction; // how the built-in hooks reduce
     double scale;               // result = scale * (sum over the ranks)
 
-    // The ranks with data, for uneven. first_active and last_active are of the last iteration in
+    // The ranks with data, for uneven. first_active and last_active refer to the last iteration in
     // which some rank had data.
     uint8_t *has_data; // by rank: true if it has data
     int active_count;  // ranks with data
@@ -5393,13 +5402,15 @@ static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     return status;
 }
 
-// Checks that the world still exists. A ddp of one rank makes no call that would notice its end.
+// Checks that the world still exists. A ddp of one rank makes no call that would otherwise detect
+// that the world was closed.
 static idist_status idist__ddp_check_group(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false), unused;
     return idist__agree_enter("ddp", &opts, &unused);
 }
 
-// Sets the factors that turn the sum into the result. They depend on the number of ranks with data.
+// Sets the factors that turn the sum into the result. The factors depend on the number of ranks
+// with data.
 static void idist__ddp_set_scale(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     double postscale = desc->postscale != 0 ? desc->postscale : 1, divisor = d->group_size;
@@ -5419,7 +5430,7 @@ static void idist__ddp_set_scale(idist_ddp *d) {
 // Functions: idist__ddp_bucket_*, idist__ddp_hook_*.
 
 //------------------------------------------------------------------------------
-// which gradients share a bucket, and where it lies
+// which gradients share a bucket, and where the bucket is in memory
 //------------------------------------------------------------------------------
 
 // Assigns gradients to buckets in the given order, or from the last to the first if `order` is
@@ -5462,8 +5473,8 @@ static bool idist__ddp_bucket_can_view(const idist_ddp *d, const idist_tensor *g
     return (uintptr_t)gradient->data % idist_dtype_size(gradient->dtype) == 0;
 }
 
-// Returns true if buckets may go in pieces (train/ddp/ddp_piece.h). The result is the same on all
-// ranks.
+// Returns true if buckets may be reduced in pieces (train/ddp/ddp_piece.h). The result is the same
+// on all ranks.
 static bool idist__ddp_bucket_may_split(const idist_ddp *d) {
     return !d->desc.hook && !d->desc.compression && !d->desc.find_unused && !d->desc.on_device;
 }
@@ -5497,7 +5508,7 @@ static void idist__ddp_bucket_find_views(idist_ddp *d) {
 }
 
 // Returns true if a bucket needs a part of bucket_memory. A scattered bucket needs memory only for
-// gradients for which the program has none.
+// gradients for which the program provides none.
 static bool idist__ddp_bucket_needs_memory(const idist_ddp *d, const idist__ddp_bucket *bucket) {
     int k;
 
@@ -5611,8 +5622,8 @@ static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
 }
 
 // Allocates one slot for each piece that can be in flight. A bucket that is contiguous on this rank
-// may also go in pieces, because it is scattered on another rank. Its pieces take slots, but need
-// no memory. Sets in_pieces for the buckets that are scattered on this rank.
+// may also be reduced in pieces, because it is scattered on another rank. Its pieces take slots,
+// but need no memory. Sets in_pieces for the buckets that are scattered on this rank.
 static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     size_t count = 0;
     bool any = false;
@@ -5664,7 +5675,7 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
     return idist__ddp_bucket_alloc_slots(d);
 }
 
-// Returns true if gradients may move to other buckets. They may if some bucket goes in pieces.
+// Returns true if gradients may move to other buckets. They may if any bucket is reduced in pieces.
 // Otherwise gradients that are reduced in place would have to be copied. The result is the same on
 // all ranks.
 static bool idist__ddp_bucket_may_regroup(const idist_ddp *d) {
@@ -5732,8 +5743,8 @@ IDIST__NOINLINE static idist_status idist__ddp_hook_finish(const idist_ddp *d,
     return idist__callback_threw("ddp", "the hook's finish") ? IDIST_ERR_CALLBACK : status;
 }
 
-// Frees a state of the hook. Drops an exception that free_fn throws, because the state is gone in
-// any case.
+// Frees a state of the hook. Ignores an exception that free_fn throws, because the state is no
+// longer needed.
 IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state) {
     IDIST__TRY(d->hook.free_fn(state, d->hook.arg));
     idist__me.thrown[0] = 0;
@@ -5743,23 +5754,24 @@ IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state
 
 // train/ddp/ddp_piece.h: buckets whose gradients are scattered in memory
 //
-// A copy of a whole bucket has left the caches before it is reduced, and again before it is copied
-// back. This makes three passes through memory instead of one. So the bucket is sent in pieces.
-// Where the group shares memory, a piece is reduced where its gradients lie, unless these gradients
-// are very small. Otherwise pieces go through a few slots that stay in the cache. A piece is copied
-// into its slot when it is launched:
+// A copied bucket would leave the caches before it is reduced, and again before it is copied back.
+// The data would pass through memory three times instead of once. Therefore the bucket is reduced
+// in pieces. If the group shares memory, a piece is reduced where its gradients are, unless these
+// gradients are very small. Otherwise pieces are copied to a few slots that stay in the cache. A
+// piece is copied into its slot when it is launched:
 //
 //     gradients    [    0    ]     [1]  [2]    [     3     ]
 //     pieces       [  a  |  b        |  c        |    d    ]
 //     slots        [ a ][ b ][ c ]     d is launched when a has been reduced and copied back
 //
 // idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait launches the rest.
-// Between hosts, idist_ddp_wait keeps several pieces in flight. Within a host it launches one after
-// the other: collectives in shared memory do not overlap, and requests would only cost time.
+// Between hosts, idist_ddp_wait keeps several pieces in flight. Within a host it launches one piece
+// after the other, because collectives in shared memory do not overlap, and requests would only
+// cost time.
 //
-// A bucket that is scattered on one rank goes in pieces on all ranks, because all ranks make the
-// same calls. A piece may be contiguous on a rank, for example because it lies in a single
-// gradient. The rank then reduces the piece where it is, without a slot.
+// A bucket that is scattered on one rank is reduced in pieces on all ranks, because all ranks make
+// the same calls. A piece may be contiguous on a rank, for example because it is part of a single
+// gradient. In that case the rank reduces the piece where it is, without a slot.
 //
 // Buckets are copied as a whole in these cases:
 //
@@ -5797,7 +5809,7 @@ static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *pi
     }
 }
 
-// Returns the address of a piece if its elements are contiguous in memory, otherwise NULL. Also
+// Returns the address of a piece if its elements are contiguous in memory, or NULL otherwise. Also
 // returns NULL for a scattered bucket on a rank without data, which needs memory for its zeros.
 static void *idist__ddp_piece_find(const idist_ddp *d, const idist__ddp_piece *piece) {
     const idist_bucket *bucket = &piece->bucket->exposed;
@@ -5848,7 +5860,7 @@ static int idist__ddp_piece_list(const idist_ddp *d, idist__ddp_piece *piece) {
     return n;
 }
 
-// Starts to reduce a piece where its gradients are, if possible, and then sets piece->in_place.
+// If possible, starts to reduce a piece where its gradients are, and sets piece->in_place.
 static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_piece *piece) {
     const idist_bucket *exposed = &piece->exposed;
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
@@ -5862,8 +5874,8 @@ static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_
                                               &exposed->opts, &piece->in_place);
 }
 
-// Launches the next piece of a bucket. If `alone` is set, no piece is in flight. The next piece is
-// then launched after this one has ended, unless pieces overlap.
+// Launches the next piece of a bucket. If `alone` is set, no piece is in flight. In that case the
+// next piece is launched after this one has ended, unless pieces overlap.
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
                                            bool alone) {
     const idist_bucket *all = &bucket->exposed;
@@ -5962,7 +5974,7 @@ static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucke
 
 // train/ddp/ddp_launch.h: from a ready gradient to a launched bucket
 
-// Finds out which ranks have data, and sets the factors that depend on their number. Collective.
+// Determines which ranks have data, and sets the factors that depend on their number. Collective.
 static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
     uint8_t mine = !d->joining;
@@ -6032,8 +6044,8 @@ static idist_status idist__ddp_launch_settle(idist_ddp *d) {
     return status;
 }
 
-// Calls the hook's start or finish. A hook of the program may fail without setting a text. So this
-// function first clears the text of any earlier failure.
+// Calls the hook's start or finish. A hook of the program may fail without setting an error text.
+// Therefore this function first clears the text of any earlier failure.
 static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage stage,
                                                 idist__ddp_bucket *bucket) {
     idist_status status;
@@ -6113,7 +6125,7 @@ static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
 // train/ddp/ddp_finish.h: the end of an iteration
 //
 // idist_ddp_wait ends an iteration in three steps. First, gradients that are not ready become zeros
-// or count as ready. Then the remaining buckets are launched. Last, each result is finished and
+// or count as ready. Then the remaining buckets are launched. Finally, each result is finished and
 // copied back.
 
 // Sets d->used for the gradients that this rank has. Allocates memory for copies of the other
@@ -6243,7 +6255,7 @@ static void idist__ddp_finish_reset(idist_ddp *d) {
     d->begun = false;
 }
 
-// Handles the gradients that are not ready: they count as ready. With find_unused, they contribute
+// Treats the gradients that are not ready as ready. With find_unused, these gradients contribute
 // zero instead, unless they were ready in a pass with no_sync.
 static idist_status idist__ddp_finish_gather(idist_ddp *d) {
     idist_status status = d->status;
@@ -6279,8 +6291,8 @@ static void idist__ddp_finish_reorder(idist_ddp *d) {
 }
 
 // Sets arrival_order on all ranks to the order in which gradients became ready on the first rank
-// with data. Gradients that became ready in idist_ddp_wait come last, from the last one to the
-// first. Collective.
+// with data. Gradients that became ready in idist_ddp_wait come last, in descending order.
+// Collective.
 static idist_status idist__ddp_finish_learn(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
     int i, count = d->ready_count;
@@ -6327,7 +6339,7 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
         idist__ddp_fail(d, status);
     }
 
-    status = idist__ddp_finish_buckets(d); // even after a failure: it waits for requests
+    status = idist__ddp_finish_buckets(d); // even after a failure, because it waits for requests
     if (status == IDIST_OK && !d->joining)
         status = idist__ddp_fail(d, idist__ddp_finish_scatter(d));
     if (status == IDIST_OK) status = idist__ddp_fail(d, idist__ddp_finish_follow(d));
@@ -6507,15 +6519,16 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 
 // train/ddp/ddp_create.h: creates a ddp from a desc, and frees it
 //
-//     idist__ddp_create_copy         copies the lists of the caller
+//     idist__ddp_create_copy         copies the caller's lists
 //     idist__ddp_create_check        checks the lists and the desc
 //     idist__ddp_bucket_form         forms the buckets
 //     idist__ddp_create_set_hook     chooses the hook, and allocates the state of a compression
 //     idist__ddp_create_agree        collective: compares arguments, and fails if any rank failed
-//     idist__ddp_bucket_agree        collective: agrees on the buckets that go in pieces
-//     idist__ddp_create_broadcast    collective: copies parameters and buffers of rank 0 to all
+//     idist__ddp_bucket_agree        collective: agrees on the buckets that are reduced in pieces
+//     idist__ddp_create_broadcast    collective: copies rank 0's parameters and buffers to all
 
-// Starts the built-in reduction of a bucket. This is the `start` of the hook without compression.
+// Starts the built-in reduction of a bucket. This is the `start` function of the hook that does not
+// compress.
 static idist_status idist__ddp_create_start(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
 
@@ -6530,7 +6543,7 @@ static idist_status idist__ddp_create_finish(idist_bucket *b, void *arg) {
                                       reduction->postscale);
 }
 
-// The hooks on the host, indexed by idist_compression. An entry without functions is no
+// The hooks on the host, indexed by idist_compression. An entry without functions is not a valid
 // compression.
 static const idist_ddp_hook idist__ddp_host_hooks[] = {
     {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
@@ -6686,8 +6699,8 @@ static int idist__ddp_create_compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Checks that gradients do not overlap in memory. Overlapping gradients, as of tied weights, would
-// be summed more than once.
+// Checks that gradients do not overlap in memory. Overlapping gradients, for example of tied
+// weights, would be summed more than once.
 static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
     const idist_tensor **sorted;
     size_t count = 0, k;
@@ -6772,8 +6785,8 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
     return status == IDIST_OK ? idist__ddp_create_check_device(d) : status;
 }
 
-// Copies the lists of the caller, which are not checked yet. Allocates the arrays that are kept per
-// entry.
+// Copies the caller's lists, which have not been checked yet. Allocates the arrays that have one
+// element per list entry.
 static idist_status idist__ddp_create_copy(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     size_t n = desc->n > 0 ? (size_t)desc->n : 0, i;
@@ -6801,7 +6814,7 @@ static idist_status idist__ddp_create_copy(idist_ddp *d) {
     return IDIST_OK;
 }
 
-// Chooses the number and size of pieces in flight, the same on all ranks.
+// Chooses the number and size of pieces in flight. The choice is the same on all ranks.
 static void idist__ddp_create_set_pieces(idist_ddp *d) {
     const idist_group *group = d->desc.group;
     const idist__world *world = group ? group->w : idist__world_default();
@@ -6838,7 +6851,7 @@ static void idist__ddp_create_options(const idist_ddp_desc *desc, idist__shape *
     shapes[i] = idist__shape_of_option("hook", desc->hook != NULL);
 }
 
-// Checks that all ranks have the same arguments, and that no rank has failed before. Collective.
+// Checks that all ranks have the same arguments, and that no rank has failed so far. Collective.
 static idist_status idist__ddp_create_agree(const idist_ddp *d, idist_status mine) {
     int n = d->desc.n, buffer_count = d->desc.n_buffers, count = 0;
     idist_opts opts = idist__ddp_opts(d, false);
@@ -7171,8 +7184,9 @@ static bool idist__columns_has(const idist__columns_range *ranges, size_t n, uin
     return low < n && code >= ranges[low].first;
 }
 
-// Returns the number of columns that a character takes. The character is not a control character.
-// The selector U+FE0F counts as one column, because some terminals widen the character before it.
+// Returns the number of columns that a character takes. The character must not be a control
+// character. The selector U+FE0F counts as one column, because some terminals widen the character
+// before it.
 static size_t idist__columns_of(uint32_t code) {
     const size_t none_count = sizeof idist__columns_none / sizeof *idist__columns_none;
     const size_t two_count = sizeof idist__columns_two / sizeof *idist__columns_two;
@@ -7208,8 +7222,8 @@ static const char *idist__columns_skip(const char *text, bool *is_color) {
     return *at >= '0' && *at <= '~' ? at + 1 : at;
 }
 
-// Adds bytes that take `columns` columns, if they fit. Once something did not fit, adds nothing
-// more.
+// Adds bytes that take `columns` columns, if they fit. After the first bytes that do not fit, adds
+// nothing more.
 static void idist__columns_put(idist__columns_line *line, const char *bytes, size_t nbytes,
                                size_t columns) {
     if (line->columns + columns > line->limit || line->nbytes + nbytes >= sizeof line->text)
@@ -7354,8 +7368,9 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
 //     data                 an Event in the format of protocol buffers
 //     masked CRC-32C       4 bytes, over the data
 //
-// Numbers have the lowest byte first. The Event in the first record has the version of the file. A
-// field is a varint with its number and type, followed by its content. The fields in use are:
+// Numbers have the lowest byte first. The Event in the first record contains the version of the
+// file. A field begins with a varint that contains its number and type; the field's content
+// follows. The fields in use are:
 //
 //     Event      1 wall_time (double)  2 step (varint)  3 file_version  5 summary (Summary)
 //     Summary    1 value (Value)
@@ -7363,7 +7378,7 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
 //
 // Sources: record_writer.cc, event.proto and summary.proto of TensorFlow; RFC 3720, appendix B.4.
 
-#define IDIST__TAG_NBYTES 1000                        // largest tag, without the 0 at the end
+#define IDIST__TAG_NBYTES 1000                        // largest tag, without the terminating 0
 #define IDIST__EVENT_NBYTES (IDIST__TAG_NBYTES + 100) // largest record
 
 // The types of fields ("wire types").
@@ -7380,7 +7395,7 @@ static void idist__event_bytes(idist__event *event, const void *bytes, size_t nb
     event->nbytes += nbytes;
 }
 
-// Appends a number of nbytes bytes, the lowest byte first.
+// Appends a number as nbytes bytes, the lowest byte first.
 static void idist__event_number(idist__event *event, uint64_t number, int nbytes) {
     int i;
 
@@ -7437,7 +7452,7 @@ static uint32_t idist__event_crc(const unsigned char *bytes, size_t nbytes) {
     return ~crc;
 }
 
-// Appends a masked CRC-32C, because a plain CRC over data that contains CRCs is a weak one.
+// Appends a masked CRC-32C, because a plain CRC over data that contains CRCs is weak.
 static void idist__event_masked_crc(idist__event *record, const unsigned char *bytes,
                                     size_t nbytes) {
     uint32_t crc = idist__event_crc(bytes, nbytes);
@@ -7500,7 +7515,7 @@ static void idist__event_scalar(idist__event *record, double wall_time, uint64_t
 #define IDIST__CSV_HEADER "wall_time,step,tag,value\n"
 #define IDIST__CSV_NBYTES (2 * IDIST__TAG_NBYTES + 100) // longest line; a quote counts twice
 
-// Writes a tag, in quotes if it needs them. Returns the end of what it wrote.
+// Writes a tag, in quotes if it needs them. Returns the end of the written text.
 static char *idist__csv_tag(char *to, const char *tag) {
     bool quoted = tag[strcspn(tag, ",\"\r\n")] != 0;
 
@@ -7555,11 +7570,11 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 }
 
 //------------------------------------------------------------------------------
-// scalars over the steps of a training, for TensorBoard and as CSV
+// scalars over the steps of a training run, for TensorBoard and as CSV
 //
-// A value is written at once, with one pwrite per file. If the write fails, the value stays in
+// A value is written immediately, with one pwrite per file. If the write fails, the value stays in
 // `pending`, ahead of later values. The file is then cut back to its last whole line or record. The
-// summary keeps the position in the file itself, because another attempt must begin at the same
+// summary itself keeps the position in the file, because another attempt must begin at the same
 // position.
 //------------------------------------------------------------------------------
 
@@ -7598,7 +7613,7 @@ static idist_status idist__summary_write(idist_summary *summary, idist__summary_
     }
 
     error = errno;
-    // If this fails as well, the next attempt overwrites what the failed write has left.
+    // If this fails as well, the next attempt overwrites the bytes that the failed write has left.
     idist__os_file_resize(file->file, file->nbytes);
 
     return idist__checkpoint_fail(name, summary->folder, file->name, error);
@@ -7662,7 +7677,7 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     if (!error)
         error = idist__csv_find_end(file->file, nbytes, file->pending, sizeof file->pending,
                                     &file->nbytes);
-    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // it was longer a moment ago
+    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // the file was longer a moment ago
     if (error) return idist__checkpoint_fail("summary_create", summary->folder, file->name, error);
 
     if (nbytes - file->nbytes > IDIST__CSV_NBYTES)
@@ -7713,7 +7728,7 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
                            "summary_create: another process or handle is writing %s; use a folder "
                            "per training run",
                            path);
-    // The last holder of the lock may just have added to the file.
+    // Get the size only now, because the last holder of the lock may just have added to the file.
     nbytes = idist__os_file_size(file->file);
     if (nbytes < 0 && errno)
         return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
@@ -7726,8 +7741,8 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
     return idist__summary_mend_csv(summary, (uint64_t)nbytes);
 }
 
-// Creates an events file. The number at the end of its name distinguishes the files of one process
-// and second. The folder need not be readable.
+// Creates an events file. The number at the end of its name distinguishes files that a process
+// creates in the same second. The folder need not be readable.
 static idist_status idist__summary_open_events(idist_summary *summary) {
     idist__summary_file *file = &summary->events;
     int64_t now_us = idist__os_calendar_ns() / 1000;
@@ -7880,8 +7895,8 @@ idist_status idist_summary_add(idist_summary *summary, const char *tag, double v
     return events != IDIST_OK ? events : csv;
 }
 
-// Writes the pending bytes, and waits until the whole file is on the disk. A sync that the file
-// system refuses is no failure; *refusal is then its errno.
+// Writes the pending bytes, and waits until the whole file is on the disk. If the file system
+// refuses to sync, this is not a failure, and *refusal is set to the errno.
 static idist_status idist__summary_sync(idist_summary *summary, idist__summary_file *file,
                                         const char *name, int *refusal) {
     idist_status status;

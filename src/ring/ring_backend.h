@@ -30,23 +30,23 @@
 //------------------------------------------------------------------------------
 // leaving the other ranks
 //
-// In order: after the last barrier every rank says BYE, and waits until all of its frames are
-// written. On TCP, closing a connection with unread bytes could destroy what the peer has not read
-// yet. There the rank waits for the peer's BYE too.
+// In order: after the last barrier, every rank sends BYE and waits until all of its frames are
+// written. On TCP, closing a connection with unread bytes could destroy data that the peer has not
+// read yet. On TCP the rank therefore also waits for the peer's BYE.
 //
-// After a failure of the world: every rank says BYE too, with the reason. Groups that the failure
-// does not concern continue with the calls that the leaving rank has completed
-// (idist__progress_left). The rank writes the frames that are queued and shuts down its side of
-// each connection. Then it discards what still arrives until the peers have closed their sides, or
-// for up to IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read
-// yet. Where ranks connect on demand, the rank accepts connections for all of this time. Otherwise
-// a rank that connects late would be refused, and would report this rank as the cause.
+// After a failure of the world: every rank also sends BYE, with the reason. In groups that the
+// failure does not concern, the other ranks can still finish the calls that the leaving rank has
+// completed (idist__progress_left). The rank writes the frames that are queued and shuts down its
+// side of each connection. Then it discards incoming data until the peers have closed their sides,
+// for at most IDIST__CLOSE_FAILED_MS. Closing immediately could destroy an ABORT that a peer has
+// not read yet. If ranks connect on demand, the rank keeps accepting connections during this time.
+// Otherwise a rank that connects late would be refused, and would report this rank as the cause.
 //------------------------------------------------------------------------------
 
 enum { IDIST__CLOSE_CLEAN_MS = 5000, IDIST__CLOSE_FAILED_MS = 200 };
 
-// Ends our side of a connection, and discards what has arrived. Returns true if the peer has closed
-// its side.
+// Ends our side of a connection, and discards the data that has arrived. Returns true if the peer
+// has closed its side.
 static bool idist__close_discard(int fd) {
     char dropped[4096];
 
@@ -119,8 +119,7 @@ static idist_status idist__ring_backend_claim(idist__config *config, const char 
 }
 
 // Fills the table of the backend. Functions that this backend does not have stay NULL. Also fills
-// the tables of the transports, because this function runs once, under a lock, before a world can
-// open.
+// the transports' tables, because this function runs once, under a lock, before a world can open.
 static void idist__ring_backend_fill(idist_backend_api *api) {
     idist__sockets_fill_transports();
     idist__pipe_fill_transport();

@@ -1,7 +1,7 @@
 // train/agree.h: gives all ranks the same status
 //
-// A function that makes several collective calls must fail on all ranks or on none. It takes these
-// steps:
+// A function that makes several collective calls must fail on all ranks or on none. Such a function
+// takes these steps:
 //
 //     idist__agree_enter     local: checks that calls on this group can succeed
 //     local work             ends with a status that may differ between ranks
@@ -82,7 +82,7 @@ static idist_status idist__agree_break(const char *name, idist_group *group, idi
              idist_group_rank(group), idist_last_error());
     if (idist__call_enter(name, group, &g) != IDIST_OK) return status;
 
-    failed_before = g->status != IDIST_OK; // then all ranks already know
+    failed_before = g->status != IDIST_OK; // if so, all ranks know already
     idist__group_fail(g, status, text);
     idist__group_flush(g);
     idist__os_mutex_unlock(&g->w->lock);

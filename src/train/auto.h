@@ -1,7 +1,7 @@
 // train/auto.h: sizes, seeds and loaders derived from the world
 //
-// These are Ignite's auto_* functions. The program states what all ranks do together, and each rank
-// derives its own part.
+// These are Ignite's auto_* functions. The program passes values for all ranks together, and each
+// rank derives its own share.
 #pragma once
 
 #include "base/fail.h"

@@ -36,7 +36,7 @@ typedef struct idist__loader_slot {
 struct idist_loader {
     idist_loader_desc desc;
     idist_sampler *own_sampler; // created by idist_auto_loader, or NULL
-    idist__os_process process;  // the process with the workers; a forked child has none
+    idist__os_process process;  // the process that has the workers; a forked child has none
     idist__os_thread *threads;
     int thread_count, slot_count;
     idist__loader_slot *slots;
@@ -46,8 +46,8 @@ struct idist_loader {
     size_t *indices;
     size_t index_count;
 
-    // The state in which the loader left the sampler. If the state differs, the program has moved
-    // the sampler.
+    // The state in which the loader left the sampler. If the sampler's state differs, the program
+    // has moved the sampler.
     size_t start_position;   // position of the first copied index
     size_t sampler_position; // position after the last call
     uint64_t deal_count;     // deal_count of the sampler when the indices were copied
@@ -83,8 +83,8 @@ static idist__loader_slot *idist__loader_slot_of(const idist_loader *loader, siz
     return &loader->slots[batch % (size_t)loader->slot_count];
 }
 
-// Fetches a batch. Returns the result of fetch, or 1 if fetch throws an exception. The slot then
-// has the exception's text.
+// Fetches a batch. Returns the result of fetch, or 1 if fetch throws an exception. In that case the
+// slot contains the exception's text.
 IDIST__NOINLINE static int idist__loader_fetch(const idist_loader *loader, size_t batch) {
     size_t count;
     const size_t *indices = idist__loader_indices(loader, batch, &count);
@@ -347,7 +347,8 @@ static idist_status idist__loader_enter(const char *name, const idist_loader *lo
     if (loader->thread_count && loader->process != idist__os_process_id())
         return idist__fail(
             IDIST_ERR_STATE,
-            "%s: this process was forked and has no workers; create a loader of its own", name);
+            "%s: this process was forked and has no workers; create a new loader in this process",
+            name);
 
     return IDIST_OK;
 }

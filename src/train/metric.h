@@ -8,7 +8,7 @@
 #include "train/agree.h"
 
 //------------------------------------------------------------------------------
-// numbers over all ranks
+// numbers summed over all ranks
 //------------------------------------------------------------------------------
 
 // Computes the ratio of two numbers of a metric, each summed over all ranks. The ratio is NaN if
@@ -32,8 +32,8 @@ static idist_status idist__metric_ratio(const char *name, const void *metric, do
     return status;
 }
 
-// Returns true if the label is the first class with the highest score of a row. Returns false if
-// the row has a NaN.
+// Returns true if the label is the first class with the highest score in a row. Returns false if
+// the row contains a NaN.
 static bool idist__metric_is_correct(const float *row, int label, int classes) {
     float score = row[label];
     bool correct = score == score; // not a NaN
@@ -195,7 +195,7 @@ static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, 
     return IDIST_OK;
 }
 
-// Gathers the rows of all ranks on rank 0. `own` has the number and size of this rank's rows.
+// Gathers the rows of all ranks on rank 0. `own` contains the number and size of this rank's rows.
 // Collective.
 static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t *own,
                                                uint64_t *sizes, size_t *counts, char **all,

@@ -28,7 +28,7 @@ static double idist__norm_root(double x) {
     return root;
 }
 
-#define IDIST__NORM_PIECE 256 // elements converted to double at once
+#define IDIST__NORM_PIECE 256 // elements converted to double at a time
 
 // Converts elements first .. first + count - 1 to double.
 static void idist__norm_read(const idist_tensor *tensor, size_t first, size_t count, double *x) {

@@ -101,8 +101,8 @@ static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
 // remainder of a 32-bit number would visibly favor some of them.
 static const size_t IDIST__RANDOM_LARGE = UINT32_MAX / 20;
 
-// Makes a permutation by the "inside-out" shuffle, which fills `indices` as it goes. Each new index
-// goes to a random place, at most its own, and the index that was there moves to the end.
+// Makes a permutation by the "inside-out" shuffle, which fills `indices` as it goes. Stores each
+// new index at a random position, at most its own, and moves the index that was there to the end.
 static void idist__permutation_make_large(size_t *indices, size_t count, idist__twister *twister) {
     size_t i;
 
@@ -115,9 +115,9 @@ static void idist__permutation_make_large(size_t *indices, size_t count, idist__
     }
 }
 
-// Makes the permutation of torch.randperm on the CPU. Swaps each element, from the first on, with a
-// random element that is not final yet. For `large` and more indices, uses the inside-out shuffle,
-// as PyTorch does since version 2.6. `large` is IDIST__RANDOM_LARGE except in tests.
+// Makes the permutation of torch.randperm on the CPU. Swaps each element, beginning with the first,
+// with a random element that is not final yet. For `large` or more indices, uses the inside-out
+// shuffle, as PyTorch has done since version 2.6. `large` is IDIST__RANDOM_LARGE except in tests.
 static void idist__permutation_make(size_t *indices, size_t count, uint64_t seed, size_t large) {
     idist__twister twister;
     size_t i;
@@ -148,8 +148,8 @@ static size_t idist__permutation_below(idist__twister *twister, size_t limit) {
     return number;
 }
 
-// Makes the permutation of Python's random.shuffle. Swaps each element, from the last on, with a
-// random element that is not final yet.
+// Makes the permutation of Python's random.shuffle. Swaps each element, beginning with the last,
+// with a random element that is not final yet.
 static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t seed) {
     idist__twister twister;
     size_t i;

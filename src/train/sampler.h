@@ -22,7 +22,7 @@
 static const size_t IDIST__SAMPLES_MAX = SIZE_MAX / 64;
 
 // The largest list for idist_partition. For longer lists, Python's shuffle draws more than 32 bits
-// at a time, which idist__permutation_below does not.
+// at a time, which idist__permutation_below cannot do.
 static const size_t IDIST__PARTITION_MAX =
     (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
 
@@ -40,8 +40,8 @@ struct idist_sampler {
     uint64_t deal_count; // incremented when indices are dealt out; the loader compares it
 };
 
-// Calls order_fn. Returns false if order_fn throws an exception; idist_last_error then has the
-// text.
+// Calls order_fn. Returns false if order_fn throws an exception; in that case idist_last_error
+// returns its text.
 IDIST__NOINLINE static bool idist__sampler_call_order(const idist_sampler_desc *desc,
                                                       size_t *indices, uint64_t epoch, int run) {
     IDIST__TRY(desc->order_fn(indices, desc->length, epoch, run, desc->arg));
@@ -104,7 +104,7 @@ static size_t idist__sampler_done(const idist_sampler_desc *desc, size_t replica
     return done < desc->length ? done : desc->length;
 }
 
-// Deals out the samples that are left of an epoch after the first `processed`. Changes nothing on
+// Deals out the samples of an epoch that remain after the first `processed`. Changes nothing on
 // failure.
 static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_sampler_desc *desc,
                                         uint64_t epoch, size_t processed) {

@@ -26,8 +26,8 @@ static double idist__schedule_log(double x) {
     return exponent * idist__schedule_ln_2 + 2 * z * sum;
 }
 
-// Returns e^x. Writes x as a multiple of ln 2 plus a rest, sums Taylor's series for the rest, and
-// then doubles or halves the sum.
+// Returns e^x. Writes x as a multiple of ln 2 plus a remainder, sums Taylor's series for the
+// remainder, and then doubles or halves the sum.
 static double idist__schedule_exp(double x) {
     double sum = 1;
     int k, doublings;
@@ -119,9 +119,9 @@ static bool idist__schedule_is_finite(double x) {
     return rounded - rounded == 0;
 }
 
-// Returns true if the values between which a schedule moves are finite, and their differences too.
-// A difference with infinity or NaN is not finite, so `end`, `peak` and `warmup` need no check of
-// their own.
+// Returns true if the values between which a schedule moves, and the differences between these
+// values, are finite. A difference with infinity or NaN is not finite, so `end`, `peak` and
+// `warmup` need no separate check.
 static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_end) {
     double begin = schedule->begin, end = schedule->end, peak = schedule->peak;
 
@@ -132,7 +132,8 @@ static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_
         return false;
     if (!schedule->warmup_steps) return true;
 
-    // If the rise is short, it is over before the first step, whose value is then not `begin`.
+    // If the rise is short, it ends before the first step, and the value at that step is not
+    // `begin`.
     return idist__schedule_is_finite(idist__schedule_main(schedule, 0) - schedule->warmup);
 }
 

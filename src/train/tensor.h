@@ -170,7 +170,7 @@ static idist_status idist__tensor_broadcast_group(const idist_tensor *tensors, i
     return status == IDIST_OK ? end_status : status;
 }
 
-// Broadcasts all tensors, many at once, so that small tensors do not wait for one another.
+// Broadcasts all tensors, many at a time, so that small tensors do not wait for one another.
 // Collective.
 static idist_status idist__tensor_broadcast(const idist_tensor *tensors, int n, int root,
                                             const idist_opts *opts) {
@@ -206,7 +206,8 @@ static idist__shape *idist__tensor_shapes(const char *what, const char *number,
     return shapes;
 }
 
-// Compares and broadcasts tensors and options, for the two public functions below. Collective.
+// Compares and broadcasts tensors and options, for idist_broadcast_parameters and
+// idist_broadcast_optimizer_state. Collective.
 static idist_status idist__tensor_share(const char *name, const char *what,
                                         const idist_tensor *tensors, int n, void *options,
                                         size_t options_nbytes, int root, const idist_opts *opts) {

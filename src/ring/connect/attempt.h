@@ -2,7 +2,7 @@
 //
 //     WAITS  ->  CONNECTS  ->  GREETS  ->  the connection becomes a link
 //
-// From CONNECTS and GREETS an attempt may return to WAITS for a few milliseconds.
+// From CONNECTS and GREETS, an attempt may return to WAITS for at most 40 ms.
 #pragma once
 
 #include "os/clock.h"
@@ -12,7 +12,7 @@
 #include "net/auth.h"
 
 enum {
-    // Time after which an unanswered connect is tried again. A handshake has no limit, because the
+    // Time after which an unanswered connect is retried. A handshake has no time limit, because the
     // peer may not be in a call.
     IDIST__ATTEMPT_MS = 3000,
     IDIST__ATTEMPT_WAIT_MS = 20,
@@ -52,13 +52,14 @@ static void idist__attempt_wait(idist__attempt *attempt, int ms) {
     attempt->due_ns = idist__os_clock_deadline(ms);
 }
 
-// Returns true if the peer may know of an attempt, and may have accepted it, because we have proven
-// who we are.
+// Returns true if the peer may have accepted an attempt, because this rank has begun to send its
+// proof of identity.
 static bool idist__attempt_is_known(const idist__attempt *attempt) {
     return attempt->state == IDIST__ATTEMPT_GREETS && attempt->handshake.stage >= IDIST__AUTH_PROOF;
 }
 
-// Handles a failed connect. Returns false if the attempt will be repeated without an event.
+// Handles a failed connect. Returns false if there is no event, because the attempt will simply be
+// repeated.
 static bool idist__attempt_failed(idist__attempt *attempt, int error, idist__connect_event *event) {
     idist_status status =
         idist__os_socket_out_of_fds(error) ? IDIST_ERR_NO_FDS : IDIST_ERR_PEER_LOST;

@@ -1,33 +1,35 @@
 // ring/connect/connector.h: all connections in the making: listeners, attempts, handshakes
 //
-// Connects two ranks by a local socket or TCP. While ranks join (ring/join/) they make the
-// connections that they certainly need. In a world of many ranks without shared memory these are
-// few; any other connection is made when the first message needs it (ring/engine/).
+// Connects two ranks by a local socket or TCP. While ranks join (ring/join/), they make only the
+// connections that they are certain to need. In a large world without shared memory, there are few
+// such connections. Every other connection is made when the first message needs it (ring/engine/).
 //
 // WHO CONNECTS
 //
-// Each rank listens, and each may connect to any other. Both ends prove that they know the key of
-// the job, and tell their ranks. When two ranks connect to each other at once, the connection that
-// the higher rank began stays:
+// Each rank listens, and each may connect to any other. Each end proves that it knows the job's
+// key, and sends its rank. Two ranks may connect to each other at the same time. They keep the
+// connection that the higher rank began:
 //
-//   - a rank refuses the connection of a lower rank if its own has already reached that rank;
+//   - a rank refuses the connection of a lower rank if its own connection has already reached
+//     that rank;
 //   - a rank accepts the connection of a higher rank, and drops its own attempt.
 //
-// An accepting rank decides once the peer has proven who it is, before it tells the peer. From then
-// on an accepted connection is a link. A rank that is refused tries again a little later. By then,
-// the other rank has usually connected to it.
+// The accepting rank decides after the peer has proven its identity, and before it sends its last
+// message of the handshake. An accepted connection becomes a link. A rank that is refused tries
+// again a little later; usually the other rank has connected to it in the meantime.
 //
 // A link over TCP may have several sockets (see ring/msg/). Each socket is connected separately, by
-// one rank or the other; the link is connected when all of its sockets are.
+// either rank; the link is connected when all of its sockets are.
 //
-// Foreign processes may connect too. An incoming handshake that fails is closed and forgotten.
+// Processes that do not belong to the job may connect too. If an incoming handshake fails, its
+// connection is closed and forgotten.
 //
 //     idist__connector_start   starts an attempt to connect to a rank
-//     idist__connector_polls   fills a poll set with what to watch
-//     idist__connector_next    advances everything without blocking, up to the next event
+//     idist__connector_polls   fills a poll set with the descriptors to watch
+//     idist__connector_next    advances all handshakes without blocking, up to the next event
 //
-// An attempt ends with the event that reports its outcome, except for IDIST_ERR_NO_FDS: then the
-// attempt continues.
+// An attempt ends with the event that reports its outcome. There is one exception: after an
+// IDIST_ERR_NO_FDS event, the attempt continues.
 #pragma once
 
 #include "os/clock.h"
@@ -113,20 +115,21 @@ static idist__connector *idist__connector_new(idist__ring *ring) {
     return NULL;
 }
 
-// Returns true if we reach a rank through a local socket.
+// Returns true if this rank reaches the given rank through a local socket.
 static bool idist__connector_is_local(const idist__connector *conn, int rank) {
     return idist__address_is_local(conn->where[rank].text);
 }
 
-// Returns the pointer in the list that points to an attempt, or the end of the list if there is no
-// such attempt.
+// Returns the list pointer that points to an attempt, or the list's final NULL pointer if there is
+// no such attempt.
 static idist__attempt **idist__connector_find(idist__connector *conn, int rank, int socket) {
     idist__attempt **at = &conn->attempts;
     while (*at && ((*at)->rank != rank || (*at)->socket != socket)) at = &(*at)->next;
     return at;
 }
 
-// Removes and frees an attempt, done or not. Does nothing at the end of the list.
+// Removes an attempt from the list and frees it, whether or not it is done. Does nothing if `at` is
+// the end of the list.
 static void idist__connector_drop(idist__connector *conn, idist__attempt **at) {
     idist__attempt *attempt = *at;
 
@@ -144,7 +147,7 @@ static void idist__connector_give_up(idist__connector *conn, int rank) {
         idist__connector_drop(conn, idist__connector_find(conn, rank, i));
 }
 
-// Returns true if the link to a rank has never been connected, and lacks this socket.
+// Returns true if the link to a rank has never been connected and this socket of it is missing.
 static bool idist__connector_lacks(const idist__connector *conn, int rank, int socket) {
     const idist__link *l = &conn->ring->links[rank];
     bool is_new = !l->transport || (l->open && !idist__link_is_connected(l));
@@ -173,7 +176,7 @@ static bool idist__connector_start(idist__connector *conn, int rank) {
 }
 
 // Makes the connection of a finished handshake a socket of a link. Returns true if there is an
-// event: the link is connected, or cannot be watched.
+// event: either the link is connected, or it cannot be watched.
 static bool idist__connector_add(idist__connector *conn, idist__handshake *shake, int socket,
                                  idist__connect_event *event) {
     int rank = (int)shake->theirs.rank;
@@ -398,7 +401,7 @@ static bool idist__connector_unknown(idist__connector *conn, idist__attempt *att
     return false;
 }
 
-// Advances an attempt, which may be freed by this call. Returns true if there is an event. Then all
+// Advances an attempt, and may free it. Returns true if there is an event. In that case all
 // attempts to connect to the rank have been freed, unless descriptors are short.
 static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt,
                                  idist__connect_event *event) {
@@ -422,9 +425,10 @@ static bool idist__connector_try(idist__connector *conn, idist__attempt *attempt
 
 // ---- all of them ----
 
-// Stops connecting, because this rank leaves the world. Drops the attempts that the peers cannot
-// know of. An attempt in which we have already proven who we are continues, because the peer may
-// have accepted it; its link then says BYE. Returns true if any attempt is left.
+// Stops connecting, because this rank is leaving the world. Drops the attempts that no peer can
+// have accepted. An attempt in which this rank has begun to send its proof of identity continues,
+// because the peer may have accepted it; BYE is then sent on its link. Returns true if any attempt
+// is left.
 static bool idist__connector_leave(idist__connector *conn) {
     const idist__attempt *attempt = conn->attempts;
 
@@ -483,8 +487,9 @@ static int idist__connector_polls(const idist__connector *conn, idist__os_poll_e
     return count;
 }
 
-// Notes that poll has reported at least one of the entries. Does not check which, because another
-// thread may have closed some of them meanwhile: everything tries to advance.
+// Notes that poll has reported at least one of the entries. Does not check which one, because
+// another thread may have closed some of them in the meantime. Instead, every listener and every
+// handshake is tried.
 static void idist__connector_polled(idist__connector *conn) {
     idist__attempt *attempt;
     int i;
@@ -496,7 +501,8 @@ static void idist__connector_polled(idist__connector *conn) {
         conn->incoming.place[i].ready = true;
 }
 
-// Advances everything until there is an event. Returns false if nothing more can happen now.
+// Advances everything until there is an event. Returns false if no further progress is possible
+// now.
 static bool idist__connector_next(idist__connector *conn, idist__connect_event *event) {
     idist__attempt *attempt, *next;
 

@@ -1,8 +1,8 @@
 // ring/engine/announce.h: announces the calls in which this rank waits
 //
-// A waiting call is announced to connected members, and to other members once they connect. Before
-// the call fails, the members are asked a second time (g->asked_ns). Then this rank connects to all
-// of them, and names those that do not answer.
+// A waiting call is announced to connected members, and to each other member once it connects.
+// Before the call fails, this rank announces it a second time (g->asked_ns), and connects to all
+// members. The error text names the members that do not answer.
 #pragma once
 
 #include "launch/env.h"
@@ -32,8 +32,8 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     frame.aux = l->p2p_received;
     frame.tag = t->group->seq;
 
-    // Only the search for deadlocks needs these flags and this id. There is no deadlock while this
-    // rank can do something else.
+    // Only the search for deadlocks needs these flags and this id. While this rank can do something
+    // else, there is no deadlock.
     if (only_call) frame.flags = IDIST__ONLY_CALL;
     if (only_call && idist__deadlock_needs(l, t, rank)) frame.flags |= IDIST__NEEDS_YOU;
     for (xfer = l->waiting.first; xfer && p2p && only_call; xfer = xfer->next)
@@ -43,8 +43,8 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     idist__deadlock_find(ring, t->group->ranks[rank]);
 }
 
-// Tells the other members of a call that this rank waits in it, so that they can object, and answer
-// that they are there.
+// Tells the other members of a call that this rank waits in it. They can then report a mismatch, or
+// answer that they are alive.
 static void idist__announce_wait(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool asks_all = t->group->asked_ns > t->started_ns;
@@ -53,7 +53,7 @@ static void idist__announce_wait(idist__task *t) {
 
     if (!t->group->inner && t->state != IDIST__TASK_ON_DEVICE && (t->late.asked || asks_all))
         idist__ask_begin(ring, t);
-    if (t->late.asked) return; // the peer of the message was told before
+    if (t->late.asked) return; // the peer of the message has been told already
 
     for (i = 0; i < t->group->size && t->group->size > 1; i++) {
         idist__announce_to(ring, t, only_call, i);
@@ -63,15 +63,15 @@ static void idist__announce_wait(idist__task *t) {
     idist__ring_settle(ring);
 }
 
-// Tells a rank that has just connected what other ranks were told before.
+// Tells a rank that has just connected what the other ranks have already been told.
 static void idist__announce_late(idist__ring *ring, int peer) {
     idist__world *w = ring->w;
     idist__link *l = &ring->links[peer];
     const idist__task *t, *only = idist__task_only_call(w);
     const idist_group *g;
 
-    // While the world is being closed its tables are gone, but peers must still learn of its
-    // failure.
+    // While the world is being closed, its tables no longer exist, but peers must still learn that
+    // it failed.
     for (g = &w->group; g; g = g->next)
         if (g->status != IDIST_OK &&
             (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))

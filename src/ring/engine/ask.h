@@ -17,11 +17,12 @@
 //------------------------------------------------------------------------------
 // which members hold up a call
 //
-// A rank knows how far each member has come (idist__seen). Once it has sent WAITS, it also knows
-// which members have answered.
+// For each member, a rank records the last call that the member is known to have entered
+// (idist__seen). Once the rank has sent WAITS, it also knows which members have answered.
 //------------------------------------------------------------------------------
 
-// Returns the world rank whose message a receive is getting, or -1 if none has begun to arrive.
+// Returns the world rank whose message is arriving for a receive, or -1 if no message has begun to
+// arrive.
 static int idist__absent_sender(const idist__task *t) {
     const idist_group *g = t->group;
     const idist__ring *ring = idist__ring_of(g->w);
@@ -52,7 +53,7 @@ static int idist__absent_how(const idist__task *t, int rank) {
     int absence = 0;
 
     if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
-        entered = true; // an earlier step of the same parent counts too
+        entered = true; // an earlier step of the same larger call counts too
     if (!entered) absence |= IDIST__ABSENT;
     if (asked_ns && l->here_ns < asked_ns && !l->bye) absence |= IDIST__SILENT;
     if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
@@ -60,8 +61,8 @@ static int idist__absent_how(const idist__task *t, int rank) {
     return absence;
 }
 
-// Returns the next member from `rank` on that is absent in all of these ways, or the size of the
-// group if there is none.
+// Returns the first member at or after `rank` that is absent in all of the given ways, or the
+// group's size if there is none.
 static int idist__absent_next(const idist__task *t, int rank, int absence) {
     const idist_group *g = t->group;
 
@@ -71,7 +72,7 @@ static int idist__absent_next(const idist__task *t, int rank, int absence) {
     return rank;
 }
 
-// Returns the world rank that a call waits for, or -1 if it waits for none in particular. Among
+// Returns the world rank that a call waits for, or -1 if it waits for no particular rank. Among
 // several ranks, prefers one that does not answer, then one that has not entered the call.
 static int idist__absent_whom(const idist__task *t) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
@@ -98,7 +99,7 @@ static int idist__absent_whom(const idist__task *t) {
 //
 // A rank that holds up a call may itself wait for another rank, which may be stopped. So before a
 // call fails or a warning is written, this rank sends ASK to the ranks that it waits for. Each of
-// them answers with the rank that it waits for (ANSWER), and that rank is asked next:
+// these ranks answers with the rank that it waits for (ANSWER), and that rank is asked next:
 //
 //     rank 0            rank 1              rank 2 (stopped)
 //       | --- ASK ------> |
@@ -106,12 +107,13 @@ static int idist__absent_whom(const idist__task *t) {
 //       | <-- ANSWER 2 -- |                   |
 //       | --- ASK ----------------------------> |
 //
-// The ranks are asked again in the middle of the remaining time. By then they know whether the rank
-// that they wait for answers them. A rank has at most one unanswered ASK to each other rank, so the
-// frames that wait in a link are bounded. No rank asks before a call is nearly out of time.
+// Halfway through the remaining time, the ranks are asked again. At that point each of them knows
+// whether the rank that it waits for answers. A rank has at most one unanswered ASK to each other
+// rank, so the number of frames queued in a link is bounded. No ASK is sent before a call is nearly
+// out of time.
 //------------------------------------------------------------------------------
 
-enum { IDIST__ASK_MOST = 8 }; // most members that one call asks, and most ranks in a chain
+enum { IDIST__ASK_MOST = 8 }; // limit on the members that a call asks, and on the ranks in a chain
 // Time without an answer after which a rank counts as silent.
 #define IDIST__ASK_SILENCE_NS (50 * IDIST__MS)
 
@@ -136,13 +138,13 @@ static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
     idist__link_control(ring, l, &frame, NULL);
 }
 
-// Asks a rank, unless this round has already asked it.
+// Asks a rank, unless it has already been asked in this round.
 static void idist__ask_once(idist__ring *ring, int rank) {
     if (ring->links[rank].asked_ns < ring->asking_ns) idist__ask_rank(ring, rank, IDIST__PASS_ON);
 }
 
-// Begins a round of ASK frames for a call that is nearly out of time. Calls that run out of time
-// together share a round.
+// Begins a round of ASK frames for a call that is nearly out of time. Calls that run out of time at
+// about the same time share a round.
 static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
     static const int order[] = {IDIST__NEEDED, IDIST__ABSENT};
     int64_t now_ns = idist__os_clock_now_ns(), until_ns, again_ns;
@@ -165,7 +167,7 @@ static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// Asks the ranks that have answered in this round again, when it is time.
+// When it is time, asks again each rank that has answered in this round.
 static void idist__ask_again(idist__ring *ring) {
     int i;
 
@@ -176,7 +178,7 @@ static void idist__ask_again(idist__ring *ring) {
         if (ring->links[i].answered_ns > ring->asking_ns) idist__ask_rank(ring, i, IDIST__PASS_ON);
 }
 
-// Returns the call in which the program waits, or NULL if it waits in none.
+// Returns the call in which the program waits, or NULL if there is none.
 static const idist__task *idist__ask_call(const idist__world *w) {
     const idist__task *t, *oldest = NULL;
 
@@ -190,8 +192,8 @@ static const idist__task *idist__ask_call(const idist__world *w) {
     return oldest;
 }
 
-// Returns the rank that `rank` waits for, according to its answer in this round. Returns -1 if it
-// has not answered or waits for none.
+// Returns the rank that `rank` waits for, according to its answer in this round. Returns -1 if
+// `rank` has not answered or waits for no rank.
 static int idist__ask_answered(const idist__ring *ring, int rank) {
     const idist__link *l = &ring->links[rank];
 
@@ -199,8 +201,9 @@ static int idist__ask_answered(const idist__ring *ring, int rank) {
     return (int)l->answer.aux - 1;
 }
 
-// Follows the answers from `rank` on, until one is missing or the chain meets itself. Stores the
-// ranks in chain[], beginning with `rank`, and returns their number.
+// Follows the answers, beginning with the answer of `rank`, until one is missing or a rank occurs
+// twice. Stores the ranks in chain[], beginning with `rank`, and returns their number, at most
+// IDIST__ASK_MOST.
 static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
     int count = 1, i;
 
@@ -221,8 +224,8 @@ static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
     return count;
 }
 
-// Appends to a text the chain of ranks that wait for each other, beginning with `rank`. Names only
-// the ends of a long chain. Returns true if there was anything to append.
+// Appends to a text the chain in which each rank waits for the next, beginning with `rank`. Names
+// only the two ends of a long chain. Returns true if there was anything to append.
 static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, size_t capacity) {
     int chain[IDIST__ASK_MOST], count = idist__ask_follow(ring, rank, chain), i;
     const idist__rank_info *nodes = ring->w->nodes;

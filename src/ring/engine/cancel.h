@@ -1,15 +1,15 @@
 // ring/engine/cancel.h: cancels a call, and tells other ranks that a group failed
 //
-// After idist__cancel_task, no byte of a call's buffers is touched, whatever still arrives. A task
-// may have the following in the links, and each is treated in its own way:
+// After idist__cancel_task, the call's buffers are not accessed again, whatever still arrives. A
+// task's transfers in the links are handled according to their state:
 //
 //   receives posted, or matched    removed; payloads that still arrive for them are dropped
-//   sends not begun                removed; the credit of an eager send comes back
+//   sends not begun                removed; the credit of an eager send is returned
 //   sends partly written           completed from a copy, to keep the stream valid
-//   sends that wait for CTS        removed; the answer will be ignored
+//   sends that wait for CTS        removed; the answer is ignored
 //
-// If no other rank knows of the call, cancelling has no consequences. If a peer already knows of
-// the call, the group fails too. The return values say which is the case.
+// If no other rank has seen the call, cancelling it has no consequences. If a peer has already seen
+// it, the group fails too. The return values tell which is the case.
 #pragma once
 
 #include "base/mem.h"
@@ -27,8 +27,8 @@
 #include "ring/algo/host_run.h"
 #include "ring/engine/deadlock.h"
 
-// Invalidates the addresses that this rank has announced in RTS frames: from now on, peers on this
-// host discard what they read there.
+// Invalidates the addresses that this rank has announced in RTS frames. From now on, peers on this
+// host discard what they read at these addresses.
 static void idist__cancel_withdraw(const idist__ring *ring) {
     if (!ring->shm) return;
     __atomic_fetch_add(&idist__segment_doorbell(ring->shm, ring->shm->me)->withdrawn, 1u,
@@ -62,7 +62,8 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     if (xfer->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
     if (!unwritten) {
-        // An RTS would wait for its CTS. Its type is already written and can be changed here.
+        // Once written, an RTS would wait for its CTS. Changing its type, which is already written,
+        // prevents that.
         if (xfer->frame.type == IDIST__RTS) xfer->frame.type = IDIST__CREDIT;
         xfer->nbytes = xfer->piece = xfer->piece_moved = xfer->moved = 0;
         return;
@@ -81,7 +82,7 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     xfer->nbytes = xfer->piece = unwritten;
 }
 
-// Removes the transfers of a task from the output queue. Returns true if the peer knows of any of
+// Removes a task's transfers from the output queue. Returns true if the peer may have seen any of
 // them.
 static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__task *t) {
     idist__transfer **at = &l->out;
@@ -134,7 +135,7 @@ static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__
     return claimed;
 }
 
-// Removes a task from all links. Returns true if a peer knows of any of it.
+// Removes a task's transfers from all links. Returns true if a peer may have seen any of them.
 static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     bool known = false;
     int i;
@@ -161,8 +162,9 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     return known;
 }
 
-// Cancels a send that waits for CTS, or a receive without a message. This is a fast path: the task
-// has one transfer, and thousands may be cancelled at once. Returns false for any other task.
+// Cancels a send that waits for CTS, or a receive that has found no message. This is a fast path:
+// such a task has one transfer, and thousands of tasks may be cancelled at the same time. Returns
+// false for any other task.
 static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
     idist__transfer *xfer = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
 
@@ -214,7 +216,8 @@ static bool idist__cancel_task(idist__task *t) {
     return false;
 }
 
-// Cancels a receive if it has found no message. Such a receive is only in a list of its group.
+// Cancels a receive if it has found no message. Such a receive is in a list of its group, and in no
+// link's list.
 static bool idist__cancel_retract(idist__task *t) {
     return idist__deadlock_is_unmatched(t) && idist__cancel_task(t);
 }

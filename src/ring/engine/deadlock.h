@@ -1,18 +1,18 @@
 // ring/engine/deadlock.h: finds two ranks that wait for each other in different calls
 //
 // Ranks compare the fingerprints of their calls. But calls on different groups, or a receive and a
-// collective, exchange none. So a rank that has waited for a while sends a WAITS frame. Neither of
-// two ranks can ever proceed if all of this holds on both sides:
+// collective, exchange no fingerprints. Therefore a rank that has waited for a while sends a WAITS
+// frame. Two ranks can never proceed if all of the following is true of each of them:
 //
 //   - the rank has one thread and one call in progress, which blocks without its own time-out, so
 //     it can do nothing else;
-//   - the call lacks something that only the other rank can begin to send; or it is a collective
-//     that no rank completes before all have entered it, and the other rank waits in a send or
-//     receive instead;
-//   - the other rank has not begun to send what is missing, and nothing on its way can provide it.
+//   - the call needs a transfer that only the other rank can begin; or it is a collective that no
+//     rank completes before all have entered it, and the other rank waits in a send or receive
+//     instead;
+//   - the other rank has not begun the missing transfer, and nothing in transit can replace it.
 //
-// In any doubt (another thread, a request, a group we no longer know) nothing is reported, and the
-// deadline of the call decides.
+// In case of doubt, no deadlock is reported, and the call fails at its deadline. Another thread, a
+// request, or a group that no longer exists here is a reason for doubt.
 #pragma once
 
 #include "launch/env.h"
@@ -42,7 +42,7 @@ static bool idist__deadlock_is_unmatched(const idist__task *t) {
     return xfer && (xfer->list == &rg->recvs || xfer->list == &rg->wild);
 }
 
-// Returns true if t lacks something that the peer of this link has to begin.
+// Returns true if t needs a transfer that only this link's peer can begin.
 static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, int group_rank) {
     const idist__op *op = idist__op_of(t);
 
@@ -50,7 +50,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
         return t->call.root == group_rank && idist__deadlock_is_unmatched(t);
 
     if (t->call.kind != IDIST__SEND &&
-        op->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
+        op->algorithm == IDIST__ALGO_BY_HOST) { // check the step under way
         const idist__task *step = idist__host_run_awaited_step(t);
         int rank = -1;
 
@@ -66,8 +66,8 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
 }
 
 // Returns true if t is a collective that needs all members, and the peer waits in a send or receive
-// before it has entered t. The peer's contribution may come through other ranks, so there may be no
-// transfer that shows this.
+// before it has entered t. The peer's contribution may arrive through other ranks, so there may be
+// no transfer that shows this.
 static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame *waits) {
     if (!idist__kind_is_p2p((idist__kind)waits->fingerprint.kind)) return false;
     if ((int32_t)(t->seq - waits->tag) <= 0) return false; // tag: the last call that it has entered
@@ -82,14 +82,14 @@ static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame
     }
 }
 
-// Returns true if what the peer waits for may still come from us.
+// Returns true if the message or answer that the peer waits for may still come from this rank.
 static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
                                        const idist__frame *waits) {
     const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
     const idist__message *msg;
 
     if (waits->fingerprint.kind == IDIST__RECV)
-        return waits->aux != l->p2p_sent; // aux: messages that the peer had got from us by then
+        return waits->aux != l->p2p_sent; // aux: our messages that the peer had received
     if (waits->fingerprint.kind != IDIST__SEND)
         return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered it too
 

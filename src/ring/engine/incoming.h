@@ -1,14 +1,15 @@
 // ring/engine/incoming.h: carries out the frames that arrive
 //
-// A frame is a header of 64 bytes, and for some types a payload; ring/msg/ring_model.h lists them.
-// The reader calls idist__incoming_begin when a header is complete. Then it writes the payload to
-// link.target, or drops it if that is NULL, and calls idist__incoming_end.
+// A frame is a header of 64 bytes and, for some types, a payload. ring/msg/ring_model.h lists the
+// types. The reader calls idist__incoming_begin when a header is complete. Then it writes the
+// payload to link.target, or drops the payload if link.target is NULL. Finally it calls
+// idist__incoming_end.
 //
 // A peer is authenticated but may be faulty. None of its frames can make this rank write out of
 // bounds or read a payload that the type does not carry. The function idist__incoming_is_allowed
 // checks every header, and the link is closed if one is malformed. Some fields appear in error
-// texts: a status, and the kind and root of a call. They must have values that a rank of this world
-// can send.
+// texts: a status, and the kind and root of a call. These fields must have values that a rank of
+// this world can send.
 #pragma once
 
 #include "os/clock.h"
@@ -29,14 +30,14 @@
 #include "ring/engine/deadlock.h"
 #include "ring/engine/ask.h"
 
-// Writes a text for a failure whose sender had no memory for one.
+// Writes a default text for a failure whose sender had no memory for a text.
 static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int peer) {
     snprintf(l->text, sizeof l->text, "rank %d on %s reports a failure without its cause", peer,
              ring->w->nodes[peer].hostname);
 }
 
-// Handles ABORT: another rank failed a group. If the group does not exist here yet, keeps the frame
-// until it does.
+// Handles ABORT: a group has failed on another rank. If the group does not exist here yet, keeps
+// the frame until it does.
 static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
@@ -58,9 +59,9 @@ static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     memcpy(msg->data, l->text, sizeof l->text);
 }
 
-// Handles WAITS: the peer waits in a call, perhaps for us. Tells it that we have entered the call
-// too, or which call of the group was our last. If we are in a different call, both ranks learn of
-// it.
+// Handles WAITS: the peer waits in a call, perhaps for this rank. Answers that this rank has
+// entered the call too, or which call of the group it entered last. If the two ranks' calls do not
+// match, both ranks learn of the mismatch.
 static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
     const idist__frame *waits = &l->in;
     idist_group *g = idist__world_find_group(ring->w, waits->ctx);
@@ -72,7 +73,7 @@ static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
 
     // The peer may not have been connected when the group failed.
     if (closed && closed->status != IDIST_OK)
-        idist__link_abort(ring, l, waits->ctx, closed->status, "the group has failed before");
+        idist__link_abort(ring, l, waits->ctx, closed->status, "the group had already failed");
 
     if (!p2p && g && g->status == IDIST_OK) {
         if (!idist__history_agrees(ring, g, peer, waits)) return;
@@ -87,7 +88,7 @@ static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
 }
 
 // Handles ASK: a call of the peer is nearly out of time. Answers with the rank that this rank waits
-// for, and says if that rank does not answer this one.
+// for, and sets UNANSWERED if that rank does not answer this rank.
 static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
     const idist__task *t = idist__ask_call(ring->w);
     int whom = t ? idist__absent_whom(t) : -1;
@@ -104,7 +105,7 @@ static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
     if (whom >= 0 && pass_on) idist__ask_rank(ring, whom, 0);
 }
 
-// Handles ANSWER, to an ASK of ours. Asks the rank that the peer waits for next.
+// Handles ANSWER, the reply to an ASK from this rank. Then asks the rank that the peer waits for.
 static void idist__incoming_answer(idist__ring *ring, idist__link *l) {
     int whom = (int)l->in.aux - 1;
 
@@ -130,7 +131,7 @@ static void idist__incoming_bye(idist__ring *ring, idist__link *l, int peer) {
     idist__link_close(ring, l);
 }
 
-// Handles HERE, the answer to a WAITS of ours.
+// Handles HERE, the reply to a WAITS from this rank.
 static void idist__incoming_here(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
 
@@ -142,9 +143,9 @@ static void idist__incoming_no_memory(idist__ring *ring, idist_group *g) {
     idist__ring_fail_memory(ring, g ? g : &ring->w->group);
 }
 
-// Handles EAGER and RTS, which begin a message. The payload of an EAGER goes to the receive that
-// wants it, or to memory of its own; an RTS has no payload. Returns false if the frame is
-// malformed.
+// Handles EAGER and RTS, which begin a message. The payload of an EAGER is written to the matching
+// receive's buffer, or to newly allocated memory if there is no such receive. An RTS has no
+// payload. Returns false if the frame is malformed.
 static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer) {
     idist__frame *frame = &l->in;
     idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -180,16 +181,16 @@ static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer)
     return true;
 }
 
-// Takes the send that a CTS or PULLED answers out of its list. Returns NULL if the send has been
-// cancelled.
+// Finds the send that a CTS or PULLED answers, and takes it out of its list. Returns NULL if the
+// send has been cancelled.
 static idist__transfer *idist__incoming_answered(idist__ring *ring, const idist__link *l) {
     idist__transfer *xfer = idist__transfer_find(ring, &l->waiting, l->in.id);
     if (xfer) idist__transfer_take(xfer);
     return xfer;
 }
 
-// Handles a CTS that answers no RTS: the peer has posted a receive of a collective. If we have not
-// posted the send, keeps the frame until we do.
+// Handles a CTS that answers no RTS: the peer has posted a receive of a collective. If this rank
+// has not posted the send yet, keeps the frame until it does.
 static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     idist__transfer *xfer;
@@ -215,14 +216,14 @@ static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int
     if (xfer) idist__link_send_data(ring, l, xfer, l->in.aux);
 }
 
-// Handles PULLED: the peer has read a message that we announced in our memory.
+// Handles PULLED: the peer has read a message directly from this rank's memory.
 static void idist__incoming_pulled(idist__ring *ring, const idist__link *l) {
     idist__transfer *xfer = idist__incoming_answered(ring, l);
     if (xfer) idist__transfer_done(ring, xfer);
 }
 
-// Handles DATA, a piece of a message that we asked for. Returns false if the piece is longer than
-// the rest of the message, or has a number that we did not give.
+// Handles DATA, a piece of a message that this rank has asked for. Returns false if the piece is
+// longer than the rest of the message, or carries a number that this rank did not assign.
 static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer = idist__transfer_find(ring, &l->receiving, l->in.id);
 
@@ -257,7 +258,7 @@ static bool idist__incoming_names_call(const idist__ring *ring, const idist__fra
            idist__fingerprint_root(print) < ring->w->group.size;
 }
 
-// Returns true if the peer may send this header, whose frame carries no message.
+// Returns true if the peer may send this header. Called for frames that carry no message.
 static bool idist__incoming_is_control(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *frame = &l->in;
     bool has_text = frame->type == IDIST__ABORT || (frame->type == IDIST__BYE && frame->aux);
@@ -281,10 +282,10 @@ static bool idist__incoming_is_control(const idist__ring *ring, const idist__lin
     }
 }
 
-// Returns true if the peer may send this header. Unexpected messages are bounded by the eager
-// window and, for groups that do not exist here, by a fixed number. Frames without payload (RTS,
-// CTS) for groups that exist are not bounded: a correct rank may have any number of calls in
-// progress.
+// Returns true if the peer may send this header. Unexpected messages are limited by the eager
+// window and, for groups that do not exist here, by IDIST__UNKNOWN_MAX. Frames without payload
+// (RTS, CTS) for groups that exist are not limited, because a correct rank may have any number of
+// calls in progress.
 static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *frame = &l->in;
     const idist_group *g = idist__world_find_group(ring->w, frame->ctx);
@@ -341,7 +342,7 @@ static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
     return ok;
 }
 
-// Ends a frame whose payload is complete.
+// Finishes a frame whose payload is complete.
 static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *xfer = l->in_transfer;
     idist__message *msg = l->in_message;

@@ -1,12 +1,14 @@
 // ring/engine/members.h: opens and closes a group, and its groups by host
 //
-// Frames for a group may arrive before the group exists here. They wait in the links until the
-// group is opened. Closing a group drops what is left. The ring remembers the context of a closed
-// group for a while, to drop frames that arrive later.
+// Frames for a group may arrive before the group exists on this rank. The links keep these frames
+// until the group is opened. Closing a group drops the frames that are left. The ring remembers the
+// contexts of the IDIST__CLOSED groups that were closed last, and drops frames that arrive for
+// these groups.
 //
 // Once a group is open, its members meet. If they all share memory, each member has offered a
-// region of it, and collectives use these regions. If the members are on several hosts, the group
-// gets two inner groups for collectives by host (`local` and `leaders`, see ring/algo/host_plan.h).
+// region of shared memory, and collectives use these regions. If the members are on several hosts,
+// the group gets two inner groups for collectives by host (`local` and `leaders`, see
+// ring/algo/host_plan.h).
 #pragma once
 
 #include "base/mem.h"
@@ -21,10 +23,10 @@
 #include "ring/msg/message.h"
 #include "ring/share/pool.h"
 
-enum { IDIST__GROUP_LOCAL = 1, IDIST__GROUP_LEADERS = 2 }; // mixed into the context of the parent
+enum { IDIST__GROUP_LOCAL = 1, IDIST__GROUP_LEADERS = 2 }; // mixed into the parent's context
 
-// Drops what has arrived for a context, and marks it as closed so that later frames are dropped
-// too.
+// Drops the frames that have arrived for a context, and marks the context as closed so that later
+// frames are dropped too.
 static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
     idist__closed *closed = &ring->closed[ring->nclosed++ % IDIST__CLOSED];
     int i;
@@ -88,7 +90,7 @@ static void idist__members_close(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, rg->seen);
 }
 
-// Handles what arrived from a rank for this group before the group existed.
+// Handles the frames that a rank sent for this group before the group existed here.
 static void idist__members_hear(idist_group *g, idist__link *l) {
     idist__message *msg;
 
@@ -141,7 +143,7 @@ static idist_status idist__members_init(idist_group *g) {
 
 // ---- groups by host ----
 
-// Makes a group inside another group, from world ranks.
+// Creates an inner group of another group. The members are given as world ranks.
 static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
                                              int n, idist_group **out) {
     idist__world *w = parent->w;
@@ -211,10 +213,10 @@ static idist_status idist__members_split_by_host(idist_group *g, const idist__gr
     return status;
 }
 
-// Gives a group what its members can use: regions of shared memory, or groups by host. The array
-// `offers` has the region that each member offers. If it is NULL, each member offers its first
-// region. The world passes NULL and so needs no exchange: all ranks know the table of hosts, and
-// all first regions are free.
+// Sets up a group's shared-memory regions, or its groups by host. The array `offers` contains the
+// region that each member offers. If it is NULL, each member offers its first region. The world
+// passes NULL and needs no exchange, because all ranks know the table of hosts and all first
+// regions are free.
 static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t n = (size_t)g->size;

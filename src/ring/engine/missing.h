@@ -1,8 +1,8 @@
 // ring/engine/missing.h: names the ranks that a call waits for
 //
-// A call that waits long or misses its deadline names the ranks that hold it up. The text also
-// names the rank that got no answer. After a partial network failure, a rank may find itself among
-// the ranks that did not answer.
+// A warning or an error about a late call names the ranks that hold it up. The text also names the
+// rank that got no answer. After a partial network failure, a rank may find itself among the ranks
+// that did not answer.
 #pragma once
 
 #include "base/text.h"
@@ -18,8 +18,8 @@
 #include "ring/engine/deadlock.h"
 #include "ring/engine/ask.h"
 
-// Appends a note to a text if this rank ran out of descriptors during the call. Then this rank
-// could not connect to the ranks in the text.
+// Appends a note to a text if this rank ran out of descriptors during the call. In that case this
+// rank could not connect to the ranks that the text names.
 static void idist__missing_fds(const idist__task *t, char *text, size_t capacity) {
     if (idist__ring_of(t->group->w)->no_fds_ns > t->started_ns)
         idist__text_append(text, capacity,
@@ -34,8 +34,8 @@ static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
     return t != NULL;
 }
 
-// Returns the last call before t that this rank has completed and that needs something from every
-// member, so that all members have entered it. Returns NULL if the history has none.
+// Returns the last call before t that this rank has completed and that depends on every member. All
+// members have entered such a call. Returns NULL if the history contains no such call.
 static const idist__fingerprint *idist__missing_common(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     uint32_t back;
@@ -54,8 +54,9 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
     return NULL;
 }
 
-// Returns the last call in which a member was heard or, if that is later, the last call that the
-// member must have entered. In many algorithms a rank receives from only a few others.
+// Returns the last call in which this rank saw a member take part. If the member must have entered
+// a later call, returns that call instead. In many algorithms a rank receives from only a few
+// others.
 static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
     const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
     const idist__fingerprint *common = idist__missing_common(t);
@@ -86,7 +87,7 @@ static int idist__missing_peer(const idist__task *t, char *text, size_t capacity
 }
 
 // Names the member that this rank needs, if that member has said which rank it waits for. Called
-// when every member has entered the call and answers, but the data does not come. Returns the
+// when every member has entered the call and answers, but the data does not arrive. Returns the
 // number of ranks named.
 static int idist__missing_needed(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
@@ -101,10 +102,11 @@ static int idist__missing_needed(const idist__task *t, char *text, size_t capaci
     return 1;
 }
 
-// Names the members that hold up a call: those that match the first row of order[] that any member
-// matches. Returns their number. A rank that has not entered the call may itself wait in an earlier
-// call; then it answers. A rank that has entered may have been stopped since, or may have finished
-// the call and be computing. In the second case this rank needs nothing from it.
+// Names the members that hold up a call, and returns their number. These are the members that match
+// the first row of order[] that any member matches. A rank that has not entered the call may itself
+// be waiting in an earlier call; in that case it answers. A rank that has entered the call may have
+// been stopped since, or may have finished the call and be computing. In the latter case, this rank
+// needs nothing from it.
 static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT, IDIST__SILENT};
@@ -118,7 +120,7 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     step =
         idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_run_awaited_step(t) : NULL;
 
-    if (step && !t->late.announced) { // no member was asked yet
+    if (step && !t->late.announced) { // no member has been asked yet
         if (!idist__missing_name(step, text, capacity))
             idist__text_append(text, capacity, "ranks of another host");
         return 1;

@@ -1,8 +1,8 @@
 // ring/engine/progress.h: reads links, writes what is queued, finds links that have ended
 //
 // Drives the calls of the ring backend. Polls the links, hands frames to incoming.h, and decides
-// which ended links mean a lost rank. Everything in ring/engine runs under the lock of the world,
-// which only sleeping releases.
+// which ended links mean a lost rank. Everything in ring/engine runs under the world's lock, which
+// is released only while a thread sleeps.
 //
 // PATH OF A MESSAGE
 //
@@ -10,12 +10,12 @@
 // idist__progress_move_all  for each link, writes what is queued and reads what has arrived
 // idist__progress_read      reads bytes, directly into a large message or through the link's stage
 // idist__progress_parse     cuts the stage into frames and payloads
-// idist__incoming_begin     checks a complete header, and finds where the payload goes
+// idist__incoming_begin     checks a complete header, and sets the payload's destination
 // idist__incoming_end       ends the receive when the payload is complete
 // idist__op_run             resumes the algorithm that posted the receive
 //
-// A link has a stage: memory for bytes that were read ahead. Many small frames arrive by one read.
-// The rest of a large payload bypasses the stage: it is read directly to its destination.
+// A link has a stage: memory for bytes that were read ahead. One read may deliver many small
+// frames. The rest of a large payload bypasses the stage: it is read directly to its destination.
 //
 // With few links it is cheapest to try to read every one. With many links, ring->watch tells which
 // ones have data. Links on which a read costs no system call are always tried.
@@ -48,10 +48,10 @@
 #include "ring/engine/announce.h"
 
 enum {
-    IDIST__PROGRESS_READS = 16,    // reads of one link before the next link has its turn
-    IDIST__PROGRESS_DIRECT = 4096, // bytes from which on a payload bypasses the stage
-    IDIST__PROGRESS_FEW = 4,       // polled links up to which trying each is cheaper than poll
-    IDIST__PROGRESS_TURNS = 8,     // of this many polls of a caller, one reads all links
+    IDIST__PROGRESS_READS = 16,    // reads of one link before the next link's turn
+    IDIST__PROGRESS_DIRECT = 4096, // bytes of the smallest payload that bypasses the stage
+    IDIST__PROGRESS_FEW = 4,       // most polled links for which trying each is cheaper than poll
+    IDIST__PROGRESS_TURNS = 8,     // one in this many polls by a caller reads all links
     IDIST__PROGRESS_WAKES = 3      // entries of a poll set before the connector's
 };
 
@@ -68,8 +68,8 @@ static void idist__progress_take_frame(idist__link *l, size_t unread) {
     l->at += nbytes;
 }
 
-// Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete.
-// Returns false if a frame is malformed.
+// Cuts the bytes in the stage into frames and payloads, until `frames` frames are complete. Returns
+// false if a frame is malformed.
 static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, size_t frames) {
     while (l->open && l->at < l->end && frames) {
         size_t unread = l->end - l->at;
@@ -105,7 +105,7 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, s
     return true;
 }
 
-// Closes a link that is of no more use. Unless the peer has finalized, it is lost.
+// Closes a link that can no longer be used. Declares the peer lost, unless it has sent BYE.
 static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
     idist__link *l = &ring->links[peer];
 
@@ -186,7 +186,8 @@ static bool idist__progress_staged(const idist__link *l, idist__frame *frame) {
     return frame->type == IDIST__EAGER && frame->nbytes <= unread - sizeof *frame;
 }
 
-// Reads what has arrived on a link if its stage is empty. Returns true if the stage holds anything.
+// Reads what has arrived on a link if its stage is empty. Returns true if the stage holds any
+// bytes.
 static bool idist__progress_fill(idist__link *l) {
     idist__frame frame;
 
@@ -198,9 +199,10 @@ static bool idist__progress_fill(idist__link *l) {
     return true;
 }
 
-// Tries to complete a receive without a task, if it has a request or other calls are in progress.
-// Takes the message out of the stage, or a large one out of the link. Messages that earlier
-// receives want go to them first.
+// Tries to complete a receive without a task. Called if the receive has a request, if other calls
+// are in progress, or if the link's stage holds bytes. Takes a message out of the stage, or a large
+// one directly from the link. Messages that match earlier receives are first delivered to those
+// receives.
 static bool idist__progress_take(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
@@ -242,7 +244,8 @@ static bool idist__progress_has_died(const idist__ring *ring, int peer) {
     return local >= 0 && idist__liveness_get(ring->shm, local) == IDIST__ENDED_DIED;
 }
 
-// Declares ranks lost whose streams have ended: the ranks that are known to have died, or all.
+// Declares ranks lost because their streams have ended: all such ranks if `all` is set, otherwise
+// only those that are known to have died.
 static void idist__progress_declare(idist__ring *ring, bool all) {
     int i, me = ring->w->group.rank;
 
@@ -266,10 +269,10 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
     }
 }
 
-// Decides which ranks are lost after a stream has ended. When one rank dies, ranks that learn of
-// the death may end too, and their streams with them. So this function first gathers what can be
-// known. Ranks that learned of it may have sent the reason before they ended. A rank whose process
-// died is more likely to be the first than one that has left.
+// Decides which ranks are lost after a stream has ended. When one rank dies, other ranks that learn
+// of the death may end too, which ends their streams. These ranks may have sent the reason before
+// they ended, so this function first reads everything that has arrived. A rank whose process died
+// is more likely to be the original cause than a rank that has left.
 static void idist__progress_judge(idist__ring *ring) {
     int i;
 
@@ -295,8 +298,8 @@ static void idist__progress_judge(idist__ring *ring) {
     idist__progress_declare(ring, true);
 }
 
-// Returns a call that waits for this rank, or has something to send to it, or NULL if there is
-// none.
+// Returns a call that waits for the peer or has something to send to it. Returns NULL if there is
+// no such call.
 static const idist__task *idist__progress_needs(const idist__ring *ring, int peer) {
     const idist__link *l = &ring->links[peer];
     const idist__transfer *xfer;
@@ -324,8 +327,8 @@ static bool idist__progress_all_left(const idist_group *g) {
     return g->size > 1;
 }
 
-// Returns a receive from any source, in a group that has this member and that all other members
-// have left too. Returns NULL if there is none.
+// Returns a receive from any source that can no longer be matched, or NULL if there is none. The
+// peer is a member of the receive's group, and all other members except this rank have left too.
 static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
     const idist__task *t;
 
@@ -340,9 +343,9 @@ static const idist__task *idist__progress_forsaken(const idist__ring *ring, int 
     return NULL;
 }
 
-// Fails the group of a call that needs a rank which has left the world. The cause is why the rank
-// left, not the rank itself. For a message to or from the rank, the text also says that it has
-// left.
+// Fails the group of a call that needs a rank that has left the world. If the rank left after a
+// failure, that failure is the cause. If the call is a message to or from the rank, the text adds
+// that the rank has left.
 static void idist__progress_miss(idist__ring *ring, const idist__task *t, int peer) {
     const idist__link *l = &ring->links[peer];
     idist_group *g = t->group;
@@ -359,22 +362,22 @@ static void idist__progress_miss(idist__ring *ring, const idist__task *t, int pe
 
     idist__text_copy(cause, sizeof cause, l->text);
     if (idist__kind_is_p2p(t->call.kind))
-        idist__text_append(cause, sizeof cause, "; rank %d on %s has left the world after that",
-                           peer, host);
+        idist__text_append(cause, sizeof cause, "; rank %d on %s left the world afterwards", peer,
+                           host);
     idist__ring_fail(ring, g, l->bye_status, cause);
 }
 
-// Finds calls that need a rank which has left the world, and fails their groups. A rank leaves when
-// it has completed its calls, so the other ranks complete these calls as well. But a rank that has
-// left begins no new call.
+// Finds calls that need a rank that has left the world, and fails their groups. A rank completes
+// its calls before it leaves, so the other ranks can complete these calls as well. But a rank that
+// has left begins no new call.
 static void idist__progress_left(idist__ring *ring) {
     const idist__task *t;
     int i;
 
     for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
         if (!ring->links[i].bye) continue;
-        // A rank leaves in order when all ranks have called idist_finalize. That ends the calls
-        // which other threads of this rank are in.
+        // A rank leaves in order when all ranks have called idist_finalize. Closing the world ends
+        // the calls that other threads of this rank are in.
         if (ring->w->life.closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
         if (!t) t = idist__progress_forsaken(ring, i);
@@ -392,8 +395,8 @@ static void idist__progress_short_of_fds(idist__ring *ring) {
     ring->no_fds_ns = idist__os_clock_now_ns();
 }
 
-// Handles a rank that cannot be reached. If nothing waits for the rank, it may have left the world
-// in order. Returns true if the rank is lost.
+// Handles a rank that cannot be reached. If no call needs the rank, it may have left the world in
+// order. Returns true if the rank is lost.
 static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_event *event) {
     idist__link *l = &ring->links[event->rank];
 
@@ -406,8 +409,8 @@ static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_
     return true;
 }
 
-// Makes connections for links that want one, and takes those that other ranks make. Returns true if
-// anything has happened.
+// Connects the links that want a connection, and accepts the connections that other ranks make.
+// Returns true if anything has happened.
 static bool idist__progress_connect(idist__ring *ring) {
     idist__connector *conn = ring->connector;
     idist__connect_event event;
@@ -460,7 +463,7 @@ static void idist__progress_serve(idist__ring *ring) {
     if (ended) idist__progress_judge(ring);
 }
 
-// Fills a poll set with what can wake a rank. Returns the number of entries.
+// Fills a poll set with the descriptors that can wake this rank. Returns the number of entries.
 static int idist__progress_watch(idist__ring *ring, idist__os_poll_entry *polls) {
     idist__os_poll_watch(&polls[0], ring->wake, IDIST__OS_READABLE);
     idist__os_poll_watch(&polls[1], ring->shm ? ring->shm->beacon : -1, IDIST__OS_READABLE);
@@ -477,7 +480,7 @@ static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
     idist__os_poll_entry *polls = ring->polls;
     int i, ready, count;
 
-    if (idist__progress_connect(ring)) until_ns = 0; // the caller has to see what has happened
+    if (idist__progress_connect(ring)) until_ns = 0; // the caller must see what has happened
 
     if (ring->connector) {
         int64_t due_ns = idist__connector_due_ns(ring->connector);
@@ -500,8 +503,8 @@ static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
     idist__progress_connect(ring);
 }
 
-// Serves the links and advances the connections, without blocking. Has a poll set of its own,
-// because another thread may be in idist__progress_sleep.
+// Serves the links and advances the connections, without blocking. Uses its own poll set, because
+// another thread may be in idist__progress_sleep.
 static void idist__progress_turn(idist__ring *ring) {
     idist__os_poll_entry *polls = ring->polls + ring->poll_capacity;
     int count;
@@ -516,7 +519,7 @@ static void idist__progress_turn(idist__ring *ring) {
     idist__progress_connect(ring);
 }
 
-// Returns true if an algorithm waits for something from this link.
+// Returns true if an algorithm waits for a frame from this link.
 static bool idist__progress_awaits(const idist__link *l) {
     return l->posted.first || l->receiving.first || l->waiting.first;
 }
@@ -582,9 +585,9 @@ static void idist__progress_is_blind(idist__ring *ring) {
     ring->told_blind = true;
 }
 
-// Looks for what neither reading nor the doorbell tells, if it is time. This is the end of a
-// process on this host and, in case this rank never sleeps, input on the sockets. If `waits` is
-// set, this rank is about to sleep. Otherwise it is busy, and checks only a few beacons.
+// If it is time, checks whether a process on this host has ended, which neither reading nor the
+// doorbell reports. Also checks the sockets for input, because this rank may never sleep. If
+// `waits` is set, this rank is about to sleep. Otherwise it is busy, and checks only a few beacons.
 static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) {
     if (!ring->shm || now_ns - ring->looked_ns <= idist__progress_look_ns(ring->shm)) return;
     ring->looked_ns = now_ns;

@@ -3,7 +3,7 @@
 // A rank sleeps in one of three ways:
 //
 //   no shared memory             in poll, on ring->watch (all connections), the connector's
-//                                sockets, and the wake-up descriptor of this process
+//                                sockets, and this process's wake-up descriptor
 //   shared memory and streams    in poll as well, with its beacon in the set; its doorbell says
 //                                ASLEEP_IN_POLL, so ranks of this host wake it through the beacon
 //   shared memory only           on its doorbell, a futex (ASLEEP_ON_WORD)
@@ -16,7 +16,7 @@
 // lost between the check and the sleep. A doorbell that has been rung is not rung again. The last
 // check may itself consume a wake-up (it polls when there are many streams), so we sleep only while
 // the doorbell is still marked. Another thread that reads the links while we sleep may also consume
-// a wake-up; it has to call `wake` afterwards.
+// a wake-up; that thread must call `wake` afterwards.
 #pragma once
 
 #include "os/clock.h"
@@ -91,7 +91,7 @@ static void idist__sleep_attend(idist__world *w, bool waits) {
     if (ring->shm) idist__doorbell_attend(ring->shm, waits);
 }
 
-// Ends the sleep of a thread of this process. The caller holds the lock of the world.
+// Ends the sleep of a thread of this process. The caller holds the world's lock.
 static void idist__sleep_wake(idist__world *w) {
     const idist__ring *ring = idist__ring_of(w);
     const idist__segment *seg = ring->shm;
@@ -102,8 +102,8 @@ static void idist__sleep_wake(idist__world *w) {
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 
-// Returns true if frames are waiting to be written or, when all ranks leave in order, a BYE has yet
-// to arrive.
+// Returns true if frames are waiting to be written. When all ranks leave in order, also returns
+// true while a BYE has yet to arrive or an attempt to connect continues.
 static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
     int i;
 

@@ -2,9 +2,9 @@
 //
 // Carries out idist_initialize in the ring backend. The ranks meet in a key-value store, learn
 // where each rank listens, and agree on shared memory inside each host. Then they connect the pairs
-// without shared memory: all of them, or only some in a world of many ranks (ring/join/links.h).
-// After that no rank needs the store. No rank listens any more, unless connections are still to be
-// made.
+// without shared memory: all of these pairs, or only some of them in a large world
+// (ring/join/links.h). After that no rank needs the store. The ranks also stop listening, unless
+// some connections will be made on demand.
 //
 // The entry point is idist__join_open.
 //
@@ -94,8 +94,8 @@ static void idist__join_free(idist__ring *ring) {
     idist__mem_free(mem, ring);
 }
 
-// Allocates the ring. On failure *out is NULL or partly initialized: the caller passes it to
-// idist__join_free.
+// Allocates the ring. On failure *out is NULL, or a partly initialized ring that the caller passes
+// to idist__join_free.
 static idist_status idist__join_new(idist__world *w, idist__ring **out) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
@@ -143,7 +143,7 @@ static idist_status idist__join_polls(idist__ring *ring) {
     return ring->polls ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-// Meets the other ranks. The store is open.
+// Meets the other ranks. Called once the store is open.
 static idist_status idist__join_meet(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     size_t n = (size_t)j->w->group.size;
@@ -172,8 +172,9 @@ static idist_status idist__join_meet(idist__join *j) {
     return status;
 }
 
-// Tells the ranks that may have joined why this rank could not. The text of a time-out names the
-// ranks that are late, and a reason that came from another rank names that rank.
+// Tells the ranks that may have joined why this rank could not join. Adds this rank's number to the
+// text, unless the text already names the ranks at fault. The text of a time-out or a loss names
+// them, and so does a reason that came from another rank.
 static void idist__join_tell_joined(const idist__join *j, idist_status status) {
     idist__ring *ring = j->ring;
     char text[sizeof idist__me.text], cause[IDIST__TEXT_BYTES] = "";
@@ -188,7 +189,7 @@ static void idist__join_tell_joined(const idist__join *j, idist_status status) {
         idist__link *l = &ring->links[i];
 
         if (!idist__link_is_connected(l)) continue;
-        if (j->voting && l->transport != &idist__pipe_transport) continue; // that rank votes too
+        if (j->voting && l->transport != &idist__pipe_transport) continue; // votes in transit
         idist__link_abort(ring, l, ring->w->group.ctx, status, cause);
     }
 
@@ -212,8 +213,8 @@ static void idist__join_end(idist__join *j) {
     }
 }
 
-// Warns of a memory limit under which this rank may fail to join or to share memory. An error text
-// of another rank cannot name the limit.
+// Warns of a memory limit under which this rank may fail to join or to share memory. The error text
+// of another rank could not name this limit.
 static void idist__join_warn_of_limit(idist__world *w) {
     size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
     char limit[160];
@@ -235,12 +236,12 @@ static idist_status idist__join_open(idist__world *w) {
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
     if (w->group.size > 1) idist__join_warn_of_limit(w);
 
-    // Called now and not when needed: once there is a second thread, such as the store's server,
-    // the kernel takes 15 ms.
+    // This call is made early, because it takes 15 ms once there is a second thread, such as the
+    // store's server.
     if (w->cfg.transport == IDIST__TRANSPORT_AUTO && w->group.size > 1)
         idist__os_cpu_fence_others(true);
 
-    // The store comes first, so that the other ranks learn of everything that fails after it.
+    // The store is opened first, so that the other ranks learn of any failure after it.
     if (w->group.size > 1) status = idist__join_store_open(&j);
     else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 
@@ -250,8 +251,8 @@ static idist_status idist__join_open(idist__world *w) {
     idist__join_failure_of_store(&j, status);
 
     w->impl = j.ring;
-    // The ranks that have joined are told first: they may be about to give up a call, and the store
-    // may be slow.
+    // The ranks that have joined are told first, because one of their calls may be about to time
+    // out, and the store may be slow.
     if (status != IDIST_OK && j.ring && j.ring->links) idist__join_tell_joined(&j, status);
     if (status != IDIST_OK) idist__join_failure_tell(&j, status);
     idist__join_end(&j);

@@ -1,12 +1,14 @@
 // ring/join/join_failure.h: a rank that cannot join tells the other ranks why
 //
-// If one rank cannot join, no rank can. A rank that has joined by then finds out in its first call,
-// because the group of the world has failed. The other ranks should not have to wait for the
-// time-out. So the rank writes the reason into the store under "failed", which waiting ranks check
-// now and then. A rank that has read the reason counts itself in "heard". The owner of the store
-// keeps the store open until all ranks have read it, or for half a second.
+// If one rank cannot join, no rank can. A rank that has already joined learns of the failure in its
+// first call, because the world's group has failed. The other ranks should not have to wait for the
+// time-out. Therefore the rank that gives up writes the reason into the store under "failed", which
+// waiting ranks check regularly. A rank that has read the reason counts itself in "heard". The
+// owner of the store keeps the store open until all ranks have read the reason, but for at most
+// half a second.
 //
-// A process that dies cannot write the reason. The store sets "failed" for it, see launch/draw.h.
+// A process that dies cannot write the reason. The store's server sets "failed" on behalf of that
+// process; see launch/draw.h.
 #pragma once
 
 #include "os/clock.h"
@@ -21,8 +23,8 @@
 
 enum { IDIST__FAILURE_STAY_MS = 500, IDIST__FAILURE_LOST_MS = 300 };
 
-// Fails because descriptors are short. Rank 0 needs the most: a connection of the store and the
-// sockets of a link for each rank.
+// Fails because descriptors are short. Rank 0 needs the most descriptors: for each rank, one
+// connection to the store and the sockets of a link.
 static idist_status idist__join_failure_no_fds(const idist__join *j) {
     int sockets = j->connector ? j->connector->socket_count : 1;
 
@@ -32,7 +34,8 @@ static idist_status idist__join_failure_no_fds(const idist__join *j) {
         j->w->group.size, (1 + sockets) * j->w->group.size + 8);
 }
 
-// Appends what the server knows to the error text that names the late ranks.
+// Appends a possible cause, which the server has observed, to the error text that names the late
+// ranks.
 static idist_status idist__join_failure_hint(const idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
     int refused = server ? __atomic_load_n(&server->refused_count, __ATOMIC_RELAXED) : 0;
@@ -53,8 +56,8 @@ static idist_status idist__join_failure_hint(const idist__join *j) {
     return IDIST_ERR_TIMEOUT;
 }
 
-// If joining failed because the server of the store ended, changes the error text to name the
-// process of the server.
+// If joining failed because the server of the store ended, changes the error text so that it names
+// the server's process.
 static void idist__join_failure_of_store(const idist__join *j, idist_status status) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
     bool lost = j->lost_server || (j->store && j->store->is_lost);
@@ -66,8 +69,8 @@ static void idist__join_failure_of_store(const idist__join *j, idist_status stat
                 idist__text_behind(cause, "store: "));
 }
 
-// Logs at once that a process with another secret has connected, because the ranks may wait for
-// that process until their time-out. The process may also be a stranger.
+// Immediately logs that a process with another secret has connected, because the ranks may wait for
+// that process until they time out. The process may also be unrelated to the job.
 static void idist__join_failure_warn(idist__join *j) {
     const idist__server *server = idist__join_state_server(j);
 
@@ -118,7 +121,8 @@ static idist_status idist__join_failure_check(idist__join *j) {
                        (int)failure.rank, failure.text);
 }
 
-// Keeps the store open until all other ranks have read the reason, or for a moment.
+// Keeps the store open until all other ranks have read the reason, but for at most
+// IDIST__FAILURE_STAY_MS.
 static void idist__join_failure_stay(idist__join *j) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_STAY_MS);
     int64_t heard = 0;
@@ -133,7 +137,7 @@ static void idist__join_failure_stay(idist__join *j) {
     }
 }
 
-// Tells the other ranks why this rank gives up, unless the reason came from them.
+// Tells the other ranks why this rank gives up, unless they know the reason already.
 static void idist__join_failure_tell(idist__join *j, idist_status status) {
     idist__failure failure;
     char name[128], text[sizeof idist__me.text];
@@ -157,8 +161,9 @@ static void idist__join_failure_tell(idist__join *j, idist_status status) {
     memcpy(idist__me.text, text, sizeof text);
 }
 
-// Fails because the connection to a rank ended. First waits for a reason in the store. The rank may
-// have given up and said why, or the server is about to say that it died.
+// Fails because the connection to a rank ended. First waits for up to IDIST__FAILURE_LOST_MS for a
+// reason in the store. The rank may have given up and stored its reason, or the server may be about
+// to report that the rank died.
 static idist_status idist__join_failure_lost(idist__join *j, int rank, const char *how) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_LOST_MS);
     char text[300];
@@ -175,7 +180,7 @@ static idist_status idist__join_failure_lost(idist__join *j, int rank, const cha
                        j->w->nodes[rank].hostname, text);
 }
 
-// Fails because the time is up, and the server of the store does not answer.
+// Fails because the time is up and the store's server does not answer.
 static idist_status idist__join_failure_silent(const idist__join *j) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
 
@@ -185,7 +190,7 @@ static idist_status idist__join_failure_silent(const idist__join *j) {
         by_rank_0 ? "rank 0" : "the store's server");
 }
 
-// Fails because the time is up, and rank 0 has not set a value that the whole job needs.
+// Fails because the time is up and rank 0 has not set a value that the whole job needs.
 static idist_status idist__join_failure_without_0(idist__join *j, const char *name) {
     const char *names[1];
     bool exists;
@@ -200,7 +205,7 @@ static idist_status idist__join_failure_without_0(idist__join *j, const char *na
     return idist__join_failure_hint(j);
 }
 
-// Fails because the time is up. Names the ranks, from `rank` on, that have not set a value.
+// Fails because the time is up. Names the ranks at or above `rank` that have not set a value.
 static idist_status idist__join_failure_late(idist__join *j, const char *what, int rank) {
     char name[128], text[300] = "";
     int i, missing = 0;

@@ -17,13 +17,13 @@ typedef struct idist__record { // what a rank publishes about itself
     uint64_t processors; // equal for all ranks on the same processors
     uint32_t shm;        // nonzero if the rank takes part in shared memory
     uint32_t algorithm;  // the rank's IDIST_ALGO, which must be equal on all ranks
-    // idist__config_reach_key if the rank has reached the store by loopback, else 0.
+    // idist__config_reach_key if the rank has reached the store through loopback, otherwise 0.
     uint64_t loopback;
 } idist__record;
 
 typedef struct idist__tcp_record {
     char text[160];         // where a rank listens: "tcp:[ADDRESS]:PORT"
-    uint32_t round_trip_us; // round trip to the server of the store; 0 if not known
+    uint32_t round_trip_us; // round trip to the store's server; 0 if not known
     uint32_t mbits;         // bandwidth of the interface; 0 if not known
     uint32_t sockets;       // the rank's IDIST_SOCKETS; 0 if automatic
     uint64_t window_nbytes; // bytes that can be in flight in one socket; 0 if not known
@@ -36,7 +36,7 @@ typedef struct idist__join {
     bool owns_store;              // we opened the store; otherwise it is a view of the user's store
     bool lost_server;             // the server ended while we opened the store
     bool others_know;             // another process has told all ranks why we give up
-    bool told_by_server;          // the server has told all ranks, for a process that ended
+    bool told_by_server;          // the server has told all ranks, because a process has ended
     bool voting;                  // we gave up while the connections of this host carry votes
     bool warned;                  // we have logged that the server refused a process
     char prefix[64];              // prefix of our names in the store
@@ -48,7 +48,7 @@ typedef struct idist__join {
     int64_t deadline_ns;
 } idist__join;
 
-// Formats the name of a value in the store: a value of one rank, or of all ranks if rank < 0.
+// Formats the name of a value in the store: a value of one rank, or of the whole job if rank < 0.
 static void idist__join_state_name(const idist__join *j, char *name, size_t capacity,
                                    const char *what, int rank) {
     if (rank < 0) snprintf(name, capacity, "%s%s", j->prefix, what);
@@ -67,7 +67,7 @@ static bool idist__join_state_is_torch(const idist__join *j) {
     return j->w->cfg.meet.kind == IDIST__MEET_TORCH;
 }
 
-// Returns the server of our store if it runs in this process, else NULL.
+// Returns the server of our store if it runs in this process, or NULL otherwise.
 static const idist__server *idist__join_state_server(const idist__join *j) {
     if (!j->owns_store || j->store->run != idist__client_run) return NULL;
     return ((const idist__client_store *)j->store->impl)->server;
@@ -79,7 +79,7 @@ static int idist__join_state_ask_ms(const idist__join *j) {
     return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500;
 }
 
-// Returns the milliseconds until the deadline, at least 1, or -1 if there is no deadline.
+// Returns the number of milliseconds until the deadline, at least 1, or -1 if there is no deadline.
 static int idist__join_state_ms_left(const idist__join *j) {
     int64_t left;
 

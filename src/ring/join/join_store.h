@@ -1,10 +1,10 @@
 // ring/join/join_store.h: opens the store, and waits for values in it
 //
-// Worlds made one after another through the same store must not see each other's values. So each
-// rank counts its worlds in the store, and the count is part of all names. In a store of our own
-// the count can only be 1; a higher count means that two processes have the same rank. A torch
-// agent keeps its store when it restarts the workers, so there the number of restarts is part of
-// the names too.
+// Successive worlds in the same store must not see each other's values. Therefore each rank counts
+// its worlds in the store, and the count is part of all names. In a store that idist has opened
+// itself, the count can only be 1; a higher count means that two processes have the same rank. A
+// torch agent keeps its store when it restarts the workers, so with torch the number of restarts is
+// also part of the names.
 #pragma once
 
 #include "os/clock.h"
@@ -25,8 +25,8 @@ enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
 IDIST__TLS uint64_t idist__join_store_last_server;
 
 // Waits for a value. After a time-out the error names the ranks that have not set the value. If
-// `cause` is given, it names the ranks that have not set `cause`, a value that must exist first.
-// Rank 0 sets the values of the whole job, for which rank is -1.
+// `cause` is given, the error instead names the ranks that have not set `cause`, a value that must
+// exist first. For a value of the whole job, which rank 0 sets, `rank` is -1.
 static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
                                           const char *cause, void *value, size_t nbytes) {
     char name[128];
@@ -55,7 +55,8 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
     return idist__join_failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
 
-// Waits until `count` ranks from `first` on, at most IDIST__JOIN_BATCH, have set a value.
+// Waits until the `count` ranks that begin with `first` have set a value. `count` is at most
+// IDIST__JOIN_BATCH.
 static idist_status idist__join_store_await_some(idist__join *j, const char *what, int first,
                                                  int count) {
     char names[IDIST__JOIN_BATCH][128];
@@ -81,8 +82,8 @@ static idist_status idist__join_store_await_some(idist__join *j, const char *wha
     return idist__join_failure_late(j, what, 0);
 }
 
-// Waits until all ranks have set a value. Makes few requests, because each may have to wait for a
-// processor that hundreds of ranks want.
+// Waits until all ranks have set a value. Makes few requests, because each request may have to wait
+// for a processor that hundreds of ranks compete for.
 static idist_status idist__join_store_await_all(idist__join *j, const char *what) {
     int first, n = j->w->group.size;
     idist_status status = IDIST_OK;
@@ -98,9 +99,9 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
 }
 
 // Opens the store of a new world. Rank 0 may still serve, at the same address, the store of the
-// last world that this thread joined or failed to join. It may also close that store during our
-// handshake. This can happen only once, so if the server is lost again, it is the new rank 0 that
-// was lost.
+// last world that this thread joined or failed to join. Rank 0 may also close that store during our
+// handshake. This can happen only once, so if the server is lost a second time, it was the server
+// of the new rank 0.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     uint64_t last = desc->server ? 0 : idist__join_store_last_server;
@@ -132,8 +133,8 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
     }
 }
 
-// Opens the store of a new world at the address. In a file, waits until the store of the last world
-// is gone, which this thread may have left before the other ranks.
+// Opens the store of a new world at the job's address. If the store is in a file, waits until the
+// last world's store is gone. This thread may have left the last world before the other ranks.
 static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     bool again = false;
@@ -258,12 +259,13 @@ static idist_status idist__join_store_open(idist__join *j) {
 }
 
 // Publishes that this rank is done. Rank 0 closes the store only when all ranks are done, because
-// until then they learn of a death through it. Rank 0 may close the store before it has answered
-// the last request.
+// until then the ranks learn through the store that a process has died. Rank 0 may close the store
+// before it has answered the last request.
 //
-// If the store is in a file, the other ranks wait for its end. If they open another world there,
-// they must not find the store of this world. Over sockets, idist__join_store_open_new ensures
-// this, without another round trip for ranks that open no other world.
+// If the store is in a file, the other ranks wait until the store has ended. If they open another
+// world in the same file, they must not find the store of this world. Over sockets,
+// idist__join_store_open_new ensures this, and saves a round trip for ranks that open no other
+// world.
 static idist_status idist__join_store_leave(idist__join *j) {
     char one = 1;
     idist_status status = idist__join_state_set(j, "joined", j->w->group.rank, &one, sizeof one);

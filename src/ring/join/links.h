@@ -1,15 +1,15 @@
 // ring/join/links.h: makes the connections that ranks need from the start
 //
-// Ranks that share memory need no connection in the end. They connect in a tree, over which they
-// agree on the memory, and then close the connections. In a world of up to IDIST__LINKS_MANY ranks,
-// all other pairs connect. In a larger world, a pair connects if its distance around the ring of
-// all ranks is a power of two. These pairs are the partners in the algorithms of few steps, and the
-// neighbors in rings. News of a failure spreads over their connections. The rest connect when they
-// need to.
+// Ranks that share memory need connections only while they join. They connect in a tree to agree on
+// the memory, and then close the connections. In a world of up to IDIST__LINKS_MANY ranks, all
+// other pairs connect. In a larger world, a pair connects if its distance around the ring of all
+// ranks is a power of two. These pairs are the partners in the algorithms with few steps, and the
+// neighbors in ring algorithms. Reports of a failure spread over their connections. All other pairs
+// connect on demand.
 //
-//   idist__links_want             asks for a connection to a rank
-//   idist__links_connect          makes the wanted connections: of two ranks, the higher connects
-//   idist__links_connect_others   connects the pairs that share no memory, as described above
+//   idist__links_want             marks a connection to a rank as wanted
+//   idist__links_connect          makes the wanted connections; the higher rank of a pair connects
+//   idist__links_connect_others   connects the pairs that share no memory
 //
 // A failed incoming handshake is ignored. A failed outgoing handshake fails the join. But if the
 // connection merely broke, or the host name is not known yet, the rank tries again.
@@ -49,7 +49,7 @@ static bool idist__links_are_near(int a, int b, int n) {
     return IDIST__LINKS_NEAR && (!(there & (there - 1)) || !(back & (back - 1)));
 }
 
-// Finds the address where each rank listens for us: a local socket on this host, else TCP.
+// Finds the address where each rank listens for us: a local socket if possible, otherwise TCP.
 static void idist__links_find(idist__join *j) {
     const idist__record *me = &j->records[j->w->group.rank];
     int i;
@@ -91,14 +91,14 @@ static idist_status idist__links_late(const idist__join *j) {
 }
 
 // Returns true if an address is local to this host, and the user has set the host id, which may be
-// wrong. Ranks of one host connect by local sockets or loopback.
+// wrong. Ranks of one host connect by local sockets or through loopback.
 static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
     bool is_local = idist__address_is_local(where) || idist__address_is_loopback(where);
     return is_local && j->w->cfg.host_id[0];
 }
 
-// Returns true if another host has published a loopback address, which only its IDIST_ADDR can
-// give.
+// Returns true if a rank of another host has published a loopback address. Only the IDIST_ADDR of
+// that rank can cause this.
 static bool idist__links_misled(const idist__join *j, int rank, const char *where) {
     bool same_host = j->records[rank].host == j->records[j->w->group.rank].host;
     char host[sizeof j->tcp->text];
@@ -172,14 +172,14 @@ static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entr
     return idist__links_progress(j);
 }
 
-// Asks for a connection to a rank, unless there is one.
+// Marks a connection to a rank as wanted, unless it exists already.
 static void idist__links_want(idist__join *j, int rank) {
     if (j->wanted[rank] || j->ring->links[rank].open) return;
     j->wanted[rank] = true;
     j->wanted_count++;
 }
 
-// Makes the connections that are wanted.
+// Makes the wanted connections.
 static idist_status idist__links_connect(idist__join *j) {
     size_t capacity = idist__connector_capacity(j->connector);
     idist__os_poll_entry *entries =

@@ -1,9 +1,9 @@
 // ring/join/records.h: exchanges the job number, and a record of every rank
 //
-// Rank 0 draws a random job number. The key of all connections is derived from it. Then each rank
-// publishes a record: its host, and where its local socket listens. Rank 0 collects the records in
-// one table, so that n ranks make 2 n requests and not n * n. The table tells whether TCP is needed
-// at all.
+// Rank 0 generates a random job number. The key of all connections is derived from this number and
+// the secret. Then each rank publishes a record: its host, and the address of its local socket.
+// Rank 0 collects the records in one table, so that n ranks make 2 n requests instead of n * n. The
+// table tells whether TCP is needed at all.
 #pragma once
 
 #include "os/random.h"
@@ -47,10 +47,9 @@ static idist_status idist__records_agree_on_job(idist__join *j) {
             IDIST_ERR_ENV,
             "initialize: rank 0 was started with a world of %llu ranks, this rank with %d%s",
             (unsigned long long)job[1], j->w->group.size,
-            j->owns_store
-                ? ""
-                : "; or desc.store still holds an earlier world: give each world a prefix of its "
-                  "own (idist_store_prefix)");
+            j->owns_store ? ""
+                          : "; or desc.store still holds an earlier world: give each world its own "
+                            "prefix (idist_store_prefix)");
 
     j->connector->job = job[0];
     idist__secret_key(&j->w->cfg.secret, key);
@@ -73,17 +72,18 @@ static idist_status idist__records_listen_local(idist__join *j, idist__record *m
     return idist__connection_listen(&address, me->local, &j->connector->listeners[0]);
 }
 
-// Finds the local address of our connection to the store. Returns false if the store is not ours,
-// or not reached by TCP.
+// Finds the local address of our connection to the store. Returns false if the store belongs to the
+// user, or is not reached by TCP.
 static bool idist__records_store_address(const idist__join *j, idist__os_address *address) {
     return j->owns_store && j->store->run == idist__client_run &&
            idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd, address) &&
            !idist__os_socket_is_local(address);
 }
 
-// Finds the address to publish: 127.0.0.1 if `by_loopback` is set and IDIST_ADDR is not. There are
-// two causes for `by_loopback`. All ranks are on one host, and the user wants TCP. Or all ranks
-// have reached the store through loopback, so they reach each other that way too.
+// Finds the address to publish: 127.0.0.1 if `by_loopback` is set and IDIST_ADDR is not.
+// `by_loopback` is set in two cases. In the first, all ranks are on one host, and the user wants
+// TCP. In the second, all ranks have reached the store through loopback, so they can also reach
+// each other through loopback.
 static idist_status idist__records_own_address(const idist__join *j, bool by_loopback,
                                                idist__own_address *own) {
     idist__os_address hint;
@@ -97,9 +97,10 @@ static idist_status idist__records_own_address(const idist__join *j, bool by_loo
     return IDIST_OK;
 }
 
-// Listens on all addresses if a secret keeps strangers out, else only at the published address. If
-// IDIST_ADDR gives a name, ranks on this host look it up here, and other ranks on their hosts,
-// perhaps with another result.
+// Listens on all addresses if a secret keeps strangers out. Otherwise listens only at the published
+// address, or at this host's own address if IDIST_ADDR gives one that cannot be used here. If
+// IDIST_ADDR gives a name, every rank resolves the name on its own host, and the results may
+// differ.
 static idist_status idist__records_listen_at(idist__join *j, const idist__own_address *own,
                                              bool by_loopback) {
     const idist__secret *secret = &j->w->cfg.secret;
@@ -172,8 +173,8 @@ static idist_status idist__records_exchange(idist__join *j, const char *row, con
     return idist__join_state_set(j, all, -1, table, row_nbytes * (size_t)n);
 }
 
-// Combines what all records say of the network: the longest round trip, the lowest bandwidth, the
-// smallest window and the highest number of sockets. All ranks have the same table, and so get the
+// Combines the network properties in all records: the longest round trip, the lowest bandwidth, the
+// smallest window and the highest number of sockets. All ranks have the same table, so they get the
 // same result.
 static idist__tcp_record idist__records_network(const idist__join *j) {
     idist__tcp_record all;
@@ -196,7 +197,7 @@ static idist__tcp_record idist__records_network(const idist__join *j) {
     return all;
 }
 
-// Returns the bytes that are in flight while the network is full: bandwidth times round trip.
+// Returns the number of bytes in flight when the network is full: bandwidth times round trip.
 // Assumes at least 1000 Mbit/s, because virtual interfaces report a bandwidth that is too low, or
 // none. Posting more receives than needed costs little.
 static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) {
@@ -206,8 +207,8 @@ static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) 
     return network->round_trip_us * mbits / 8;
 }
 
-// Returns the number of sockets that fill the network when each holds one window of data. Only the
-// reported bandwidth counts: unneeded sockets compete with each other on a slow link.
+// Returns the number of sockets that fill the network when each holds one window of data. Uses only
+// the reported bandwidth, because unneeded sockets compete with each other on a slow link.
 static int idist__records_fill_sockets(const idist__tcp_record *network) {
     uint64_t nbytes = (uint64_t)network->round_trip_us * network->mbits / 8;
     uint64_t count = network->window_nbytes ? nbytes / network->window_nbytes + 1 : 1;
@@ -215,9 +216,9 @@ static int idist__records_fill_sockets(const idist__tcp_record *network) {
     return count < IDIST__SOCKETS_MAX ? (int)count : IDIST__SOCKETS_MAX;
 }
 
-// Records what is known of the network between the hosts, and how many sockets a link gets.
+// Records the properties of the network between the hosts, and the number of sockets of a link.
 static void idist__records_measure(idist__join *j, bool by_loopback) {
-    enum { OVERHEAD_US = 5 }; // time that a sender and a receiver take
+    enum { OVERHEAD_US = 5 }; // time that the sender and the receiver add
     idist__tcp_record network = idist__records_network(j);
     char *text = j->w->about.network;
     size_t capacity = sizeof j->w->about.network;
@@ -256,7 +257,7 @@ static idist_status idist__records_exchange_tcp(idist__join *j, bool by_loopback
     return status;
 }
 
-// Checks the record of a rank and remembers its host.
+// Checks the record of a rank and stores its host.
 static idist_status idist__records_enter(idist__join *j, idist__record *record, int rank) {
     idist__world *w = j->w;
 
@@ -305,7 +306,7 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
     }
 
     j->records = records;
-    if (status == IDIST_OK && !(one_host && all_local)) // all ranks decide the same
+    if (status == IDIST_OK && !(one_host && all_local)) // all ranks reach the same decision
         status = idist__records_exchange_tcp(j, one_host || all_loopback);
 
     return status;

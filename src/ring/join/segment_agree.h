@@ -9,11 +9,11 @@
 //   other ranks    receive it        send it     map it    collect votes,   receive the lowest
 //                                                          send the lowest  and send it
 //
-// The file is used only if it worked everywhere. A second vote then decides whether the ranks read
-// each other's memory through the kernel (ring/join/segment_probe.h), and pipes take over the links
-// (ring/join/take_over.h). If the file did not work everywhere, the connections of the tree stay,
-// and all other pairs connect as well. Every rank knows from the vote which rank could not map the
-// file, and why.
+// The file is used only if every rank succeeded. A second vote then decides whether the ranks read
+// each other's memory through the kernel (ring/join/segment_probe.h), and pipes replace the sockets
+// of the links (ring/join/take_over.h). If a rank failed, the tree's connections stay open, and the
+// other pairs connect as well. The vote tells every rank which rank could not map the file, and
+// why.
 //
 //   idist__segment_agree_share            the entry point; does all of this
 //     idist__segment_beacon_light         from now on other ranks may check our beacon
@@ -22,7 +22,7 @@
 //     idist__segment_agree_pass           receives the descriptor and sends it on
 //     idist__segment_agree_vote_map       maps the file; first vote
 //     idist__segment_agree_vote_reads     second vote
-//     idist__take_over_links              replaces sockets by pipes
+//     idist__take_over_links              replaces sockets with pipes
 //
 // MESSAGES
 //
@@ -51,7 +51,7 @@ typedef struct idist__segment_hello { // sent with the descriptor; see ring/join
     uint64_t shm_nbytes, window_nbytes;
 } idist__segment_hello;
 
-// ---- the descriptor goes down the tree ----
+// ---- passing the descriptor down the tree ----
 
 // Sends a message with a descriptor, which may be -1.
 static bool idist__segment_agree_send(int sock, const void *buf, size_t nbytes, int fd,
@@ -67,7 +67,7 @@ static bool idist__segment_agree_send(int sock, const void *buf, size_t nbytes, 
 }
 
 // Receives a message. Sets *fd to its descriptor, or to -1 if it has none. On failure errno is 0 if
-// the peer has ended.
+// the peer has closed the connection.
 static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int *fd,
                                          int64_t deadline_ns) {
     ptrdiff_t received;
@@ -83,8 +83,8 @@ static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int
                                       deadline_ns);
 }
 
-// Makes or receives the file, and sends it to our children. Without a file, *error says why, and
-// the ranks vote all the same.
+// Makes the file or receives its descriptor, and sends the descriptor to our children. If there is
+// no file, sets *error to the reason; the ranks still vote.
 static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *seg,
                                               const idist__vote_tree *tree, int *error) {
     const idist__link *links = j->ring->links;
@@ -127,7 +127,8 @@ static void idist__segment_agree_refuse(const idist__join *j, const idist__segme
     ballot->vote = IDIST__VOTE_FAILED;
     if (!beacon_error) idist__os_memory_limit(seg->window_at, limit, sizeof limit);
     snprintf(ballot->why, sizeof ballot->why, "rank %d: %s%s", j->w->group.rank,
-             beacon_error ? "the processes of this host cannot see each other end: " : "",
+             beacon_error ? "processes on this host cannot detect that another one has ended: "
+                          : "",
              *limit ? limit : strerror(beacon_error ? beacon_error : error));
 }
 
@@ -180,8 +181,8 @@ static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segme
 
 // ---- all of it ----
 
-// Finds the ranks of this host that take part, and our rank among them. Stores their world ranks in
-// `ranks`.
+// Finds the ranks of this host that take part, and this rank's number among them. Stores their
+// world ranks in `ranks`.
 static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *seg, int *ranks) {
     const idist__record *own = &j->records[j->w->group.rank];
     int i;
@@ -196,8 +197,8 @@ static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment
     }
 }
 
-// Agrees with the other ranks of this host, if there are any. Sets *all if every rank of this host
-// has mapped the file, even if this rank fails after that.
+// Agrees on the segment with the other ranks of this host, if there are any. Sets *all if every
+// rank of this host has mapped the file, even if this rank fails later.
 static idist_status idist__segment_agree_run(idist__join *j, idist__segment *seg,
                                              const idist__vote_tree *tree, bool *all) {
     int i, beacon_error, error = 0;

@@ -2,13 +2,13 @@
 //
 // Ranks that share memory have no connection to each other. So a rank learns from a beacon
 // (os/beacon.h) that the process of another rank has ended; ring/shm/liveness.h checks the beacons.
-// Each rank opens its own beacon before it connects to any rank. From then on other ranks may check
-// it.
+// Each rank opens its own beacon before it connects to any rank. From then on, other ranks may
+// check the beacon.
 //
-// A system may forbid such sockets. Then the loss of a rank would go unnoticed, so the ranks do not
-// share memory. Each rank checks the beacons of its parent and children in the tree
-// (ring/join/segment_vote.h), and votes against the segment if it cannot see them. These beacons
-// are open, because their ranks are connected to this rank.
+// A system may forbid the sockets that beacons need. In that case the loss of a rank would go
+// unnoticed, so the ranks do not share memory. Each rank checks the beacons of its parent and
+// children in the tree (ring/join/segment_vote.h), and votes against the segment if it cannot see
+// them. These beacons are open already, because their ranks are connected to this rank.
 #pragma once
 
 #include "os/beacon.h"

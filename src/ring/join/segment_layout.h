@@ -1,17 +1,18 @@
 // ring/join/segment_layout.h: the layout of the memory that the ranks of a host share
 //
-// ring/shm/segment.h has the picture of the file. Three numbers determine all offsets and sizes:
-// the ranks on this host, the shared memory per rank (desc.shm_nbytes of the root), and the window
-// size. So the ranks send each other only these numbers.
+// ring/shm/segment.h has a picture of the file. Three numbers determine all offsets and sizes.
+// These are the number of ranks on this host, the shared memory per rank (the root's
+// desc.shm_nbytes), and the window size. All ranks know the first number, so only the other two are
+// sent down the tree.
 //
 //   pipes      a rank has one pipe from each rank: as large as possible, at most IDIST__PIPE_MAX,
 //              and all pipes together at most a quarter of the rank's memory
-//   region 0   half of what is left goes to its buffers, up to IDIST__CHUNK_MAX each
+//   region 0   half of the remaining memory is for its buffers, up to IDIST__CHUNK_MAX each
 //   others     as many regions as fit, with buffers of a quarter of the size
-//   window     a hole that costs nothing until idist_alloc fills it: as large as the memory of the
-//              host, because a program may allocate all of it
+//   window     a hole that costs nothing until idist_alloc fills it: as large as the host's
+//              memory, because a program may allocate all of it
 //
-// If memory is too short for region 0, there are no regions, and collectives are messages.
+// If the memory is too small for region 0, there are no regions, and collectives use messages.
 #pragma once
 
 #include "os/memory.h"
@@ -28,7 +29,7 @@ static size_t idist__segment_layout_round_up(size_t nbytes) {
     return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
 }
 
-// Sets the offsets and sizes in *seg, which knows its number of ranks.
+// Sets the offsets and sizes in *seg. The caller has set seg->n.
 static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
                                       size_t window_nbytes) {
     size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
@@ -73,8 +74,8 @@ static void idist__segment_layout_set(idist__segment *seg, size_t shm_nbytes,
     seg->reserved_count = 0;
 }
 
-// Returns the size of a window: a power of two of at least 1 GiB. It covers the memory of the host,
-// unless all windows together reach 4 TiB first. Returns 0 if addresses have 32 bits.
+// Returns the size of a window: a power of two of at least 1 GiB. The window covers the host's
+// memory, unless all windows together reach 4 TiB first. Returns 0 if addresses have 32 bits.
 static size_t idist__segment_layout_window_nbytes(int n) {
     uint64_t ram = idist__os_segment_ram();
     uint64_t nbytes = (uint64_t)1 << 30;

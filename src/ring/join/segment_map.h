@@ -1,15 +1,15 @@
 // ring/join/segment_map.h: makes, maps and frees the memory that the ranks of a host share
 //
-// The file has no name. The root of the host makes the file and sends its descriptor to the other
-// ranks (ring/join/segment_agree.h). Every rank maps the file.
+// The file has no name. The host's root makes the file, and sends the descriptor down the tree to
+// the other ranks (ring/join/segment_agree.h). Every rank maps the file.
 //
-//   idist__segment_map_new       allocates a rank's own state of the segment
+//   idist__segment_map_new       allocates this rank's own state of the segment
 //   idist__segment_map_create    makes the file; on the root only
-//   idist__segment_map_open      maps the file, and reserves what other ranks write to in our part
-//   idist__segment_map_free      undoes all of that, as far as it was done
+//   idist__segment_map_open      maps the file, and reserves our memory that other ranks write to
+//   idist__segment_map_free      undoes whichever of these steps were done
 //
-// A file in memory has pages only where a process has written. If the memory of the host or of a
-// container is used up, such a write ends the process (SIGBUS). So each rank reserves its part of
+// A file in memory has pages only where a process has written. If the host's or a container's
+// memory is exhausted, such a write ends the process (SIGBUS). So each rank reserves its part of
 // the file before any rank uses it. A rank that cannot reserve its part merely votes against the
 // segment.
 #pragma once
@@ -42,7 +42,7 @@ static void idist__segment_map_free(const idist_allocator *mem, idist__segment *
 }
 
 // Allocates a segment that is not mapped yet. Returns NULL if out of memory. The array seg->local
-// has space for twice as many ranks as it needs: the caller keeps a second table there.
+// has space for 2 * world_size ranks, because the caller keeps a second table there.
 static idist__segment *idist__segment_map_new(const idist_allocator *mem, size_t world_size) {
     idist__segment *seg = (idist__segment *)idist__mem_alloc(mem, sizeof *seg);
 
@@ -93,8 +93,8 @@ static int idist__segment_map_reserve(const idist__segment *seg) {
     return error;
 }
 
-// Maps the file, reserves our memory in it, and adds our processors to the set of the host. Returns
-// 0, or an errno.
+// Maps the file, reserves our memory in it, and adds our processors to the host's set. Returns 0,
+// or an errno.
 static int idist__segment_map_open(idist__segment *seg) {
     idist__os_cpu_set cpus;
     int i, error = idist__segment_map_reserve(seg);

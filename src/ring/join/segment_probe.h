@@ -1,9 +1,10 @@
 // ring/join/segment_probe.h: tests if ranks of a host can read each other's memory, and how fast
 //
-// Through the kernel, a rank can read the memory of another process (os/process.h). That saves a
-// copy. There may be three obstacles. A container or a security module may forbid such reads. The
-// pid of a rank may belong to another process here, if the two ranks are in different containers.
-// And the processor may take several times as long for data in the cache of another core.
+// A rank can read another process's memory through the kernel (os/process.h). That saves a copy.
+// There may be three obstacles. A container or a security module may forbid such reads. If two
+// ranks are in different containers, the pid of one rank may belong to another process in the other
+// container. Finally, the processor may take several times as long to read data in another core's
+// cache.
 //
 //   idist__segment_probe_prepare    each rank stores in its doorbell the addresses of a random
 //                                   number and of a sample of its memory
@@ -11,9 +12,10 @@
 //   idist__segment_probe_reads      each rank reads the number of every other rank, and times
 //                                   reading the sample of the rank before it
 //
-// The result is a vote: all ranks of a host do what the slowest of them can do. The sample lies
-// twice in the memory of a rank: in its private memory and in the pipe from its reader. The reader
-// compares the time of a read through the kernel with the time of a copy from the pipe.
+// The result is a vote: all ranks of a host use the fastest way that each of them can use. Each
+// rank writes its sample twice: to its private memory, and to the pipe from the rank that will read
+// it. The reader compares the time of a read through the kernel with the time of a copy from the
+// pipe.
 #pragma once
 
 #include "os/clock.h"
@@ -29,7 +31,7 @@ enum { // votes; the lowest vote decides
 };
 
 // Prepares the speed test that the next rank runs. Writes to a block of our private memory and to a
-// block of the pipe from that rank, which is still unused. So both blocks are in our cache, as
+// block of the pipe from that rank, which is still unused. Both blocks are then in our cache, as
 // contributions usually are.
 static void idist__segment_probe_leave_sample(const idist__segment *seg) {
     if (seg->n == 1 || seg->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
@@ -37,7 +39,8 @@ static void idist__segment_probe_leave_sample(const idist__segment *seg) {
     memset(idist__segment_pipe(seg, (seg->me + 1) % seg->n, seg->me) + 1, 1, IDIST__SAMPLE_BYTES);
 }
 
-// Publishes what the other ranks need to read our memory. The segment is mapped.
+// Publishes the addresses that the other ranks need to read our memory. The segment is mapped
+// already.
 static void idist__segment_probe_prepare(idist__segment *seg) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
@@ -49,8 +52,8 @@ static void idist__segment_probe_prepare(idist__segment *seg) {
     idist__segment_probe_leave_sample(seg);
 }
 
-// Returns true if we can read the memory of all other ranks, and their pids belong to the right
-// processes.
+// Returns true if we can read the memory of all other ranks, and each pid belongs to the right
+// process.
 static bool idist__segment_probe_reads_all(idist__segment *seg) {
     int i;
 
@@ -98,9 +101,9 @@ static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
     return remote_ns <= 2 * shared_ns;
 }
 
-// Returns how this rank reads the memory of other ranks, as a vote. All ranks have prepared. Ranks
-// that share cores cannot measure the speed. Uses head->cpus, because rank 0 may not have written
-// head->ncores yet.
+// Returns this rank's vote on how to read the memory of other ranks. Called when all ranks have
+// prepared. Ranks that share cores cannot measure the speed, and vote IDIST__READS_FAST. Uses
+// head->cpus, because rank 0 may not have written head->ncores yet.
 static char idist__segment_probe_reads(idist__segment *seg) {
     const idist__segment_header *head = idist__segment_header_of(seg);
 

@@ -1,24 +1,25 @@
 // ring/join/segment_vote.h: the ranks of a host vote, and the lowest vote decides
 //
-// The ranks of a host form a binomial tree. Its root is the lowest rank. Ranks here are numbered on
-// this host, from 0. The parent of a rank is the rank without its lowest set bit:
+// The ranks of a host form a binomial tree. Its root is the lowest rank. In the tree, the ranks of
+// a host are numbered from 0. The parent's number is the rank's number with its lowest set bit
+// cleared:
 //
 //   0 --+-- 1          a rank has at most log2(n) children,
 //       +-- 2 -- 3     and the tree has log2(n) levels below the root
 //       +-- 4 --+-- 5
 //               +-- 6 -- 7
 //
-// A ballot holds a vote, which is a number, and the reason if the rank is against. Each rank waits
-// for the ballots of its children. It sends the lowest of these and its own to its parent. Then it
-// waits for the ballot that has won, and passes that on to its children. So every rank knows the
-// result, and the reason of a rank that was against:
+// A ballot holds a vote, which is a number, and the reason if the rank votes against. Each rank
+// waits for the ballots of its children. It compares these ballots with its own, and sends the
+// lowest one to its parent. Then it waits for the winning ballot, and passes that ballot on to its
+// children. In this way every rank learns the result, and the reason of a rank that voted against:
 //
 //   up      leaf -> ... -> root     the lowest ballot so far
 //   down    root -> ... -> leaf     the lowest ballot of all
 //
-// The ballots travel over the connections of the tree (ring/join/links.h), before any frames. A
-// rank that fails in between ends the vote for all, because its connections end. Each rank that
-// waits for the failed rank asks the store for the reason (ring/join/join_failure.h).
+// The ballots travel over the connections of the tree (ring/join/links.h), before any frames. If a
+// rank fails during a vote, its connections end, and with them the vote of all ranks. Each rank
+// that waits for the failed rank reads the reason from the store (ring/join/join_failure.h).
 #pragma once
 
 #include "os/clock.h"
@@ -45,10 +46,10 @@ enum { // votes on whether the segment is used
 
 typedef struct idist__ballot { // a ballot as it travels through the tree
     char vote;
-    char why[255]; // for IDIST__VOTE_FAILED: which rank could not, and why
+    char why[255]; // for IDIST__VOTE_FAILED: which rank failed, and why
 } idist__ballot;
 
-// Finds the place in the tree of rank `me` of n.
+// Finds the place of rank `me` in a tree of n ranks.
 static void idist__segment_vote_set_tree(idist__vote_tree *tree, const int *ranks, int n, int me) {
     int bit;
 
@@ -71,7 +72,7 @@ static idist_status idist__segment_vote_broken(idist__join *j, int rank) {
         j, rank, "its connection ended while the ranks of this host agreed on shared memory");
 }
 
-// Waits until a link has something to read. Now and then asks whether a rank has given up, which
+// Waits until a link can be read. Meanwhile, regularly checks whether a rank has given up, which
 // may be why nothing arrives.
 static idist_status idist__segment_vote_await(idist__join *j, int rank) {
     idist_status status;
@@ -110,7 +111,7 @@ static idist_status idist__segment_vote_say(idist__join *j, int rank, const idis
     return idist__segment_vote_broken(j, rank);
 }
 
-// Votes, and replaces our ballot by the lowest ballot of this host.
+// Votes, and replaces our ballot with the lowest ballot of this host.
 static idist_status idist__segment_vote_decide(idist__join *j, const idist__vote_tree *tree,
                                                idist__ballot *ballot) {
     idist_status status = IDIST_OK;

@@ -75,12 +75,12 @@ static uint64_t idist__checksum_end(const idist__checksum *sum) {
 //     checksum of everything before it
 //
 // A program allocates its tensors before it loads a file, so it knows every size. No allocation and
-// no offset depends on what a file says. Later versions of the format keep the first two words, and
-// the checksum of the first seven words in the eighth word.
+// no offset depends on a value read from a file. Later versions of the format keep the first two
+// words, and the checksum of the first seven words in the eighth word.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHECKPOINT_VERSION 1
-#define IDIST__CHECKPOINT_PIECE ((size_t)1 << 18) // bytes read at once to verify a file
+#define IDIST__CHECKPOINT_PIECE ((size_t)1 << 18) // bytes read at a time to verify a file
 
 static const char idist__checkpoint_magic[8] = {'i', 'd', 'i', 's', 't', 'c', 'k', 'p'};
 

@@ -18,13 +18,13 @@ typedef struct idist__folder_entry {
     uint64_t step; // step and score are from the header
     double score;
     idist__flaw flaw; // found in the header, or in the whole file if `verified`
-    int error;        // the errno of IDIST__FLAW_UNREADABLE
+    int error;        // for IDIST__FLAW_UNREADABLE: the errno
     bool verified;    // the whole file was read
     idist__os_file_version version;
     char name[256];
 } idist__folder_entry;
 
-// The files of a folder with names of checkpoints. The caller frees `entries`.
+// The files in a folder that have names of checkpoints. The caller frees `entries`.
 typedef struct idist__folder_list {
     idist__folder_entry *entries;
     int count, capacity;
@@ -130,7 +130,8 @@ static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder,
 }
 
 // Lists the checkpoints of an open folder. If `tidy` is set, also removes temporary files left by
-// crashes. Fails if the folder cannot be read, because in an empty folder any score is the best.
+// crashes. Fails if the folder cannot be read, because a folder that seems empty would make any
+// score the best.
 static idist_status idist__folder_list_all(const char *path, const char *prefix,
                                            idist__os_folder folder, bool tidy,
                                            idist__folder_list *list) {
@@ -219,7 +220,7 @@ static idist__folder_entry *idist__folder_pick(const idist__folder_list *list, b
     return picked;
 }
 
-// Fails if a file cannot be read. That file may be the right one, and a training must not start
+// Fails if a file cannot be read. That file may be the right one, and a training run must not start
 // over because the file was skipped.
 static idist_status idist__folder_check_readable(const idist_checkpoint_desc *desc,
                                                  const idist__folder_list *list) {

@@ -12,8 +12,8 @@
 // the flaws of a checkpoint file
 //------------------------------------------------------------------------------
 
-// The flaws, each with its name, the status that idist_checkpoint_load returns, and the words for
-// it in error texts.
+// The flaws. Each row contains a name, the status that idist_checkpoint_load returns, and the
+// wording for error texts.
 #define IDIST__FLAW_MAP(X)                                                             \
     X(NONE, OK, "is valid")                                                            \
     X(UNREADABLE, ERR_SYSTEM, "cannot be read")                                        \
@@ -71,8 +71,8 @@ static idist__flaw idist__flaw_of_header(const uint64_t *header, uint64_t nbytes
     return IDIST__FLAW_NONE;
 }
 
-// Reads and checks the header of a file, which may be any file. If the result is
-// IDIST__FLAW_UNREADABLE, *error is its errno.
+// Reads and checks the header of a file, which need not be a checkpoint. If the result is
+// IDIST__FLAW_UNREADABLE, *error is the errno.
 static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header, int *error) {
     int64_t nbytes = idist__os_file_size(file);
     size_t magic_nbytes = sizeof idist__checkpoint_magic, header_nbytes, some;
@@ -86,7 +86,7 @@ static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header
 
     some = (uint64_t)nbytes < header_nbytes ? (size_t)nbytes : header_nbytes;
     *error = idist__checkpoint_read(file, 0, header, some);
-    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // it was longer a moment ago
+    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // the file was longer a moment ago
     if (*error) return IDIST__FLAW_UNREADABLE;
 
     if (memcmp(header, idist__checkpoint_magic, some < magic_nbytes ? some : magic_nbytes) != 0)
@@ -97,7 +97,7 @@ static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header
 }
 
 // Reads a whole file whose header is valid. Sets *sum to the last word of the file, which must be
-// the checksum over everything before it. If the result is IDIST__FLAW_UNREADABLE, *error is its
+// the checksum over everything before it. If the result is IDIST__FLAW_UNREADABLE, *error is the
 // errno.
 static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *header, uint64_t *sum,
                                         int *error) {
@@ -118,7 +118,7 @@ static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *hea
 
     free(piece);
     if (!*error) *error = idist__checkpoint_read(file, end, sum, sizeof *sum);
-    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // it was longer a moment ago
+    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // the file was longer a moment ago
     if (*error) return IDIST__FLAW_UNREADABLE;
 
     return *sum == idist__checksum_end(&computed) ? IDIST__FLAW_NONE : IDIST__FLAW_CONTENTS;
@@ -128,7 +128,7 @@ static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *hea
 // files that this process has verified or written
 //
 // idist_checkpoint_save must know which files are valid before it removes other files in favor of
-// them. It reads each file only once for this, as long as the file does not change.
+// them. For this purpose it reads each file only once, as long as the file does not change.
 //------------------------------------------------------------------------------
 
 enum { IDIST__SEEN_FILES = 1024 }; // a new entry replaces the oldest one
@@ -174,9 +174,9 @@ static void idist__seen_add(const idist__os_file_version *version, idist__flaw f
 //------------------------------------------------------------------------------
 // file systems that do not sync
 //
-// A sync can fail because the file system does not support it. Then only a guarantee is missing,
-// and the training need not stop. A sync can also fail because the disk lost something (EIO,
-// ENOSPC, EDQUOT).
+// A sync can fail because the file system does not support it. In that case only the protection
+// against a crash is missing, and the training need not stop. A sync can also fail because data did
+// not reach the disk (EIO, ENOSPC, EDQUOT).
 //------------------------------------------------------------------------------
 
 static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // protects the variable below

@@ -42,8 +42,8 @@ static idist_status idist__load_match_entry(const idist__checkpoint *checkpoint,
         idist_dtype_name(tensor->dtype), tensor->count);
 }
 
-// Checks that a valid file has the tensors of this call. Copies its header, which has the step and
-// the score.
+// Checks that a valid file has the tensors of this call. Copies its header, which contains the step
+// and the score.
 static idist_status idist__load_match(idist__checkpoint *checkpoint, const uint64_t *header,
                                       idist__os_file file, const char *path) {
     int i, n = checkpoint->part_count - IDIST__PART_TENSORS;
@@ -78,8 +78,8 @@ static idist_status idist__load_fail_flaw(const char *path, idist__flaw flaw) {
                        is_corrupt ? "; idist_checkpoint_find finds the valid files" : "");
 }
 
-// Checks that the padding is zero. Otherwise the checksum over the file could be right while the
-// checksum over the memory of a rank is wrong.
+// Checks that the padding is zero. Otherwise the checksum over the file could be right although the
+// checksum over a rank's memory is wrong.
 static idist_status idist__load_check_padding(const idist__checkpoint *checkpoint,
                                               idist__os_file file, const char *path) {
     char padding[IDIST__CHECKSUM_BLOCK];

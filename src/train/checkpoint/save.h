@@ -51,7 +51,8 @@ static void idist__save_remember(idist__os_folder folder, const char *name) {
     idist__seen_add(&version, IDIST__FLAW_NONE);
 }
 
-// Writes a file. Its name appears only when all its bytes are on the disk. Returns 0 or an errno.
+// Writes a file. The file gets its final name only when all its bytes are on the disk. Returns 0 or
+// an errno.
 static int idist__save_write(const idist__checkpoint *checkpoint, const idist_checkpoint_desc *desc,
                              idist__os_folder folder, const char *temporary, const char *name,
                              const idist__log *log) {
@@ -76,8 +77,9 @@ static int idist__save_write(const idist__checkpoint *checkpoint, const idist_ch
     return idist__sync_judge(error, "checkpoint_save", desc->folder, log);
 }
 
-// Returns the file that makes a new file unwanted. This is the best of the better files of other
-// steps, preferably a file of a later step. Returns NULL if the new file is wanted.
+// Returns a better file of another step, which makes the new file unwanted. Prefers files of later
+// steps; among those, or among earlier files if there are none, returns the best. Returns NULL if
+// the new file is wanted.
 static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
                                                           const idist__folder_list *list,
                                                           const idist__folder_entry *entry) {
@@ -107,10 +109,11 @@ static void idist__save_log_better(const idist_checkpoint_desc *desc,
                                    const idist__folder_entry *better, const idist__log *log) {
     bool later = better->step > entry->step;
 
-    idist__log_print(log, later ? IDIST_LOG_WARN : IDIST_LOG_INFO,
-                     "checkpoint_save: %s is not written to %s, because %s there is better%s",
-                     entry->name, desc->folder, better->name,
-                     later ? " and has a later step: files of an earlier run count as well" : "");
+    idist__log_print(
+        log, later ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+        "checkpoint_save: %s is not written to %s, because %s in that folder is better%s",
+        entry->name, desc->folder, better->name,
+        later ? " and has a later step: files of an earlier run count as well" : "");
 }
 
 // Verifies the files of a list, unless all files are kept. Warns about a damaged file the first

@@ -9,7 +9,7 @@
 //------------------------------------------------------------------------------
 // a bucket that is sent with fewer bits
 //
-// A compression is a communication hook, like a hook of the program. Its arg is the
+// A compression is a communication hook, like the program's own hooks. Its arg is the
 // idist__reduction of the ddp. With 16-bit compression, the state of a bucket is the memory for its
 // 16-bit floats.
 //------------------------------------------------------------------------------
@@ -37,11 +37,11 @@ static void idist__compress_free(void *data, void *arg) {
 //------------------------------------------------------------------------------
 // buckets sent as 16-bit floats
 //
-// The bucket is rounded to 16 bits, reduced and widened. The reduction adds in float and rounds
-// once more.
+// The bucket is rounded to 16 bits, reduced and widened. The reduction adds the numbers as floats
+// and rounds once more.
 //------------------------------------------------------------------------------
 
-enum { IDIST__HALF_PIECE = 256 }; // elements converted at once
+enum { IDIST__HALF_PIECE = 256 }; // elements converted at a time
 
 static void idist__half_pack(const idist_bucket *b, char *to, idist_dtype wire) {
     const double *from = (const double *)b->data;

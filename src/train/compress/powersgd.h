@@ -1,8 +1,8 @@
 // train/compress/powersgd.h: buckets sent as products of two thin matrices
 //
 // The algorithm is from Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook.
-// It makes one step of the power iteration for the largest singular vectors of the mean of M over
-// the ranks.
+// Each iteration makes one step of a power iteration. The power iteration finds the singular
+// vectors with the largest singular values of the mean of M over the ranks.
 //
 //     M  += error                             rows x cols, of this rank
 //     P   = M * Q                             rows x rank
@@ -47,7 +47,7 @@ typedef struct idist__powersgd_matrix {
     size_t count; // elements in the bucket; the rest of rows * cols are zeros
     size_t rows, cols;
     int rank;
-    float *p, *q; // in the p and q of the state
+    float *p, *q; // point into the state's p and q
 } idist__powersgd_matrix;
 
 typedef struct idist__powersgd_state {
@@ -128,8 +128,8 @@ static void idist__powersgd_free(void *data, void *arg) {
     free(state);
 }
 
-// Adds a matrix to the state of a bucket, unless min_compression_rate says that compressing it
-// saves too little.
+// Adds a matrix to the state of a bucket, unless compressing it would save too little according to
+// min_compression_rate.
 static void idist__powersgd_add(idist__powersgd_state *state, const idist_powersgd_desc *desc,
                                 size_t first, size_t count, size_t rows, size_t cols) {
     idist__powersgd_matrix *matrix = &state->matrices[state->matrix_count];
@@ -233,8 +233,8 @@ IDIST__VECTORIZE static void idist__powersgd_add_scaled(float *to, const float *
     for (i = 0; i < count; i++) to[i] += factor * from[i];
 }
 
-// Draws a column. Each number is a sum of twelve uniform numbers, which is nearly normal.
-// Orthogonal columns need nothing better.
+// Fills a column with random numbers. Each number is a sum of twelve uniform numbers, so its
+// distribution is nearly normal. That is sufficient, because the columns are made orthogonal.
 static void idist__powersgd_draw(idist__twister *twister, float *column, size_t count) {
     size_t i;
 
@@ -278,9 +278,9 @@ static bool idist__powersgd_separate(float *columns, size_t count, int k, double
     return true;
 }
 
-// Orthogonalizes columns by modified Gram-Schmidt. If a column has no direction of its own, draws
-// it anew from the generator. If `twister` is NULL or the new column has none either, sets the
-// column to zero.
+// Orthogonalizes columns by modified Gram-Schmidt. If a column depends linearly on the columns
+// before it, replaces it with a random column. If `twister` is NULL, or if the random column
+// depends on these columns too, sets the column to zero.
 static void idist__powersgd_orthogonalize(float *columns, size_t count, int rank, double epsilon,
                                           idist__twister *twister) {
     int k;
@@ -359,7 +359,7 @@ IDIST__VECTORIZE static float idist__powersgd_size(const float *x, size_t count)
     return largest;
 }
 
-// Returns the largest absolute value of `count` elements of a bucket, from `first` on.
+// Returns the largest absolute value of `count` elements of a bucket, beginning at `first`.
 static float idist__powersgd_size_of_gradient(const idist_bucket *b, size_t first, size_t count) {
     const double *doubles = (const double *)b->data + first;
     double largest = 0;
@@ -376,7 +376,7 @@ static float idist__powersgd_size_of_gradient(const idist_bucket *b, size_t firs
     return (float)largest;
 }
 
-// Adds `count` elements of a bucket, from `first` on, to `to`.
+// Adds `count` elements of a bucket, beginning at `first`, to `to`.
 IDIST__VECTORIZE static void idist__powersgd_get(const idist_bucket *b, size_t first, float *to,
                                                  size_t count) {
     const float *floats = (const float *)b->data + first;
@@ -401,7 +401,7 @@ IDIST__VECTORIZE static void idist__powersgd_set(const idist_bucket *b, size_t f
         for (i = 0; i < count; i++) doubles[i] = (double)(factor * from[i]);
 }
 
-enum { IDIST__POWERSGD_PIECE = 256 }; // elements of a row computed at once
+enum { IDIST__POWERSGD_PIECE = 256 }; // elements of a row computed at a time
 
 // Computes product = P * transpose(Q), writes factor * product to the bucket, and subtracts product
 // from M. If Q is not finite, all results of the matrix are NaN, and Q and the errors of the matrix
@@ -435,8 +435,8 @@ static void idist__powersgd_expand(const idist_bucket *b, const idist__powersgd_
     if (!finite) memset(matrix->q, 0, q_count * sizeof *matrix->q);
 }
 
-// Copies the gradients that are not compressed to the place behind the Ps or, if `back` is set,
-// scales them and copies them back.
+// Copies the gradients that are not compressed to the memory after the Ps. If `back` is set, scales
+// them and copies them back instead.
 static void idist__powersgd_copy_plain(const idist_bucket *b, const idist__powersgd_state *state,
                                        bool back) {
     float *plain = state->p + state->p_count;
@@ -504,9 +504,9 @@ static void idist__powersgd_warn(const idist_bucket *b, const idist__powersgd_ma
         b->index, b->gradients[i], (unsigned long long)count);
 }
 
-// Computes P again without errors if the errors of some rank have made the sum of P worthless. All
-// ranks then drop the errors of the matrix. All ranks make the same decisions, because they decide
-// from sums. Collective.
+// Checks whether the errors of some rank have made the sum of the Ps worthless. If so, all ranks
+// drop the errors of the matrix and compute P again without them. All ranks make the same decision,
+// because it depends only on sums over the ranks. Collective.
 static idist_status idist__powersgd_recover(const idist_bucket *b,
                                             const idist__reduction *reduction,
                                             idist__powersgd_state *state, int k) {
@@ -518,8 +518,8 @@ static idist_status idist__powersgd_recover(const idist_bucket *b,
     if (!idist__powersgd_is_finite(matrix->p, p_count)) return IDIST_OK;
     if (!(idist__powersgd_size(matrix->p, p_count) < state->sizes[k] / 65536)) return IDIST_OK;
 
-    // The sum may also be small because the gradients cancel out. Then the errors are no larger
-    // than the gradients.
+    // The sum may also be small because the gradients cancel out. In that case the errors are no
+    // larger than the gradients.
     own = idist__powersgd_size_of_gradient(b, matrix->first, matrix->count);
     own = idist__powersgd_size(m, matrix->count) / 4096 > own ? 1.0f : 0.0f;
     status = idist_all_reduce(&own, &sum, 1, IDIST_F32, IDIST_SUM, &b->opts);

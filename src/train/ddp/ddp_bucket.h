@@ -9,7 +9,7 @@
 #include "train/ddp/ddp_model.h"
 
 //------------------------------------------------------------------------------
-// which gradients share a bucket, and where it lies
+// which gradients share a bucket, and where the bucket is in memory
 //------------------------------------------------------------------------------
 
 // Assigns gradients to buckets in the given order, or from the last to the first if `order` is
@@ -52,8 +52,8 @@ static bool idist__ddp_bucket_can_view(const idist_ddp *d, const idist_tensor *g
     return (uintptr_t)gradient->data % idist_dtype_size(gradient->dtype) == 0;
 }
 
-// Returns true if buckets may go in pieces (train/ddp/ddp_piece.h). The result is the same on all
-// ranks.
+// Returns true if buckets may be reduced in pieces (train/ddp/ddp_piece.h). The result is the same
+// on all ranks.
 static bool idist__ddp_bucket_may_split(const idist_ddp *d) {
     return !d->desc.hook && !d->desc.compression && !d->desc.find_unused && !d->desc.on_device;
 }
@@ -87,7 +87,7 @@ static void idist__ddp_bucket_find_views(idist_ddp *d) {
 }
 
 // Returns true if a bucket needs a part of bucket_memory. A scattered bucket needs memory only for
-// gradients for which the program has none.
+// gradients for which the program provides none.
 static bool idist__ddp_bucket_needs_memory(const idist_ddp *d, const idist__ddp_bucket *bucket) {
     int k;
 
@@ -201,8 +201,8 @@ static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
 }
 
 // Allocates one slot for each piece that can be in flight. A bucket that is contiguous on this rank
-// may also go in pieces, because it is scattered on another rank. Its pieces take slots, but need
-// no memory. Sets in_pieces for the buckets that are scattered on this rank.
+// may also be reduced in pieces, because it is scattered on another rank. Its pieces take slots,
+// but need no memory. Sets in_pieces for the buckets that are scattered on this rank.
 static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     size_t count = 0;
     bool any = false;
@@ -254,7 +254,7 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
     return idist__ddp_bucket_alloc_slots(d);
 }
 
-// Returns true if gradients may move to other buckets. They may if some bucket goes in pieces.
+// Returns true if gradients may move to other buckets. They may if any bucket is reduced in pieces.
 // Otherwise gradients that are reduced in place would have to be copied. The result is the same on
 // all ranks.
 static bool idist__ddp_bucket_may_regroup(const idist_ddp *d) {
@@ -322,8 +322,8 @@ IDIST__NOINLINE static idist_status idist__ddp_hook_finish(const idist_ddp *d,
     return idist__callback_threw("ddp", "the hook's finish") ? IDIST_ERR_CALLBACK : status;
 }
 
-// Frees a state of the hook. Drops an exception that free_fn throws, because the state is gone in
-// any case.
+// Frees a state of the hook. Ignores an exception that free_fn throws, because the state is no
+// longer needed.
 IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state) {
     IDIST__TRY(d->hook.free_fn(state, d->hook.arg));
     idist__me.thrown[0] = 0;

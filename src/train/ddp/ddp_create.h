@@ -1,12 +1,12 @@
 // train/ddp/ddp_create.h: creates a ddp from a desc, and frees it
 //
-//     idist__ddp_create_copy         copies the lists of the caller
+//     idist__ddp_create_copy         copies the caller's lists
 //     idist__ddp_create_check        checks the lists and the desc
 //     idist__ddp_bucket_form         forms the buckets
 //     idist__ddp_create_set_hook     chooses the hook, and allocates the state of a compression
 //     idist__ddp_create_agree        collective: compares arguments, and fails if any rank failed
-//     idist__ddp_bucket_agree        collective: agrees on the buckets that go in pieces
-//     idist__ddp_create_broadcast    collective: copies parameters and buffers of rank 0 to all
+//     idist__ddp_bucket_agree        collective: agrees on the buckets that are reduced in pieces
+//     idist__ddp_create_broadcast    collective: copies rank 0's parameters and buffers to all
 #pragma once
 
 #include "base/fail.h"
@@ -25,7 +25,8 @@
 #include "train/ddp/ddp_model.h"
 #include "train/ddp/ddp_bucket.h"
 
-// Starts the built-in reduction of a bucket. This is the `start` of the hook without compression.
+// Starts the built-in reduction of a bucket. This is the `start` function of the hook that does not
+// compress.
 static idist_status idist__ddp_create_start(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
 
@@ -40,7 +41,7 @@ static idist_status idist__ddp_create_finish(idist_bucket *b, void *arg) {
                                       reduction->postscale);
 }
 
-// The hooks on the host, indexed by idist_compression. An entry without functions is no
+// The hooks on the host, indexed by idist_compression. An entry without functions is not a valid
 // compression.
 static const idist_ddp_hook idist__ddp_host_hooks[] = {
     {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
@@ -196,8 +197,8 @@ static int idist__ddp_create_compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Checks that gradients do not overlap in memory. Overlapping gradients, as of tied weights, would
-// be summed more than once.
+// Checks that gradients do not overlap in memory. Overlapping gradients, for example of tied
+// weights, would be summed more than once.
 static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
     const idist_tensor **sorted;
     size_t count = 0, k;
@@ -282,8 +283,8 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
     return status == IDIST_OK ? idist__ddp_create_check_device(d) : status;
 }
 
-// Copies the lists of the caller, which are not checked yet. Allocates the arrays that are kept per
-// entry.
+// Copies the caller's lists, which have not been checked yet. Allocates the arrays that have one
+// element per list entry.
 static idist_status idist__ddp_create_copy(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     size_t n = desc->n > 0 ? (size_t)desc->n : 0, i;
@@ -311,7 +312,7 @@ static idist_status idist__ddp_create_copy(idist_ddp *d) {
     return IDIST_OK;
 }
 
-// Chooses the number and size of pieces in flight, the same on all ranks.
+// Chooses the number and size of pieces in flight. The choice is the same on all ranks.
 static void idist__ddp_create_set_pieces(idist_ddp *d) {
     const idist_group *group = d->desc.group;
     const idist__world *world = group ? group->w : idist__world_default();
@@ -348,7 +349,7 @@ static void idist__ddp_create_options(const idist_ddp_desc *desc, idist__shape *
     shapes[i] = idist__shape_of_option("hook", desc->hook != NULL);
 }
 
-// Checks that all ranks have the same arguments, and that no rank has failed before. Collective.
+// Checks that all ranks have the same arguments, and that no rank has failed so far. Collective.
 static idist_status idist__ddp_create_agree(const idist_ddp *d, idist_status mine) {
     int n = d->desc.n, buffer_count = d->desc.n_buffers, count = 0;
     idist_opts opts = idist__ddp_opts(d, false);

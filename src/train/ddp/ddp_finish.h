@@ -1,7 +1,7 @@
 // train/ddp/ddp_finish.h: the end of an iteration
 //
 // idist_ddp_wait ends an iteration in three steps. First, gradients that are not ready become zeros
-// or count as ready. Then the remaining buckets are launched. Last, each result is finished and
+// or count as ready. Then the remaining buckets are launched. Finally, each result is finished and
 // copied back.
 #pragma once
 
@@ -138,7 +138,7 @@ static void idist__ddp_finish_reset(idist_ddp *d) {
     d->begun = false;
 }
 
-// Handles the gradients that are not ready: they count as ready. With find_unused, they contribute
+// Treats the gradients that are not ready as ready. With find_unused, these gradients contribute
 // zero instead, unless they were ready in a pass with no_sync.
 static idist_status idist__ddp_finish_gather(idist_ddp *d) {
     idist_status status = d->status;
@@ -174,8 +174,8 @@ static void idist__ddp_finish_reorder(idist_ddp *d) {
 }
 
 // Sets arrival_order on all ranks to the order in which gradients became ready on the first rank
-// with data. Gradients that became ready in idist_ddp_wait come last, from the last one to the
-// first. Collective.
+// with data. Gradients that became ready in idist_ddp_wait come last, in descending order.
+// Collective.
 static idist_status idist__ddp_finish_learn(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
     int i, count = d->ready_count;
@@ -222,7 +222,7 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
         idist__ddp_fail(d, status);
     }
 
-    status = idist__ddp_finish_buckets(d); // even after a failure: it waits for requests
+    status = idist__ddp_finish_buckets(d); // even after a failure, because it waits for requests
     if (status == IDIST_OK && !d->joining)
         status = idist__ddp_fail(d, idist__ddp_finish_scatter(d));
     if (status == IDIST_OK) status = idist__ddp_fail(d, idist__ddp_finish_follow(d));

@@ -10,7 +10,7 @@
 #include "train/ddp/ddp_bucket.h"
 #include "train/ddp/ddp_piece.h"
 
-// Finds out which ranks have data, and sets the factors that depend on their number. Collective.
+// Determines which ranks have data, and sets the factors that depend on their number. Collective.
 static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
     uint8_t mine = !d->joining;
@@ -80,8 +80,8 @@ static idist_status idist__ddp_launch_settle(idist_ddp *d) {
     return status;
 }
 
-// Calls the hook's start or finish. A hook of the program may fail without setting a text. So this
-// function first clears the text of any earlier failure.
+// Calls the hook's start or finish. A hook of the program may fail without setting an error text.
+// Therefore this function first clears the text of any earlier failure.
 static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage stage,
                                                 idist__ddp_bucket *bucket) {
     idist_status status;

@@ -13,13 +13,14 @@
 //                                  |============ 1 ============|
 //
 // The order in which gradients become ready on a rank does not matter. A bucket is launched when it
-// is full and the bucket before it has been launched. So all ranks make the same calls in the same
-// order.
+// is full and the bucket before it has been launched. In this way all ranks make the same calls in
+// the same order.
 //
-// The backward pass may use parameters in an order other than the listed one. Then buckets become
-// full late, and all later buckets wait for them. So after the first iteration, buckets are formed
-// anew in the order in which gradients became ready on one rank (idist__ddp_finish_follow).
-// Gradients stay where they are. A bucket whose gradients are no longer contiguous goes in pieces.
+// The backward pass may use parameters in an order other than the listed one. In that case some
+// buckets become full late, and all later buckets wait for them. Therefore, after the first
+// iteration, buckets are formed again in the order in which gradients became ready on one rank
+// (idist__ddp_finish_follow). Gradients stay where they are. A bucket whose gradients are no longer
+// contiguous is reduced in pieces.
 //
 // In these cases, buckets keep their gradients and are only launched in another order:
 //
@@ -31,11 +32,11 @@
 //
 //     uneven        all_gather of "I have data", 1 byte; tells all ranks whose buffers to copy and
 //                   by how many ranks to divide
-//     buffers       broadcast of each
-//     buckets       in launch order: what the hook's `start` does; without a hook an all_reduce in
-//                   place, or one per piece
+//     buffers       a broadcast of each buffer
+//     buckets       in launch order: the calls of the hook's `start`; without a hook, an all_reduce
+//                   in place, or one per piece
 //     find_unused   all_reduce of "I have a gradient", 1 byte per parameter
-//     buckets       in launch order: what the hook's `finish` does
+//     buckets       in launch order: the calls of the hook's `finish`
 //     order         only once, and not with a hook or find_unused: broadcast of a number
 //                   per gradient; if buckets change, all_reduce of "my gradients lie apart", 1
 //                   byte per bucket
@@ -51,9 +52,10 @@
 //     idist__ddp_finish_buckets    calls the hook's finish
 //     idist__ddp_finish_scatter    copies the result back
 //
-// A bucket holds its gradients one after the other, lower parameters first. If gradients lie in
-// this way in the program's memory, this memory is the bucket (a view), and nothing is copied.
-// Other buckets have memory of their own, or none if they go in pieces (train/ddp/ddp_piece.h).
+// A bucket holds its gradients one after the other, lower parameters first. If the gradients are
+// arranged in this way in the program's memory, this memory is the bucket (a view), and nothing is
+// copied. Other buckets have their own memory, or none if they are reduced in pieces
+// (train/ddp/ddp_piece.h).
 #pragma once
 
 #include "base/fail.h"
@@ -73,10 +75,10 @@ typedef struct idist__ddp_param {
 } idist__ddp_param;
 
 typedef struct idist__ddp_bucket {
-    idist_bucket exposed; // the part that a hook gets
+    idist_bucket exposed; // the part that is passed to a hook
     int ready_count;
-    bool view;           // lies in the program's memory
-    bool scattered;      // its gradients lie apart, so it goes in pieces (train/ddp/ddp_piece.h)
+    bool view;           // uses the program's memory
+    bool scattered;      // its gradients are not contiguous; it is reduced in pieces
     int64_t launched_ns; // for the timeline
     char *end;           // end of the gradients placed so far
     idist_request request;
@@ -88,7 +90,7 @@ enum { IDIST__DDP_PARTS = 128 };
 
 // A part of a bucket that is reduced by its own call.
 typedef struct idist__ddp_piece {
-    idist_bucket exposed; // the part that the built-in reduction gets
+    idist_bucket exposed; // the part that is passed to the built-in reduction
     const idist__ddp_bucket *bucket;
     size_t first;  // index of its first element in the bucket
     int gradient;  // index of the gradient with that element, in the bucket's exposed.gradients
@@ -115,11 +117,11 @@ struct idist_ddp {
     int bucket_count;
     int *bucket_of;             // by gradient: its bucket in the next grouping
     int *bucket_gradients;      // by bucket: indices of its gradients
-    size_t *bucket_displs;      // by bucket: where its gradients begin, in elements
+    size_t *bucket_displs;      // by bucket: where each of its gradients begins, in elements
     void *bucket_memory;        // memory of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
     bool learnt;                // the order of arrival is known
-    bool pieces_overlap;        // several pieces in flight end sooner than one after the other
+    bool pieces_overlap;        // several pieces in flight finish sooner than one at a time
     int32_t *launch_order;      // buckets, in the order in which they are launched
     int32_t *arrival_order;     // gradients, in the order in which they became ready
     uint8_t *in_pieces;         // by bucket: scattered on some rank
@@ -130,7 +132,7 @@ struct idist_ddp {
     idist__reduction reduction; // how the built-in hooks reduce
     double scale;               // result = scale * (sum over the ranks)
 
-    // The ranks with data, for uneven. first_active and last_active are of the last iteration in
+    // The ranks with data, for uneven. first_active and last_active refer to the last iteration in
     // which some rank had data.
     uint8_t *has_data; // by rank: true if it has data
     int active_count;  // ranks with data
@@ -207,13 +209,15 @@ static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     return status;
 }
 
-// Checks that the world still exists. A ddp of one rank makes no call that would notice its end.
+// Checks that the world still exists. A ddp of one rank makes no call that would otherwise detect
+// that the world was closed.
 static idist_status idist__ddp_check_group(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false), unused;
     return idist__agree_enter("ddp", &opts, &unused);
 }
 
-// Sets the factors that turn the sum into the result. They depend on the number of ranks with data.
+// Sets the factors that turn the sum into the result. The factors depend on the number of ranks
+// with data.
 static void idist__ddp_set_scale(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     double postscale = desc->postscale != 0 ? desc->postscale : 1, divisor = d->group_size;

@@ -1,22 +1,23 @@
 // train/ddp/ddp_piece.h: buckets whose gradients are scattered in memory
 //
-// A copy of a whole bucket has left the caches before it is reduced, and again before it is copied
-// back. This makes three passes through memory instead of one. So the bucket is sent in pieces.
-// Where the group shares memory, a piece is reduced where its gradients lie, unless these gradients
-// are very small. Otherwise pieces go through a few slots that stay in the cache. A piece is copied
-// into its slot when it is launched:
+// A copied bucket would leave the caches before it is reduced, and again before it is copied back.
+// The data would pass through memory three times instead of once. Therefore the bucket is reduced
+// in pieces. If the group shares memory, a piece is reduced where its gradients are, unless these
+// gradients are very small. Otherwise pieces are copied to a few slots that stay in the cache. A
+// piece is copied into its slot when it is launched:
 //
 //     gradients    [    0    ]     [1]  [2]    [     3     ]
 //     pieces       [  a  |  b        |  c        |    d    ]
 //     slots        [ a ][ b ][ c ]     d is launched when a has been reduced and copied back
 //
 // idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait launches the rest.
-// Between hosts, idist_ddp_wait keeps several pieces in flight. Within a host it launches one after
-// the other: collectives in shared memory do not overlap, and requests would only cost time.
+// Between hosts, idist_ddp_wait keeps several pieces in flight. Within a host it launches one piece
+// after the other, because collectives in shared memory do not overlap, and requests would only
+// cost time.
 //
-// A bucket that is scattered on one rank goes in pieces on all ranks, because all ranks make the
-// same calls. A piece may be contiguous on a rank, for example because it lies in a single
-// gradient. The rank then reduces the piece where it is, without a slot.
+// A bucket that is scattered on one rank is reduced in pieces on all ranks, because all ranks make
+// the same calls. A piece may be contiguous on a rank, for example because it is part of a single
+// gradient. In that case the rank reduces the piece where it is, without a slot.
 //
 // Buckets are copied as a whole in these cases:
 //
@@ -60,7 +61,7 @@ static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *pi
     }
 }
 
-// Returns the address of a piece if its elements are contiguous in memory, otherwise NULL. Also
+// Returns the address of a piece if its elements are contiguous in memory, or NULL otherwise. Also
 // returns NULL for a scattered bucket on a rank without data, which needs memory for its zeros.
 static void *idist__ddp_piece_find(const idist_ddp *d, const idist__ddp_piece *piece) {
     const idist_bucket *bucket = &piece->bucket->exposed;
@@ -111,7 +112,7 @@ static int idist__ddp_piece_list(const idist_ddp *d, idist__ddp_piece *piece) {
     return n;
 }
 
-// Starts to reduce a piece where its gradients are, if possible, and then sets piece->in_place.
+// If possible, starts to reduce a piece where its gradients are, and sets piece->in_place.
 static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_piece *piece) {
     const idist_bucket *exposed = &piece->exposed;
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
@@ -125,8 +126,8 @@ static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_
                                               &exposed->opts, &piece->in_place);
 }
 
-// Launches the next piece of a bucket. If `alone` is set, no piece is in flight. The next piece is
-// then launched after this one has ended, unless pieces overlap.
+// Launches the next piece of a bucket. If `alone` is set, no piece is in flight. In that case the
+// next piece is launched after this one has ended, unless pieces overlap.
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
                                            bool alone) {
     const idist_bucket *all = &bucket->exposed;

@@ -80,8 +80,9 @@ static bool idist__columns_has(const idist__columns_range *ranges, size_t n, uin
     return low < n && code >= ranges[low].first;
 }
 
-// Returns the number of columns that a character takes. The character is not a control character.
-// The selector U+FE0F counts as one column, because some terminals widen the character before it.
+// Returns the number of columns that a character takes. The character must not be a control
+// character. The selector U+FE0F counts as one column, because some terminals widen the character
+// before it.
 static size_t idist__columns_of(uint32_t code) {
     const size_t none_count = sizeof idist__columns_none / sizeof *idist__columns_none;
     const size_t two_count = sizeof idist__columns_two / sizeof *idist__columns_two;
@@ -117,8 +118,8 @@ static const char *idist__columns_skip(const char *text, bool *is_color) {
     return *at >= '0' && *at <= '~' ? at + 1 : at;
 }
 
-// Adds bytes that take `columns` columns, if they fit. Once something did not fit, adds nothing
-// more.
+// Adds bytes that take `columns` columns, if they fit. After the first bytes that do not fit, adds
+// nothing more.
 static void idist__columns_put(idist__columns_line *line, const char *bytes, size_t nbytes,
                                size_t columns) {
     if (line->columns + columns > line->limit || line->nbytes + nbytes >= sizeof line->text)

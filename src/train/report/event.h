@@ -7,8 +7,9 @@
 //     data                 an Event in the format of protocol buffers
 //     masked CRC-32C       4 bytes, over the data
 //
-// Numbers have the lowest byte first. The Event in the first record has the version of the file. A
-// field is a varint with its number and type, followed by its content. The fields in use are:
+// Numbers have the lowest byte first. The Event in the first record contains the version of the
+// file. A field begins with a varint that contains its number and type; the field's content
+// follows. The fields in use are:
 //
 //     Event      1 wall_time (double)  2 step (varint)  3 file_version  5 summary (Summary)
 //     Summary    1 value (Value)
@@ -17,7 +18,7 @@
 // Sources: record_writer.cc, event.proto and summary.proto of TensorFlow; RFC 3720, appendix B.4.
 #pragma once
 
-#define IDIST__TAG_NBYTES 1000                        // largest tag, without the 0 at the end
+#define IDIST__TAG_NBYTES 1000                        // largest tag, without the terminating 0
 #define IDIST__EVENT_NBYTES (IDIST__TAG_NBYTES + 100) // largest record
 
 // The types of fields ("wire types").
@@ -34,7 +35,7 @@ static void idist__event_bytes(idist__event *event, const void *bytes, size_t nb
     event->nbytes += nbytes;
 }
 
-// Appends a number of nbytes bytes, the lowest byte first.
+// Appends a number as nbytes bytes, the lowest byte first.
 static void idist__event_number(idist__event *event, uint64_t number, int nbytes) {
     int i;
 
@@ -91,7 +92,7 @@ static uint32_t idist__event_crc(const unsigned char *bytes, size_t nbytes) {
     return ~crc;
 }
 
-// Appends a masked CRC-32C, because a plain CRC over data that contains CRCs is a weak one.
+// Appends a masked CRC-32C, because a plain CRC over data that contains CRCs is weak.
 static void idist__event_masked_crc(idist__event *record, const unsigned char *bytes,
                                     size_t nbytes) {
     uint32_t crc = idist__event_crc(bytes, nbytes);

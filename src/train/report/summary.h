@@ -25,7 +25,7 @@
 #define IDIST__CSV_HEADER "wall_time,step,tag,value\n"
 #define IDIST__CSV_NBYTES (2 * IDIST__TAG_NBYTES + 100) // longest line; a quote counts twice
 
-// Writes a tag, in quotes if it needs them. Returns the end of what it wrote.
+// Writes a tag, in quotes if it needs them. Returns the end of the written text.
 static char *idist__csv_tag(char *to, const char *tag) {
     bool quoted = tag[strcspn(tag, ",\"\r\n")] != 0;
 
@@ -80,11 +80,11 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 }
 
 //------------------------------------------------------------------------------
-// scalars over the steps of a training, for TensorBoard and as CSV
+// scalars over the steps of a training run, for TensorBoard and as CSV
 //
-// A value is written at once, with one pwrite per file. If the write fails, the value stays in
+// A value is written immediately, with one pwrite per file. If the write fails, the value stays in
 // `pending`, ahead of later values. The file is then cut back to its last whole line or record. The
-// summary keeps the position in the file itself, because another attempt must begin at the same
+// summary itself keeps the position in the file, because another attempt must begin at the same
 // position.
 //------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ static idist_status idist__summary_write(idist_summary *summary, idist__summary_
     }
 
     error = errno;
-    // If this fails as well, the next attempt overwrites what the failed write has left.
+    // If this fails as well, the next attempt overwrites the bytes that the failed write has left.
     idist__os_file_resize(file->file, file->nbytes);
 
     return idist__checkpoint_fail(name, summary->folder, file->name, error);
@@ -187,7 +187,7 @@ static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nb
     if (!error)
         error = idist__csv_find_end(file->file, nbytes, file->pending, sizeof file->pending,
                                     &file->nbytes);
-    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // it was longer a moment ago
+    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // the file was longer a moment ago
     if (error) return idist__checkpoint_fail("summary_create", summary->folder, file->name, error);
 
     if (nbytes - file->nbytes > IDIST__CSV_NBYTES)
@@ -238,7 +238,7 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
                            "summary_create: another process or handle is writing %s; use a folder "
                            "per training run",
                            path);
-    // The last holder of the lock may just have added to the file.
+    // Get the size only now, because the last holder of the lock may just have added to the file.
     nbytes = idist__os_file_size(file->file);
     if (nbytes < 0 && errno)
         return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
@@ -251,8 +251,8 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
     return idist__summary_mend_csv(summary, (uint64_t)nbytes);
 }
 
-// Creates an events file. The number at the end of its name distinguishes the files of one process
-// and second. The folder need not be readable.
+// Creates an events file. The number at the end of its name distinguishes files that a process
+// creates in the same second. The folder need not be readable.
 static idist_status idist__summary_open_events(idist_summary *summary) {
     idist__summary_file *file = &summary->events;
     int64_t now_us = idist__os_calendar_ns() / 1000;
@@ -405,8 +405,8 @@ idist_status idist_summary_add(idist_summary *summary, const char *tag, double v
     return events != IDIST_OK ? events : csv;
 }
 
-// Writes the pending bytes, and waits until the whole file is on the disk. A sync that the file
-// system refuses is no failure; *refusal is then its errno.
+// Writes the pending bytes, and waits until the whole file is on the disk. If the file system
+// refuses to sync, this is not a failure, and *refusal is set to the errno.
 static idist_status idist__summary_sync(idist_summary *summary, idist__summary_file *file,
                                         const char *name, int *refusal) {
     idist_status status;
