@@ -231,65 +231,68 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 enum { IDIST__HEADER_BYTES = 64 }; // size of a frame without its payload
 
-// A transport moves the bytes of one link. No function blocks. `port` is the transport's own end of
-// the link, and belongs to whoever opened it. `close` closes what the port contains.
+// A transport moves the bytes of one link. No function blocks. `port` is this rank's end of the
+// link. The code that opened the link owns the port. `close` closes the contents of the port, but
+// does not free it.
 //
 // Every transport has `name`, `read`, `write`, `close` and `descriptor`. The other functions are
 // optional. A function is NULL if no link of this transport can do it, and the comment above the
-// function says what happens instead. A function that fills in a transport sets the fields by name.
-// It leaves at NULL and false what the transport does not have.
+// function says what happens instead. The code that fills in a transport sets the fields by name.
+// Fields that it does not set stay NULL or false.
 typedef struct idist__transport {
     const char *name;
 
-    // Both functions return the number of bytes moved, which may be fewer than requested, or 0 if
-    // nothing can move now. They return -1 if the stream has ended (errno is 0) or is broken (errno
-    // is not 0).
+    // `read` and `write` return the number of bytes moved, which may be fewer than requested, or 0
+    // if nothing can move now. They return -1 if the stream has ended (errno is 0) or is broken
+    // (errno is not 0).
     ptrdiff_t (*read)(void *port, void *buf, size_t nbytes);
     ptrdiff_t (*write)(void *port, const idist__os_part *parts, int nparts);
 
     void (*close)(void *port);
 
-    // Returns the descriptor that a rank watches to learn that the next `read` may find something.
-    // If `output` is true, the rank learns that the next `write` may accept something. Returns -1
-    // if there is no descriptor. The descriptor may change after each read or write.
+    // Returns the descriptor that becomes readable when the next `read` may return data. If
+    // `output` is true, returns the descriptor that becomes writable when the next `write` may
+    // accept data. Returns -1 if there is no such descriptor. The descriptor may change after each
+    // read or write.
     int (*descriptor)(void *port, bool output);
 
-    // True if a read costs a system call. With many links, ring->watch then tells when to read.
+    // True if a read costs a system call. If a rank has many such links, it reads only those that
+    // ring->watch reports as readable.
     bool polled;
-    // True if closing with unread bytes may destroy what the peer has not read yet.
+    // True if closing a link that holds unread input may destroy output that the peer has not read
+    // yet.
     bool lossy_close;
 
     // Functions for whole messages: a header of IDIST__HEADER_BYTES, and nbytes of payload.
     // `peek_header` copies the next header and consumes nothing. It returns false if the header has
-    // not arrived. `read_message` drops that header and copies the payload behind it. It returns
-    // false, and consumes nothing, if the message has not arrived completely. `write_message`
-    // returns false, and writes nothing, if there is no space for the whole message. All three are
-    // NULL if messages always go through `read` and `write`.
+    // not arrived. `read_message` consumes that header and copies the payload that follows it. It
+    // returns false, and consumes nothing, if the message has not arrived completely.
+    // `write_message` returns false, and writes nothing, if there is no space for the whole
+    // message. All three are NULL if messages always go through `read` and `write`.
     bool (*peek_header)(void *port, void *header);
     bool (*read_message)(void *port, void *payload, size_t nbytes);
     bool (*write_message)(void *port, const void *header, const void *payload, size_t nbytes);
 
-    // Returns true if the peer may read messages in the memory of this process. The result is the
-    // same on both sides of a link, and decides how large messages are sent. If the result is true,
-    // and `withdrawn` is not NULL, sets *withdrawn to the number of sends that have ended early so
-    // far, modulo 256. The peer passes that number to `pull`. The function is NULL if the peer can
-    // never read such memory; large messages then go through the link.
+    // Returns true if the peer may read messages directly from the memory of this process. The
+    // result is the same at both ends of a link, and decides how large messages are sent. If the
+    // result is true, and `withdrawn` is not NULL, sets *withdrawn to the number of sends that have
+    // ended early so far, modulo 256. The peer passes that number to `pull`. The function is NULL
+    // if the peer can never read such memory; large messages then go through the link.
     bool (*exposes_memory)(void *port, uint8_t *withdrawn);
 
     // Returns true if reading the memory of the peer is slower than a copy through this transport.
-    // The result is the same on both sides of a link. The function is NULL if such reads are as
-    // fast, or not possible.
+    // The result is the same at both ends of a link. The function is NULL if such reads are at
+    // least as fast as a copy, or are not possible.
     bool (*reads_slowly)(void *port);
 
-    // Returns true if the peer is in a call that waits, so that it sees at once what is written.
-    // The function is NULL if the transport cannot tell; a large message is then pulled if
-    // possible.
+    // Returns true if the peer is waiting in a call, and so reads immediately what is written. The
+    // function is NULL if the transport cannot tell; a large message is then pulled if possible.
     bool (*attends)(void *port);
 
     // Copies from an address in the peer's process. Returns false if that is not possible. Also
-    // returns false if the peer has withdrawn sends since it sent `withdrawn`, because the memory
-    // may hold something else by now. The function is NULL if pulling is never possible; the
-    // receiver then asks for DATA.
+    // returns false if the peer has withdrawn sends since it sent `withdrawn`, because the peer may
+    // have reused the memory. The function is NULL if pulling is never possible. The receiver then
+    // answers with CTS, and the message arrives in DATA frames.
     bool (*pull)(void *port, uint64_t address, uint8_t withdrawn, void *buf, size_t nbytes);
 } idist__transport;
 
@@ -297,31 +300,32 @@ typedef struct idist__transport {
 
 // ring/shm/pace.h: decides if writes bypass the caches
 //
-// Before a core writes to a cache line, all other cores have to give up that line. Cores that share
+// Before a core writes to a cache line, all other cores must invalidate the line. Cores that share
 // a cache do so quickly. Cores with different caches, on one processor or on two, take a long time.
-// A store to memory past the caches does not wait for them, and is then several times as fast. On
-// the other hand, the reader then finds the line in no cache.
+// A store that bypasses the caches does not wait for those cores, and is then several times as
+// fast. But the reader then has to fetch the line from memory.
 //
 // Which way is faster depends on where the two ranks run, and changes when the system moves one of
-// them. So some writes are timed, and a few of the timed writes go the other way. The shortest of
-// the latest times counts, because a rank may be interrupted. All functions are called with the
-// world's lock held.
+// them. So some writes are timed, and a few of the timed writes use the way that has been slower so
+// far. Only the shortest of the latest times counts, because a rank may be interrupted. All
+// functions are called with the world's lock held.
 
 enum {
-    IDIST__STREAM_BYTES = 4096, // smaller writes are neither timed nor made past the caches
+    IDIST__STREAM_BYTES = 4096, // smaller writes are not timed, and go through the caches
     IDIST__PACE_TIMES = 4,      // number of times kept for each way
     // One write in this many is timed. The number is odd, because calls often make groups of 16
     // writes.
     IDIST__PACE_TIMED = 17,
-    // One write in this many goes the other way. This is a multiple of IDIST__PACE_TIMED.
+    // One write in this many uses the slower way. The number is a multiple of IDIST__PACE_TIMED, so
+    // such a write is timed.
     IDIST__PACE_OTHER = 119
 };
 
-// The times of the two ways to write, and the way that is faster. For a way, false means into the
-// caches, and true means past them.
+// The times of the two ways to write, and the way that is faster. A way is false if writes go
+// through the caches, and true if they bypass the caches.
 typedef struct idist__pace {
     bool streams;                         // the faster way
-    bool way;                             // the way of the write under way
+    bool way;                             // the way of the current write
     uint32_t count;                       // number of writes so far
     uint32_t turn[2];                     // number of times recorded so far, for each way
     uint32_t times[2][IDIST__PACE_TIMES]; // the latest times in ns per MiB, 0 if none yet
@@ -337,8 +341,8 @@ static uint32_t idist__pace_shortest(const idist__pace *p, bool way) {
     return shortest;
 }
 
-// Records the time of a write. Chooses the way past the caches if it takes less than half the time,
-// because the reader has to fetch the line from memory afterwards.
+// Records the time of a write. Chooses to bypass the caches if that takes less than half the time.
+// The margin allows for the reader, which then has to fetch the lines from memory.
 static void idist__pace_add(idist__pace *p, bool way, int64_t ns, size_t nbytes) {
     int64_t most = INT64_MAX >> 20;
     int64_t time = ((ns < most ? ns : most) << 20) / (int64_t)nbytes;
@@ -349,8 +353,8 @@ static void idist__pace_add(idist__pace *p, bool way, int64_t ns, size_t nbytes)
                  idist__pace_shortest(p, false) / 2 > idist__pace_shortest(p, true);
 }
 
-// Returns true if the next write is to go past the caches. Sets *begin_ns for idist__pace_end, or
-// to 0 if the write is not timed.
+// Returns true if the next write should bypass the caches. Sets *begin_ns to the current time,
+// which the caller passes to idist__pace_end, or to 0 if the write is not timed.
 static inline bool idist__pace_begin(idist__pace *p, size_t nbytes, int64_t *begin_ns) {
     uint32_t number;
     bool first;
@@ -370,7 +374,7 @@ static inline void idist__pace_end(idist__pace *p, int64_t begin_ns, size_t nbyt
     if (begin_ns) idist__pace_add(p, p->way, idist__os_clock_now_ns() - begin_ns, nbytes);
 }
 
-// Copies in the faster way, and times some of the copies.
+// Copies nbytes in the way that idist__pace_begin chooses, and times some of the copies.
 static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, size_t nbytes) {
     int64_t begin_ns;
 
@@ -387,9 +391,9 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 //
 // The segment is a file in memory that all ranks of a host have mapped. It contains a doorbell for
 // each rank, on which the rank sleeps until another rank wakes it. It also contains a pipe from
-// each rank to each other rank; two pipes are the transport of a link. The rest of the file is for
-// collectives (ring/share/) and for idist_alloc. The ranks need no connections to each other. A
-// rank on a host of 1,000 ranks has as many descriptors as a rank on a host of two.
+// each rank to each other rank. The two pipes between two ranks carry their link. The rest of the
+// file is for collectives (ring/share/) and for idist_alloc. The ranks need no connections to each
+// other. A rank uses as many descriptors on a host with 1,000 ranks as on a host with two.
 //
 // HOW IT FITS
 //
@@ -400,7 +404,7 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 // A MESSAGE THROUGH A PIPE
 //
 // idist__pipe_write            copies to the ring buffer, publishes the new tail
-// idist__doorbell_any_asleep   one load in the common case, when no rank sleeps
+// idist__doorbell_any_asleep   takes one load in the common case, when no rank sleeps
 // idist__doorbell_wake         wakes the rank through its futex or its beacon
 // idist__pipe_read             loads the tail, copies the bytes out, publishes the new head
 //
@@ -412,30 +416,31 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 //
 //   front    doorbell | head of region 0, for the collectives of the world (ring/share/region.h)
 //   part     catalog | a pipe from each rank | buffers of region 0 | head, buffers of region 1 ...
-//   window   a hole until idist_alloc fills pages of it (base/window.h); not mapped before that
+//   window   a hole until idist_alloc allocates pages in it (base/window.h); mapped only then
 //
-// Each rank has one front, one part and one window. The fronts hold what all ranks of the world
-// look at often, which saves page tables. Each process has its own page tables. If each of 512
-// processes looked at one place in each of 512 parts of 4 MiB, the tables would take 1 GiB.
+// Each rank has one front, one part and one window. The fronts hold the data that all ranks of the
+// host read often. Keeping that data together saves page tables, because each process has its own.
+// If each of 512 processes read one word in each of 512 parts of 4 MiB, the tables would take
+// 1 GiB.
 //
 // Memory is reserved before any rank uses it, so that no access to it can fail. The memory of
-// doorbells, pipes and the world's region is reserved when the file is mapped. The memory of
-// another region is reserved when the region is first lent to a group (ring/share/pool.h).
+// doorbells, pipes and the world's region is reserved when the file is mapped. The memory of any
+// other region is reserved when the region is first offered to a group (ring/share/pool.h).
 
 #define IDIST__LINE ((size_t)64)   // size of a cache line
 #define IDIST__PAGE ((size_t)4096) // unit of the layout
-// Offset of our buffers from the start of a page. Programs align their buffers to pages. A copy
-// between addresses with equal low 12 bits is several times as slow, because the processor assumes
-// that the loads depend on the stores.
+// Offset of our buffers from the start of a page. Programs often align their buffers to pages. If
+// the low 12 bits of two addresses are equal, a copy between them takes several times as long. The
+// processor then assumes that the loads depend on the stores.
 #define IDIST__BUFFERS_SKEW ((size_t)1152)
-#define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // unit of cross-memory reads that are reduced
-#define IDIST__SAMPLE_BYTES ((size_t)64 * 1024)  // size of the sample that measures such reads
+#define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // unit of cross-memory reads that feed a reduction
+#define IDIST__SAMPLE_BYTES ((size_t)64 * 1024)  // size of the sample for timing such reads
 #define IDIST__SAMPLE_PIECE ((size_t)16 * 1024)  // unit in which the sample is read
-// Number of bytes after which a write to a pipe, or a read from it, lets the other side continue.
-// While one side copies in, the other side copies out.
+// Number of bytes after which a write to a pipe, or a read from it, lets the peer continue. So the
+// reader copies out of the pipe while the writer still copies into it.
 #define IDIST__SLICE_BYTES ((size_t)32 * 1024)
 // Maximum size of a pipe. Two ranks that send to each other both write until the pipes are full,
-// then both read. The larger the pipes, the less often the ranks wait for each other in between.
+// then both read. The larger the pipes, the less often the ranks wait for each other.
 #define IDIST__PIPE_MAX ((size_t)512 * 1024)
 #define IDIST__PREFETCH_BYTES ((size_t)1024) // maximum to prefetch for writing
 
@@ -448,15 +453,15 @@ typedef struct idist__doorbell {
     // A random number in that process, and its address. A rank that can read the number can read
     // all memory of the process.
     uint64_t proof, proof_address;
-    idist__counter withdrawn; // sends that ended early; data read from their buffers is invalid
+    idist__counter withdrawn; // number of sends that ended early; reads of their buffers are void
     uint64_t sample_address;  // address of a sample of memory; see ring/join/segment_probe.h
     uint32_t ended;           // an idist__ended_how
     char pad2[20];
 } idist__doorbell;
 
 typedef struct idist__segment_header {
-    // Number of ranks that sleep or are about to sleep. If 0, a writer need not look at any
-    // doorbell.
+    // Number of ranks that sleep or are about to sleep. If the number is 0, a writer need not check
+    // any doorbell.
     uint32_t sleeper_count;
     char pad[60];
     uint32_t fenced; // set once by the lowest rank for all ranks; see idist__doorbell_any_asleep
@@ -466,19 +471,19 @@ typedef struct idist__segment_header {
     uint32_t extent_count;  // number of extents in all windows
 } idist__segment_header;
 
-// The window of a rank as other ranks see it. Only the rank that owns the window writes to the
-// catalog. An array follows the catalog of each rank. Entry k of the array is the number of extents
-// of rank k that the owner of the array has mapped.
+// Describes the window of a rank to the other ranks. Only the rank that owns the window writes to
+// the catalog. An array follows the catalog of each rank. Entry k of the array is the number of
+// extents of rank k that the owner of the array has mapped.
 typedef struct idist__catalog {
-    uint32_t extent_count; // written last
+    uint32_t extent_count; // stored after the extent that it counts
     uint32_t pad;
     struct {
         uint64_t at, nbytes; // offset in the window, and size
     } extents[IDIST__EXTENTS];
 } idist__catalog;
 
-// A ring buffer from one rank to another. The bytes follow this struct. The counters never
-// decrease, and only one side writes to each of them.
+// A ring buffer from one rank to another. The data follows this struct. The counters never
+// decrease. Only the writer stores to `tail` and `closed`, and only the reader stores to `head`.
 typedef struct idist__pipe {
     idist__counter tail; // number of bytes written so far
     uint32_t closed;     // 1 once nothing more will be written
@@ -490,11 +495,11 @@ typedef struct idist__pipe {
 typedef struct idist__pipe_port { // our end of a link through two pipes
     struct idist__segment *shm;
     idist__pipe *in, *out;
-    uint64_t head, tail;      // our own counters, where the peer cannot change them
-    uint64_t out_head;        // out->head when we last had to load it
+    uint64_t head, tail;      // our private counters, which the peer cannot change
+    uint64_t out_head;        // out->head as of our last load
     idist__pace pace;         // times of our writes
     int peer;                 // rank of the peer on this host
-    bool look;                // a process or pipe has ended, perhaps this one
+    bool look;                // some process or pipe has ended; a read checks which
     idist__os_address beacon; // beacon of the peer
 } idist__pipe_port;
 
@@ -512,7 +517,7 @@ typedef struct idist__segment {
     idist__window *window;        // our window, or NULL if there are no windows
     idist__view *views;           // views of the windows, by rank on this host
     uint32_t extents_seen;        // header->extent_count when the views were last updated
-    bool maps_no_more;            // true once an extent of another rank could not be mapped
+    bool maps_no_more;            // true once mapping an extent of another rank has failed
     int n, me;                    // number of ranks on this host, and our rank among them
     bool oversubscribed;          // there are more ranks than cores
     bool fenced;                  // see idist__doorbell_any_asleep
@@ -522,7 +527,7 @@ typedef struct idist__segment {
     idist__pace window_pace;      // times of our writes to the windows of other ranks
     uint64_t proof;               // random number that other ranks read as a test
     idist__os_process *processes; // processes by rank on this host
-    // Scratch for cross-memory reads that are reduced: IDIST__REMOTE_PIECE for each rank.
+    // Scratch for cross-memory reads that feed a reduction: IDIST__REMOTE_PIECE for each rank.
     char *remote_pieces;
     int *local; // rank on this host by world rank, -1 if on another host
 
@@ -531,22 +536,22 @@ typedef struct idist__segment {
     size_t parts_at, part_nbytes;    // offset of the first part, size of each part
     size_t window_at, window_nbytes; // offset of the first window, size of each window
     size_t pipes_at;                 // offset of the pipes in a part
-    size_t buffers_at;      // offset in a part of region 0's buffers and of the other regions
+    size_t buffers_at;      // offset in a part of region 0's buffers; the other regions follow
     size_t chunk_nbytes[2]; // size of a buffer in region 0, and in other regions
 
     int region_count;            // number of regions of each rank
-    int reserved_count;          // number of our regions that have memory: the first ones
-    bool taken[64];              // true if a group has this region of ours
+    int reserved_count;          // number of our regions that have memory; they come first
+    bool taken[64];              // true if a group uses this region of ours
     uint32_t region_members[64]; // number of members of that group on this host
     uint64_t region_groups[64];  // ctx of that group
 
     idist__pipe_port *ports; // ports by rank on this host
 
-    // Our beacon, and the descriptor with which we look at the beacons of other ranks.
+    // Our beacon, and the descriptor with which we check the beacons of other ranks.
     int beacon, observer;
-    int next_look;       // rank whose beacon we look at next
+    int next_look;       // rank whose beacon we check next
     uint32_t ended_seen; // ended_count when our ports were last marked
-    int blind_error;     // errno with which a look at a beacon failed, or 0
+    int blind_error;     // errno of the last check of a beacon that failed, or 0
 } idist__segment;
 
 static char *idist__segment_front(const idist__segment *seg, int rank) {
@@ -591,10 +596,11 @@ static int idist__segment_read_remote(const idist__segment *seg, int rank, uint6
 
 // ring/shm/view.h: maps the memory that other ranks got from idist_alloc
 //
-// A rank that gets memory in a new extent of its window records the extent in its catalog. The
-// other ranks map the extent when they next look at the catalog, and then count it. Only from then
-// on does the owner offer its buffers in the extent to the other ranks. So if a rank cannot map
-// more because of a limit, calls make an additional copy but do not fail:
+// When idist_alloc adds an extent to a rank's window, the rank records the extent in its catalog.
+// The other ranks map the extent when they next read the catalog, and then store how many extents
+// they have mapped. The owner offers a buffer in the extent to a group only after all members of
+// the group have mapped the extent. If a rank cannot map more extents because of a limit, calls
+// make an additional copy and do not fail:
 //
 //   owner     maps extent 3, catalog.extent_count = 4   ...   reads mapped[owner] == 4 everywhere
 //   others    see header.extent_count, map extent 3, mapped[owner] = 4
@@ -602,7 +608,7 @@ static int idist__segment_read_remote(const idist__segment *seg, int rank, uint6
 // Timing decides whether a buffer is offered, but does not change the result. Ranks reduce in the
 // same order in both cases.
 
-// Publishes the extents that our window has by now. Any thread may call.
+// Publishes the new extents of our window. Any thread may call this function.
 static void idist__view_publish(idist__segment *seg) {
     idist__catalog *catalog = idist__segment_catalog(seg, seg->me);
     uint32_t i, count;
@@ -620,8 +626,8 @@ static void idist__view_publish(idist__segment *seg) {
     idist__os_mutex_unlock(&idist__windows_lock);
 }
 
-// Maps one more extent of another rank. Returns false if there are no addresses, or if the rank
-// wrote something impossible to its catalog.
+// Maps one more extent of another rank. Returns false if the system cannot map the extent, or if
+// the rank's catalog describes an impossible extent.
 static bool idist__view_map_next(const idist__segment *seg, int rank, idist__view *view) {
     const idist__catalog *catalog = idist__segment_catalog(seg, rank);
     uint32_t i = view->extent_count;
@@ -642,7 +648,7 @@ static bool idist__view_map_next(const idist__segment *seg, int rank, idist__vie
     return true;
 }
 
-// Returns true if a window has got an extent since the views were last updated.
+// Returns true if any window has a new extent since the views were last updated.
 static inline bool idist__view_is_news(const idist__segment *seg) {
     uint32_t *count = &idist__segment_header_of(seg)->extent_count;
     return __atomic_load_n(count, __ATOMIC_RELAXED) != seg->extents_seen;
@@ -662,8 +668,9 @@ static void idist__view_map_own(const idist__segment *seg) {
     }
 }
 
-// Maps the extents that the windows have got since the last look. Returns false if an extent could
-// not be mapped; later calls do not try again, and return true. Called with the world's lock held.
+// Maps the extents that were added to the windows since the last call. Returns false if an extent
+// could not be mapped. Later calls do not try again, and return true. Called with the world's lock
+// held.
 static bool idist__view_look(idist__segment *seg) {
     uint32_t seen = __atomic_load_n(&idist__segment_header_of(seg)->extent_count, __ATOMIC_ACQUIRE);
     uint32_t *mapped = idist__segment_mapped(seg, seg->me);
@@ -693,8 +700,8 @@ static uint32_t idist__view_mapped_by(const idist__segment *seg, int rank) {
     return __atomic_load_n(&idist__segment_mapped(seg, rank)[seg->me], __ATOMIC_ACQUIRE);
 }
 
-// Returns the offset in the file of a buffer in our window, and sets *extent to the number of its
-// extent. Returns 0 if the buffer does not lie in an extent. Called with the world's lock held.
+// Returns the file offset of a buffer in our window, and sets *extent to the index of its extent.
+// Returns 0 if no extent contains the whole buffer. Called with the world's lock held.
 static uint64_t idist__view_offset(const idist__segment *seg, const void *p, size_t nbytes,
                                    uint32_t *extent) {
     const idist__view *view = &seg->views[seg->me];
@@ -713,8 +720,8 @@ static uint64_t idist__view_offset(const idist__segment *seg, const void *p, siz
     return 0;
 }
 
-// Returns our address for an offset that another rank gave, or NULL if no extent that is mapped
-// here contains the nbytes at that offset.
+// Returns the local address of the file offset that another rank published. Returns NULL if no
+// extent mapped here contains all nbytes at that offset.
 static char *idist__view_pointer(const idist__segment *seg, uint64_t offset, size_t nbytes) {
     const idist__view *view;
     uint64_t rank, at;
@@ -750,22 +757,22 @@ static void idist__view_unmap_all(idist__segment *seg) {
 
 // ring/shm/doorbell.h: lets a rank sleep until another rank writes something
 //
-// After a rank has written data, it looks for a rank that sleeps and may wait for the data, and
-// wakes that rank. A rank that is about to sleep marks its doorbell and then checks once more for
-// new data. At least one of the two ranks sees what the other wrote, provided that no load
-// overtakes the store of the same rank:
+// After a rank has written data, it wakes the ranks that may wait for the data and are asleep. A
+// rank that is about to sleep marks its doorbell and then checks once more for new data. At least
+// one of the two ranks sees what the other wrote, provided that no load overtakes the store of the
+// same rank:
 //
 //   writer    write data     fence   load asleep: wake the sleeper
 //   sleeper   store asleep   fence   load data: do not sleep
 //
-// A fence in the writer waits until the line that it wrote arrives from the other core. That takes
-// as long as a small collective. So where the kernel can execute a fence in other processes
+// A fence in the writer waits until the cache line of its store arrives from the other core, which
+// takes as long as a small collective. So where the kernel can execute a fence in other processes
 // (membarrier), the sleeper requests that fence, and the writers need none. If there are more ranks
-// than cores, ranks sleep often, and each writer executes a fence of its own (`fenced`).
+// than cores, ranks sleep often, and each writer executes its own fence (`fenced`).
 //
-// In a collective, a rank usually waits for the next step of one particular member. Its doorbell
-// says which one. If each of n members woke every rank that waits, a barrier would take n * n
-// wake-ups.
+// In a collective, a rank usually waits for the next step of one particular member. The rank's
+// doorbell names that member (`awaited`). If each of n members woke every rank that waits, a
+// barrier would take n * n wake-ups.
 
 typedef enum idist__sleep_place {
     IDIST__AWAKE = 0,
@@ -785,8 +792,8 @@ static void idist__doorbell_wake(const idist__segment *seg, int rank) {
         idist__os_beacon_wake(seg->observer, &seg->ports[rank].beacon);
 }
 
-// Wakes a rank after a step of ours in a collective, unless the rank waits for a step of another
-// member. The caller has called idist__doorbell_any_asleep since the step.
+// Wakes a rank after we have made a step in a collective, unless the rank waits for a step of
+// another member. The caller has called idist__doorbell_any_asleep since the step.
 static void idist__doorbell_wake_for_step(const idist__segment *seg, int rank) {
     const idist__doorbell *bell = idist__segment_doorbell(seg, rank);
     uint32_t awaited = __atomic_load_n(&bell->awaited, __ATOMIC_RELAXED);
@@ -815,8 +822,8 @@ static void idist__doorbell_arm(const idist__segment *seg, uint32_t place, int a
     if (!seg->fenced) idist__os_cpu_fence_others(false);
 }
 
-// Lets a step of any rank wake the thread of this process that sleeps. Called when another thread
-// of this process is about to begin a call.
+// Lets a step of any rank wake the sleeping thread of this process. Called when another thread of
+// this process is about to begin a call.
 static void idist__doorbell_widen(const idist__segment *seg) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 
@@ -856,10 +863,10 @@ static bool idist__doorbell_attends(const idist__segment *seg, int rank) {
 
 // ring/shm/liveness.h: notices that a process has ended
 //
-// Shared memory does not show that a process has ended. The beacon of the process does
-// (os/beacon.h). Each sleeping rank looks at the beacons of a few other ranks from time to time,
-// and so at all beacons in turn. A rank that finds a beacon gone records that for all ranks and
-// wakes them:
+// Shared memory does not show that a process has ended, but the beacon of the process does
+// (os/beacon.h). From time to time, mostly before it sleeps, a rank checks the beacons of a few
+// other ranks. Over several such checks, it covers all beacons. A rank that finds a beacon gone
+// records the end of the process in shared memory and wakes all ranks:
 //
 //   doorbell.ended   the process of this rank has died, or has left the world
 //   pipe.closed      the rank writes nothing more to this pipe
@@ -869,12 +876,13 @@ static bool idist__doorbell_attends(const idist__segment *seg, int rank) {
 
 typedef enum idist__ended_how {
     IDIST__ENDED_NOT = 0,
-    IDIST__ENDED_LEFT = 1, // the process said so itself
+    IDIST__ENDED_LEFT = 1, // the process itself reported that it left
     IDIST__ENDED_DIED = 2  // another rank found that its beacon is gone
 } idist__ended_how;
 
-// Number of sleeping ranks that divide the beacons among them, and minimum number of beacons that a
-// rank looks at each time. If more ranks sleep, each of them sleeps longer between two looks.
+// Maximum number of sleeping ranks that divide the beacons among them, and minimum number of
+// beacons that a rank checks each time. If more ranks sleep, each of them sleeps longer between two
+// checks.
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
 
 // Makes all other ranks check their pipes.
@@ -901,7 +909,7 @@ static idist__ended_how idist__liveness_get(const idist__segment *seg, int rank)
                                              __ATOMIC_ACQUIRE);
 }
 
-// Looks at the beacon of a rank. If the beacon is gone, reports to all ranks that the process died.
+// Checks the beacon of a rank. If the beacon is gone, reports to all ranks that the process died.
 // Returns true if the process has ended.
 static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     int error;
@@ -925,15 +933,16 @@ static int idist__liveness_sleepers(const idist__segment *seg) {
     return count ? (int)count : 1;
 }
 
-// Returns how many times longer a rank sleeps between two looks than a rank that sleeps alone.
+// Returns the factor by which this rank sleeps longer between two checks than a rank that sleeps
+// alone.
 static int idist__liveness_patience(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg);
     return sleepers > IDIST__ENDED_SHARERS ? sleepers / IDIST__ENDED_SHARERS : 1;
 }
 
-// Returns the number of beacons that a sleeping rank looks at each time. A rank that sleeps alone
-// looks at all beacons. Ranks that sleep together cover all beacons among them in about the same
-// time.
+// Returns the number of beacons that a sleeping rank checks each time. A rank that sleeps alone
+// checks all beacons. Several sleeping ranks divide the beacons, and check all of them in about the
+// same time.
 static int idist__liveness_share(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg), share;
 
@@ -943,9 +952,9 @@ static int idist__liveness_share(const idist__segment *seg) {
     return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
 }
 
-// Looks at the next beacons, which takes about 1 us each. Marks the port of each rank that has
-// ended, so that we read its pipe. The rank that noticed the end may itself have been killed before
-// it told the other ranks.
+// Checks the next `looks` beacons; each check takes about 1 us. Marks the port of each rank whose
+// end is recorded or noticed here, so that the next read checks the pipe. The rank that recorded an
+// end may itself have been killed before it incremented ended_count.
 static void idist__liveness_look(idist__segment *seg, int looks) {
     int i;
 
@@ -955,8 +964,8 @@ static void idist__liveness_look(idist__segment *seg, int looks) {
     }
 }
 
-// Returns true if any process or pipe has ended since the last call. Reading the pipes then finds
-// out which one.
+// Returns true if any process or pipe has ended since the last call. Marks all ports, so that the
+// next reads find out which one.
 static bool idist__liveness_any(idist__segment *seg) {
     uint32_t count = __atomic_load_n(&idist__segment_header_of(seg)->ended_count, __ATOMIC_ACQUIRE);
     int i;
@@ -974,7 +983,8 @@ static bool idist__liveness_any(idist__segment *seg) {
 //
 // A link has two ring buffers, one for each direction.
 
-// Copies bytes out of the pipe from our peer, from the position of the counter value `head` on.
+// Copies bytes out of the pipe from our peer, starting at the position that belongs to the counter
+// value `head`.
 static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head, void *buf,
                                         size_t nbytes) {
     const char *data = (const char *)(p->in + 1);
@@ -988,7 +998,8 @@ static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head
     }
 }
 
-// Copies bytes into the pipe to our peer, from the position of the counter value `tail` on.
+// Copies bytes into the pipe to our peer, starting at the position that belongs to the counter
+// value `tail`.
 static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const void *buf,
                                        size_t nbytes) {
     char *data = (char *)(p->out + 1);
@@ -1009,7 +1020,8 @@ static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const
     idist__pace_end(&p->pace, begin_ns, nbytes);
 }
 
-// Lets the peer read the next nbytes, which were written before. Wakes the peer if it sleeps.
+// Lets the peer read the next nbytes, which have already been copied into the pipe. Wakes the peer
+// if it sleeps.
 static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
     p->tail += nbytes;
     idist__os_thread_handover();
@@ -1017,7 +1029,7 @@ static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
 }
 
-// Lets the peer reuse the space of nbytes that were read. `unread` is the number of unread bytes
+// Lets the peer reuse the space of nbytes that we have read. `unread` is the number of unread bytes
 // before the read. The peer waits for space only when the pipe is full, so we wake it only if more
 // than half of the pipe was unread.
 static void idist__pipe_consume(idist__pipe_port *p, size_t nbytes, uint64_t unread) {
@@ -1031,7 +1043,8 @@ static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
 }
 
-// Returns true if the peer writes nothing more, so that the pipe already holds its last bytes.
+// Returns true if the peer will write nothing more, so that the pipe already holds the peer's last
+// bytes.
 static bool idist__pipe_has_ended(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->closed, __ATOMIC_ACQUIRE) ||
            idist__liveness_get(p->shm, p->peer) != IDIST__ENDED_NOT;
@@ -1121,7 +1134,7 @@ static bool idist__pipe_peek_header(void *port, void *header) {
     if (unread < IDIST__HEADER_BYTES || unread > size) return false;
     idist__os_thread_handover();
 
-    // The reader needs the lines behind the header next.
+    // The reader next needs the cache lines that follow the header.
     for (at = IDIST__HEADER_BYTES; at < unread && at < 4 * IDIST__LINE; at += IDIST__LINE)
         __builtin_prefetch((const char *)(p->in + 1) + ((p->head + at) & (size - 1)));
     idist__pipe_copy_out(p, p->head, header, IDIST__HEADER_BYTES);
@@ -1142,7 +1155,7 @@ static bool idist__pipe_read_message(void *port, void *payload, size_t nbytes) {
     return true;
 }
 
-// Returns true if a write of nbytes would go through as a whole.
+// Returns true if the pipe has space for all of nbytes.
 static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
     size_t size = p->shm->pipe_nbytes;
 
@@ -1151,8 +1164,8 @@ static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
     return p->tail - p->out_head <= size && nbytes <= size - (size_t)(p->tail - p->out_head);
 }
 
-// Prefetches the lines that the next write is likely to fill. They have been in the cache of the
-// peer since the peer read them one lap ago.
+// Prefetches the cache lines that the next write is likely to fill. These lines are in the peer's
+// cache, because the peer read them one lap ago.
 static void idist__pipe_prefetch_space(const idist__pipe_port *p, size_t nbytes) {
     const char *data = (const char *)(p->out + 1);
     size_t at;
@@ -1170,7 +1183,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
 
     if (!idist__pipe_has_space(p, message_nbytes)) return false;
 
-    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // neither timed nor split
+    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // not timed, not wrapped
         memcpy(data + at, header, IDIST__HEADER_BYTES);
         if (nbytes) memcpy(data + at + IDIST__HEADER_BYTES, payload, nbytes);
     } else {
@@ -1179,7 +1192,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
     }
 
     idist__pipe_publish(p, message_nbytes);
-    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // a write past the caches needs no lines
+    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // if the next write uses the caches
         idist__pipe_prefetch_space(p, message_nbytes);
 
     return true;
@@ -1220,7 +1233,8 @@ static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
     return idist__liveness_look_at(p->shm, p->peer);
 }
 
-// Returns -1 because a pipe has no descriptor. See ring/shm/liveness.h.
+// Returns -1 because a pipe has no descriptor. A doorbell wakes a rank that waits for a pipe, and
+// ring/shm/liveness.h notices if the peer has died.
 static int idist__pipe_descriptor(void *port, bool output) {
     (void)port;
     (void)output;
@@ -1238,7 +1252,7 @@ static void idist__pipe_close(void *port) {
 
 static idist__transport idist__pipe_transport;
 
-// Fills in idist__pipe_transport, before the first world opens.
+// Fills in idist__pipe_transport. Called before the first world opens.
 static void idist__pipe_fill_transport(void) {
     idist__transport *transport = &idist__pipe_transport;
 
@@ -1266,7 +1280,7 @@ static void idist__pipe_fill_transport(void) {
 // frames, transfers, messages, links, the backend's part of world and group
 //------------------------------------------------------------------------------
 
-// A frame of 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
+// A frame has 64 bytes. The handshake checks that both ends have the same byte order. `nbytes` of
 // payload may follow.
 //
 //   type    meaning                       payload    fields besides ctx
@@ -1286,19 +1300,19 @@ static void idist__pipe_fill_transport(void) {
 //                                                    of the group that I have entered), aux (send
 //                                                    / recv messages received so far), id (of an
 //                                                    RTS)
-//   HERE    I am here (to WAITS)          -          fingerprint, of the call in WAITS if I have
-//                                                    entered it, else of my last call of the group
+//   HERE    I am here (to WAITS)          -          fingerprint: of the call in WAITS if I have
+//                                                    entered it, or of my last call of the group
 //   ABORT   the group has failed          text       aux (the status), nbytes
 //   LEFT    I have freed the group        -          -
 //   ASK     whom do you wait for?         -          flags (PASS_ON)
-//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0 if for none),
+//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0 for no rank),
 //                                                    fingerprint (of the call), flags (UNANSWERED)
-//   BYE     I leave the world             text       aux (0 in order, after the last barrier, or
-//                                                    the status with which the world failed),
-//                                                    nbytes (of the text; 0 in order)
+//   BYE     I leave the world             text       aux (0 after the last barrier, or the status
+//                                                    with which the world failed), nbytes (of the
+//                                                    text; 0 if there is none)
 typedef struct idist__frame {
     uint8_t type, flags;
-    uint16_t past; // of EAGER, RTS, DATA in a collective: digest of the calls before it
+    uint16_t past; // in EAGER, RTS, DATA of a collective: digest of the earlier calls
     uint32_t tag;  // step of a collective, or the user's tag
     uint64_t ctx;  // group
     idist__fingerprint fingerprint;
@@ -1324,39 +1338,41 @@ enum {
 };
 
 enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
-enum { IDIST__PASS_ON = 1 };                         // flag of ASK: ask the rank that you wait for
+enum { IDIST__PASS_ON = 1 };                         // flag of ASK: also ask the rank you wait for
 enum { IDIST__UNANSWERED = 1 };                      // flag of ANSWER: that rank does not answer me
 
 #define IDIST__FRAME_BYTES sizeof(idist__frame)
 typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES ? 1 : -1];
-// Largest payload of a DATA frame. A frame of another message may have to wait behind one of these.
+// Largest payload of a DATA frame. A frame of another message may have to wait until one such frame
+// is written.
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)
-// Limit on the eager bytes, frames included, that are on their way to one rank or wait there to be
-// consumed. Credit comes back only when half has been consumed. So the limit is twice what MPI
-// programs often have in flight, which is 64 messages of 16 KiB.
+// Limit on the eager bytes, frames included, that are in transit to one rank or have not been
+// consumed there. The receiver returns credit only when it has consumed half of the limit. So the
+// limit is twice what MPI programs often have in flight, which is 64 messages of 16 KiB.
 #define IDIST__WINDOW_BYTES ((size_t)2 << 20)
-// Largest eager message if the receiver can read larger ones in our memory, and fast.
+// Largest eager message if the receiver can read larger messages in our memory, and such reads are
+// fast.
 #define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
-// Largest message that goes through a pipe in shared memory if the receiver could also read it fast
-// in our memory. Larger messages would displace too much from the caches on their way through the
-// pipe.
+// Largest message that is sent through a pipe in shared memory if the receiver could also read it
+// quickly in our memory. Copying a larger message through the pipe would evict too much other data
+// from the caches.
 #define IDIST__COPIED_BYTES ((size_t)1 << 20)
 #define IDIST__TEXT_BYTES ((size_t)400) // longest text of an ABORT or BYE
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
-#define IDIST__QUICK_YIELDS 16 // polls of a quick call when cores are oversubscribed
-#define IDIST__TURN_NS 64      // about how long one poll of a quick call takes
+#define IDIST__QUICK_YIELDS 16 // maximum polls of a quick call if it does not spin
+#define IDIST__TURN_NS 64      // approximate time of one poll of a quick call
 #define IDIST__HISTORY 64
 // Interval at which a sleeping rank checks whether processes of its host have ended. The interval
 // may be longer: see ring/shm/liveness.h.
-#ifndef IDIST__LOOK_NS // a test sets it so high that no rank ever looks
+#ifndef IDIST__LOOK_NS // a test sets it so high that no rank ever checks
 #define IDIST__LOOK_NS (10 * IDIST__MS)
 #endif
 
 enum { IDIST__CLOSED = 256 };       // closed groups that a ring remembers
-enum { IDIST__UNKNOWN_MAX = 1024 }; // messages kept from one rank for groups not known here
+enum { IDIST__UNKNOWN_MAX = 1024 }; // messages kept from a rank for groups that do not exist here
 enum { IDIST__BUCKETS = 1024 };
 
-// A node of a hash table, embedded in the struct that the table finds; see ring/msg/transfer.h.
+// A node of a hash table, embedded in the struct that is looked up; see ring/msg/transfer.h.
 typedef struct idist__index_node {
     struct idist__index_node *next, **at; // `at` is the pointer that points here
     struct idist__index_bucket *bucket;   // NULL if in no table
@@ -1366,64 +1382,66 @@ typedef struct idist__index_bucket {
     idist__index_node *first, **end; // oldest first; `end` is valid unless the bucket is empty
 } idist__index_bucket;
 
-// A send or receive in progress. It is in at most one list: a link's out, waiting, posted or
-// receiving, a group's recvs or wild, or the ring's idle list. It is in no list while it is the
-// in_transfer of an EAGER frame, or the claim on a message.
+// A send or receive in progress. A transfer is in at most one list. The lists are `out`, `waiting`,
+// `posted` and `receiving` of a link, `recvs` and `wild` of a group, and `idle` of the ring. A
+// transfer is in no list while it is `in_transfer` of a link that reads an EAGER frame, or `claim`
+// or `self_send` of a message.
 typedef struct idist__transfer {
     struct idist__transfer *next;
     struct idist__transfer **at;       // the pointer that points here
     struct idist__transfer_list *list; // the list that holds it, if that is an idist__transfer_list
     idist__index_node hook;            // in ring->transfers, if frames look the transfer up
     idist__task *task;         // NULL for control frames and the rest of a cancelled message
-    int slot;                  // of a receive in a collective; -1 if none
+    int slot;                  // slot of a receive in a collective; -1 if none
     bool send;                 // false for a receive
-    bool started;              // the peer knows of the transfer
+    bool started;              // the peer may have seen a frame of this transfer
     char *data;                // the user's buffer
-    size_t nbytes, moved;      // of the whole message
-    idist__frame frame;        // the frame to write, or what the receive wants
+    size_t nbytes, moved;      // size of the whole message, and bytes moved so far
+    idist__frame frame;        // the frame to write, or what a receive expects
     size_t frame_moved;        // bytes of the frame that were written
-    size_t piece, piece_moved; // payload behind the frame
+    size_t piece, piece_moved; // payload that follows the frame: size, and bytes written
     uint64_t id;               // our number in RTS, CTS, DATA and PULLED; 0 if none
-    bool granted;              // a receive whose message the peer may send at once
+    bool granted;              // true if a receive has sent CTS before any RTS
     uint64_t stamp;            // order of posting
-    char *owned;               // payload that is freed with the transfer, or NULL
+    char *owned;               // payload to free with the transfer, or NULL
 } idist__transfer;
 
 typedef struct idist__transfer_list {
     idist__transfer *first, **end; // oldest first; `end` is valid unless the list is empty
 } idist__transfer_list;
 
-// A frame that arrived too early: an EAGER or RTS without a receive, a CTS without a send, or an
-// ABORT for an unknown group.
+// A frame that arrived too early. An EAGER or RTS waits for its receive, a CTS waits for its send,
+// and an ABORT waits for its group.
 typedef struct idist__message {
     struct idist__message *next, **at; // in its link's list; `at` is the pointer that points here
     idist__index_node hook;            // in ring->messages
     int peer;
     idist__frame frame;
-    char *data;             // payload of an EAGER or text of an ABORT, behind this struct
+    char *data;             // payload of an EAGER or text of an ABORT; follows this struct
     size_t moved;           // payload bytes that have arrived
     idist__transfer *claim; // the receive that gets the message once it is complete
-    // The send of a message to ourselves, whose payload is still in the sender's buffer; or NULL.
+    // For a large message to ourselves, the send whose buffer still holds the payload; otherwise
+    // NULL.
     idist__transfer *self_send;
-    bool unknown;   // its group did not exist here on arrival
+    bool unknown;   // the group did not exist here on arrival
     uint64_t stamp; // order of arrival
 } idist__message;
 
 enum { IDIST__SOCKETS_MAX = IDIST__CONFIG_SOCKETS_MAX }; // maximum per link
 
 typedef struct idist__sockets {  // the sockets of a link; see ring/msg/sockets.h
-    int fds[IDIST__SOCKETS_MAX]; // -1 if not connected yet
+    int fds[IDIST__SOCKETS_MAX]; // descriptors; -1 if not connected yet
     int count;
-    int in, out;              // index of the socket to read next, index of the socket to write next
-    size_t in_left, out_left; // bytes until the next socket takes its turn
+    int in, out;              // indexes of the sockets to read and to write next
+    size_t in_left, out_left; // bytes until the link switches to the next socket
 } idist__sockets;
 
-// Limits for writing small sends together. Sends of up to IDIST__CORK_MESSAGE bytes that follow
-// each other within IDIST__CORK_NS are held back, up to IDIST__CORK_BYTES in all.
+// Limits for writing several small sends in one system call. Sends of up to IDIST__CORK_MESSAGE
+// bytes that follow each other within IDIST__CORK_NS are held back, up to IDIST__CORK_BYTES in all.
 #define IDIST__CORK_MESSAGE ((size_t)4096)
 #define IDIST__CORK_BYTES ((size_t)32 * 1024)
 #define IDIST__CORK_NS ((int64_t)20000)
-enum { IDIST__PARTS = 64 }; // frames and payloads that one write takes
+enum { IDIST__PARTS = 64 }; // maximum frames and payloads in one write
 
 typedef struct idist__link { // the connection to one rank
     const idist__transport *transport;
@@ -1432,25 +1450,25 @@ typedef struct idist__link { // the connection to one rank
     bool open;
     bool polled;                 // the transport's `polled`
     int watched_in, watched_out; // descriptors of this link that ring->watch watches, or -1
-    bool bye;                    // the peer has left the world: the end of the stream is no failure
-    idist_status bye_status;     // IDIST_OK in order, else how the world failed, as `text` says
+    bool bye;                    // the peer has left; the end of the stream is then no failure
+    idist_status bye_status;     // IDIST_OK, or the status of the world's failure; see `text`
     bool ended; // the stream has ended; ring/engine/progress.h decides what that means
     int ended_errno;
     bool write_dead; // writing has failed; the read path finds out why
-    bool corked;     // some output is held back for more, see idist__link_may_cork
+    bool corked;     // some output is held back until more follows, see idist__link_may_cork
 
     idist__transfer *out, **out_end; // the output queue, in order
     size_t corked_nbytes;            // bytes that are held back
     int64_t sent_ns;                 // when the last send of the program began
     idist__transfer_list waiting;    // sends that wait for CTS or PULLED
     idist__transfer_list posted;     // receives of collectives, not matched yet
-    idist__transfer_list receiving;  // receives that are matched; DATA is coming
+    idist__transfer_list receiving;  // matched receives whose DATA is arriving
 
     idist__message *early, **early_end; // unexpected messages, in order of arrival
     int unknown_count;                  // unexpected messages for groups that do not exist here
 
-    // Credits. IDIST__WINDOW_BYTES is always `window` plus the eager bytes that are on their way,
-    // lie unread at the peer, or are still owed to us.
+    // Credits. IDIST__WINDOW_BYTES is always `window` plus the eager bytes that the peer has not
+    // returned as credit. These bytes are in transit, unread at the peer, or still owed to us.
     size_t window;       // eager bytes that we may still send
     size_t owed;         // eager bytes that we have consumed but not yet returned as credit
     size_t their_window; // eager bytes that the peer may still send
@@ -1459,22 +1477,22 @@ typedef struct idist__link { // the connection to one rank
     size_t at, end;
     idist__frame in;                  // the frame that is being read
     size_t in_moved;                  // bytes of `in` that have arrived
-    size_t left;                      // payload bytes of `in` that have yet to come
-    char *target;                     // where the payload goes; NULL to drop it
+    size_t left;                      // payload bytes of `in` that have not arrived yet
+    char *target;                     // destination of the payload; NULL to drop it
     idist__transfer *in_transfer;     // the transfer that the payload belongs to, or NULL
     idist__message *in_message;       // the message that the payload belongs to, or NULL
     char text[IDIST__TEXT_BYTES + 1]; // text of an ABORT or a BYE
 
-    idist__frame peer_waits;         // the last WAITS, if no other frame has come since
+    idist__frame peer_waits;         // the last WAITS; its type is 0 once a message has arrived
     uint64_t p2p_sent, p2p_received; // messages of send / recv so far
-    int64_t here_ns;                 // when the last HERE came
-    int64_t asked_ns;                // when the last ASK went out
-    int64_t answered_ns;             // when the last ANSWER came
+    int64_t here_ns;                 // when the last HERE arrived
+    int64_t asked_ns;                // when the last ASK was sent
+    int64_t answered_ns;             // when the last ANSWER arrived
     idist__frame answer;             // the last ANSWER
 
     struct idist__link *next_wanted; // see ring->wanted
     bool wanted;
-    bool asks; // an ASK of ours has no answer yet
+    bool asks; // our last ASK has not been answered yet
 } idist__link;
 
 typedef struct idist__closed { // a group that has been closed
@@ -1489,34 +1507,35 @@ typedef struct idist__ring { // the backend's part of a world
     size_t poll_capacity;        // number of entries in each poll set
     int watch;                   // the watch on the descriptors of links, tagged by rank; or -1
     char *stages;                // stages of all links, in one allocation; most are never touched
-    int wake;                    // the descriptor that ends a sleep
+    int wake;                    // descriptor that wakes a thread from poll
     int corked_count;            // links that are corked
     struct idist__segment *shm;  // memory that the ranks of this host share, or NULL
     int polled_link_count;       // number of open links that are polled
     uint32_t polled_count;       // number of times that a caller has polled
     idist__link *wanted;         // links without a connection that must send or receive a message
-    struct idist__connector *connector; // NULL once no rank makes connections any more
+    struct idist__connector *connector; // NULL if no link lacks a connection
     bool said_bye;                      // all connected peers were told that we leave
     idist_status bye_status;            // the status in our BYE; IDIST_OK in order
     int left_count;                     // number of ranks that have sent BYE
-    int64_t asking_ns;     // when the last round of ASK frames began: ring/engine/ask.h
+    int64_t asking_ns;     // when the last round of ASK frames began; see ring/engine/ask.h
     int64_t ask_again_ns;  // when the ranks of that round are asked again; 0 if never
     char unreachable[200]; // why the last needed connection could not be made
     int64_t no_fds_ns;     // when we last ran out of descriptors; 0 if never
-    bool told_blind;       // we have logged that we cannot see processes end
-    int64_t looked_ns;     // when we last looked for ended processes of this host
-    // Time by which the next sleep beside other ranks exceeds IDIST__LOOK_NS.
+    bool told_blind;       // we have logged that we cannot detect the end of processes
+    int64_t looked_ns;     // when we last checked if processes of this host have ended
+    // Time by which the next sleep exceeds the interval between two checks for ended processes.
     int64_t extra_sleep_ns;
-    // Time when the last task started. After a pause of 1 ms the next task reads the links first.
+    // Time when the last task started. After a pause of more than 1 ms, the next task first reads
+    // the links.
     int64_t last_start_ns;
     idist__transfer *idle; // transfers for reuse
     uint64_t stamp, next_id;
-    // The groups that were closed last, as a ring buffer. Frames that still arrive for them are
-    // dropped.
+    // The most recently closed groups, in a ring buffer. Frames that still arrive for these groups
+    // are dropped.
     idist__closed closed[IDIST__CLOSED];
     uint32_t nclosed;
 
-    // A failure that was recorded and not yet carried out; see the last section of this file.
+    // A failure that was recorded but not yet carried out; see the last section of this file.
     idist_group *failed;
     idist_status failed_status;
     char failed_cause[400];
@@ -1524,7 +1543,7 @@ typedef struct idist__ring { // the backend's part of a world
     idist__index_bucket transfers[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see transfer.h
 } idist__ring;
 
-typedef struct idist__seen {        // what is known of a member's progress in a group
+typedef struct idist__seen {        // a member's progress in a group, as known here
     uint32_t seq;                   // number of the last call that the member has entered
     idist__fingerprint fingerprint; // fingerprint of that call
 } idist__seen;
@@ -1539,17 +1558,17 @@ typedef struct idist__ring_group { // the backend's part of a group
     uint16_t past[IDIST__HISTORY];              // digest of the calls before each call
     uint16_t digest;                            // digest of all calls so far
 
-    struct idist__share *share; // shared memory of the members; NULL if collectives are messages
+    struct idist__share *share; // shared memory of the members; NULL if collectives use messages
     bool met;                   // every member knows the regions of all members
 
     // A group over several hosts; see ring/algo/host_plan.h.
     bool spans_hosts;
-    int nhosts;                // 0 if its collectives do not go by host
-    bool in_order;             // the members on each host have successive ranks
-    idist_group *local;        // the members on this host; NULL if only this rank
-    idist_group *leaders;      // the first member of each host; NULL if we are none of them
+    int nhosts;                // number of hosts; 0 if calls cannot run BY_HOST
+    bool in_order;             // the members on each host have consecutive ranks
+    idist_group *local;        // the members on this host; NULL if there is only this rank
+    idist_group *leaders;      // the first member of each host; NULL if we are not one
     idist_group *whole;        // the group for which this group is `local` or `leaders`
-    idist__task *first, *last; // queue of calls by host; only the first one runs
+    idist__task *first, *last; // queue of BY_HOST calls; only the first one runs
 } idist__ring_group;
 
 static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
@@ -1568,8 +1587,8 @@ static uint64_t idist__ring_group_host(const idist_group *g, int rank) {
 //
 // Failing a group cancels its tasks and frees their transfers. That must not happen while a
 // transfer is in use further up the stack, so the code that notices a failure only records it. The
-// engine carries out the failure after each frame and at the end of each step. The loops that run
-// tasks stop at a recorded failure. So at most one failure is recorded at a time.
+// engine carries out a recorded failure after each frame and at the end of each step. The loops
+// that run tasks stop at a recorded failure. So at most one failure is recorded at a time.
 //------------------------------------------------------------------------------
 
 // Records a failure of a group, unless a failure is already recorded or the group has already
@@ -1592,7 +1611,7 @@ static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
     idist__ring_fail(ring, g, IDIST_ERR_NO_MEMORY, cause);
 }
 
-// Carries out the recorded failure, and those that it causes.
+// Carries out the recorded failure, and further failures that it causes.
 static void idist__ring_settle(idist__ring *ring) {
     while (ring->failed) {
         idist_group *g = ring->failed;
@@ -1605,15 +1624,17 @@ static void idist__ring_settle(idist__ring *ring) {
 
 // ring/msg/sockets.h: the transports tcp, unix and none (a link without a connection)
 //
-// A link over TCP has one or several sockets, because one cannot always fill a network. The socket
-// buffers that the system allows limit what is in flight, and some clouds limit the bandwidth of
-// each connection. The bytes of the link go through its sockets in stripes, in each direction:
+// A link over TCP has one or several sockets, because one socket cannot always saturate a network.
+// The socket buffers that the system allows limit the number of bytes in flight, and some clouds
+// limit the bandwidth of each connection. In each direction, the bytes are striped across the
+// sockets:
 //
 //   stripe   | 0 | 1 | 2 | 3 | 4 | ...     IDIST__STRIPE_BYTES each
 //   socket     0   1   2   0   1
 //
 // Sender and receiver both count bytes, so no frame has to say where a stripe begins. A stripe is
-// so large that it hardly ever cuts a small message, yet small compared with what is in flight.
+// so large that its end rarely falls inside a small message, but small compared with the number of
+// bytes in flight.
 
 #ifndef IDIST__STRIPE_BYTES // a test makes stripes so small that they cut frames and payloads
 #define IDIST__STRIPE_BYTES ((size_t)256 * 1024)
@@ -1646,8 +1667,8 @@ static bool idist__sockets_is_complete(const idist__sockets *s) {
     return true;
 }
 
-// Accounts for nbytes that went through socket number *turn, of whose stripe *left bytes remained.
-// When none remain, the next socket has its turn.
+// Accounts for nbytes that were moved through socket number *turn. *left is the number of bytes
+// that remain in the stripe of this socket. When it reaches 0, switches to the next socket.
 static void idist__sockets_moved(const idist__sockets *s, int *turn, size_t *left, size_t nbytes) {
     *left -= nbytes;
     if (*left) return;
@@ -1681,7 +1702,7 @@ static ptrdiff_t idist__sockets_write(void *port, const idist__os_part *parts, i
     n = idist__os_socket_write(s->fds[s->out], of_stripe, i);
 
     // Only the read path reports why a link broke, and it may be reading another socket of the
-    // link. So this ends all sockets.
+    // link. So a failed write ends all sockets.
     for (i = 0; n < 0 && s->count > 1 && i < s->count; i++) idist__os_socket_end(s->fds[i]);
 
     if (n > 0) idist__sockets_moved(s, &s->out, &s->out_left, (size_t)n);
@@ -1701,9 +1722,9 @@ static int idist__sockets_descriptor(void *port, bool output) {
     return s->fds[output ? s->out : s->in];
 }
 
-// The functions below serve a link without a connection, whose output waits until there is one.
-// Such a link counts as polled, so that the rank sleeps in poll, where the connector's sockets can
-// wake it.
+// The functions below are the transport of a link without a connection. The output of such a link
+// stays queued until there is a connection. Such a link counts as polled, so that the rank sleeps
+// in poll, where the connector's sockets can wake it.
 
 static ptrdiff_t idist__sockets_read_nothing(void *port, void *buf, size_t nbytes) {
     (void)port;
@@ -1747,7 +1768,7 @@ static void idist__sockets_fill_none(idist__transport *transport) {
 
 static idist__transport idist__transport_tcp, idist__transport_unix, idist__transport_none;
 
-// Fills the tables of the socket transports, before the first world opens.
+// Fills in the socket transports. Called before the first world opens.
 static void idist__sockets_fill_transports(void) {
     idist__sockets_fill_stream(&idist__transport_tcp, "tcp");
     idist__transport_tcp.lossy_close = true;
@@ -1760,13 +1781,14 @@ static void idist__sockets_fill_transports(void) {
 // ring/msg/op.h: a running collective, and the macros that let an algorithm wait
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
-// It keeps its place either by itself (streams, see ring/algo/stream.h), or as a coroutine. A
-// coroutine is straight code between CO_BEGIN and CO_END, in which CO_AWAIT leaves the function
-// until its condition holds. No local variable keeps its value across an AWAIT; state lives in
-// idist__op.
+// Some algorithms store their own position (streams, see ring/algo/stream.h); the others are
+// coroutines. A coroutine is straight-line code between CO_BEGIN and CO_END. CO_AWAIT leaves the
+// function, and later calls resume there, until its condition holds. Local variables do not keep
+// their values across a CO_AWAIT, so all state is in idist__op.
 
-// Minimum and maximum number of receives of a stream that are posted ahead. The peer may send all
-// of them at once. Twice the minimum is slower on one host: the caches do not hold 2 MiB in flight.
+// Minimum and maximum number of receives of a stream that are posted ahead. The peer may send the
+// messages for all of them without waiting. Twice the minimum is slower on one host, because the
+// caches cannot hold 2 MiB in flight.
 #define IDIST__SLOTS 4
 #define IDIST__SLOTS_MOST 32
 #define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
@@ -1781,14 +1803,14 @@ typedef struct idist__item { // a message of a stream
 
 // ---- state of an algorithm, one struct per family ----
 
-// State of ring/algo/stream.h, and so of ring_algo.h and chain.h.
+// State of ring/algo/stream.h, which ring_algo.h and chain.h use.
 typedef struct idist__stream_op {
     size_t recv_total, send_total; // items
     size_t head;                   // items that can be sent before anything has been received
     size_t posted, taken, sent;    // items so far: receives posted, items taken, sends posted
     size_t chunk_count;            // elements in a chunk
     size_t block_chunks;           // chunks in a block
-    char *slots;                   // scratch for receives without an address of their own
+    char *slots;                   // scratch for receives that have no address
     idist__item (*recv_at)(idist__task *t, size_t index);
     idist__item (*send_at)(idist__task *t, size_t index);
     void (*take)(idist__task *t, size_t index);
@@ -1804,12 +1826,12 @@ typedef struct idist__dissemination_op { // ring/algo/tree.h
 } idist__dissemination_op;
 
 typedef struct idist__tree_op { // ring/algo/tree.h
-    int distance; // distance to the child of the current step, and after the last one to the parent
+    int distance; // distance to the child of the current step; after the last child, to the parent
 } idist__tree_op;
 
 typedef struct idist__doubling_op { // ring/algo/doubling.h
     int distance;                   // distance to the partner of the current round, a power of two
-    int active_ranks; // number of ranks that exchange: the largest power of two within the group
+    int active_ranks; // number of ranks that exchange: the largest power of two up to n
 } idist__doubling_op;
 
 typedef struct idist__bruck_op { // ring/algo/bruck.h
@@ -1817,14 +1839,14 @@ typedef struct idist__bruck_op { // ring/algo/bruck.h
     size_t packed_blocks;        // all_to_all: blocks sent in this round
 } idist__bruck_op;
 
-enum { IDIST__HOST_ROUND = 3 }; // steps of a plan that run at once
+enum { IDIST__HOST_ROUND = 3 }; // maximum steps of a plan that run at the same time
 
 typedef struct idist__host_op {     // ring/algo/host_run.h
     struct idist__host_step *steps; // the plan, or NULL if not made yet
     size_t step_count;
-    size_t current;                          // the first step of the round under way
-    size_t running_count;                    // steps of the round under way
-    idist__task *running[IDIST__HOST_ROUND]; // their tasks, until we have seen each one end
+    size_t current;                          // the first step of the current round
+    size_t running_count;                    // number of steps of the current round
+    idist__task *running[IDIST__HOST_ROUND]; // tasks of these steps; freed after all have ended
     idist__task *next;                       // the next call in the queue of the group
 } idist__host_op;
 
@@ -1833,14 +1855,14 @@ typedef struct idist__shared_op { // ring/share/
     int next_rank;                // rank at which the check of the other members continues
     int awaited;                  // the member whose next step this rank waits for
     bool entered;                 // our slot announces the call
-    bool remote;          // we may read contributions in other processes, through the kernel
-    bool in_place;        // other ranks read our contribution where it is
+    bool remote;          // we may read contributions from other processes, through the kernel
+    bool in_place;        // other ranks read our contribution directly from its buffer
     bool direct;          // other ranks write directly to our result
     uint64_t first_chunk; // number of the call's first chunk, counted over all calls of the group
     size_t nchunks;
     size_t chunk_count;   // elements of a block that each chunk holds
-    size_t chunk;         // the chunk under way
-    size_t exposed;       // chunks that we have exposed
+    size_t chunk;         // the current chunk
+    size_t exposed;       // number of chunks that we have exposed
     size_t largest_count; // v-forms: elements of the largest part
     idist__task *next;    // the next call in the queue of the group
 } idist__shared_op;
@@ -1852,7 +1874,7 @@ struct idist__op {
 
     // Fields of every collective.
     void (*run)(idist__task *t);
-    void (*finish)(idist__task *t);   // after the last step, e.g. to copy the result to its place
+    void (*finish)(idist__task *t);   // called after the last step, e.g. to narrow the result
     idist__algorithm algorithm;       // part of the fingerprint
     int line;                         // line where the coroutine resumes
     bool running;                     // `run` is on the stack
@@ -1863,7 +1885,7 @@ struct idist__op {
 
     // The operands of the collective.
     int n, rank, root; // size of the group, our rank, the root
-    size_t size;       // size of an element as it is reduced: in messages F16 is sent as F32
+    size_t size;       // size of an element as it is reduced; messages carry F16 as F32
     size_t count;
     size_t nbytes; // count * size
     idist__reduce_fn reduce;
@@ -1903,14 +1925,14 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
     default: break;      \
         }
 
-// Returns a buffer, or a valid address instead of NULL. A buffer that no rank reads or writes may
-// be NULL, but algorithms add offsets to it, which C does not allow for null pointers.
+// Returns `buffer`, or another valid address if it is NULL. A buffer that no rank reads or writes
+// may be NULL. But algorithms add offsets to it, which C does not allow for null pointers.
 static char *idist__op_buffer(const void *buffer) {
     static const char nothing[1] = {0};
     return (char *)(uintptr_t)(buffer ? buffer : nothing);
 }
 
-// Sets the fields that describe what a collective works on, from its call.
+// Sets the operands of a collective from its call.
 static void idist__op_prepare(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -1973,15 +1995,16 @@ static void idist__op_run(idist__task *t) {
 //------------------------------------------------------------------------------
 // finding transfers and messages by what frames say
 //
-// Thousands of sends and receives may be in progress at once. Every frame is for one of them. So
-// the ring has two hash tables: ring->transfers, and ring->messages for the unexpected messages.
+// Thousands of sends and receives may be in progress at the same time. Every frame belongs to one
+// of them. So the ring has two hash tables: ring->transfers for the transfers, and ring->messages
+// for the unexpected messages.
 //
 //     what a frame asks for                          its key
 //     a posted receive                               group, peer, and tag or number of the call
 //     an unexpected message                          group, peer, and tag or number of the call
 //     a send that waits for a grant                  group, peer, and number of the call
-//     a send that waits for the answer to its RTS    the id that the frame gives
-//     a receive that waits for DATA                  the id that the frame gives
+//     a send that waits for the answer to its RTS    the id in the frame
+//     a receive that waits for DATA                  the id in the frame
 //
 // The key contains the tag for send / recv, and the sequence number of the call for a collective.
 // In a bucket, and so among equal keys, the oldest entry comes first.
@@ -2012,8 +2035,8 @@ static idist__message *idist__index_message(idist__index_node *hook) {
     return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
 }
 
-// Returns the key of a message that a rank sends in a group. With p2p it is a message of send /
-// recv with this tag, else a step of the collective with this sequence number.
+// Returns the key of a message that a rank sends in a group. If `p2p` is true, it is a message of
+// send / recv with this tag. Otherwise it is a step of the collective with this sequence number.
 static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_or_seq) {
     return idist__hash_mix(ctx + ((uint64_t)(uint32_t)peer << 33),
                            ((uint64_t)p2p << 32) | tag_or_seq);
@@ -2063,7 +2086,7 @@ static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list,
     idist__index_insert(&xfer->hook, ring->transfers, key);
 }
 
-// Takes a transfer out of its list and out of the index.
+// Removes a transfer from its list and from the index.
 static void idist__transfer_take(idist__transfer *xfer) {
     *xfer->at = xfer->next;
     if (xfer->next) xfer->next->at = xfer->at;
@@ -2138,7 +2161,7 @@ static void idist__transfer_received(idist__ring *ring, idist__transfer *xfer, i
 
 enum { IDIST__OP_PIECE = 4096 };
 
-// Calls a user op. Returns false if the op has thrown an exception; then the group has failed.
+// Calls a user op. Returns false if the op has thrown an exception; the group has then failed.
 IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const void *in,
                                                    void *inout, size_t count, idist_dtype dtype) {
     const idist__op *op = idist__op_of(t);
@@ -2150,7 +2173,7 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
     idist__mode_leave(mode);
     if (!idist__me.thrown[0]) return true;
 
-    snprintf(cause, sizeof cause, "rank %d on %s: its user op threw an exception: %s",
+    snprintf(cause, sizeof cause, "the user op of rank %d on %s threw an exception: %s",
              w->group.rank, w->about.hostname, idist__me.thrown);
     idist__me.thrown[0] = 0;
     idist__ring_fail(idist__ring_of(w), t->group, IDIST_ERR_CALLBACK, cause);
@@ -2158,9 +2181,9 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
     return false;
 }
 
-// Computes acc = lo (op) hi over count elements. acc may be lo or hi or neither. A user op works in
-// place on its second operand, so an operand that must survive is copied first, in pieces. If the
-// op throws an exception, the group fails, and nothing more is sent for this group.
+// Computes acc = lo (op) hi over count elements. acc may be equal to lo, to hi or to neither. A
+// user op works in place on its second operand, so an operand that must survive is copied first, in
+// pieces. If the op throws an exception, the group fails, and nothing more is sent for this group.
 static void idist__combine(const idist__task *t, char *acc, const char *lo, const char *hi,
                            size_t count, idist_dtype dtype) {
     const idist__op *op = idist__op_of(t);
@@ -2192,8 +2215,8 @@ static void idist__combine(const idist__task *t, char *acc, const char *lo, cons
 //
 // WHAT IT IS
 //
-// Non-blocking messages between two ranks over one link, on any transport. The messages of
-// idist_send and idist_recv go this way; collectives are algorithms made of such messages
+// Sends non-blocking messages to one rank, over any transport. The functions idist_send and
+// idist_recv exchange such messages directly. Most collectives are algorithms made of such messages
 // (ring/algo/).
 //
 //   transfer   one send or receive in progress, posted by this rank
@@ -2203,43 +2226,46 @@ static void idist__combine(const idist__task *t, char *acc, const char *lo, cons
 //
 // HOW IT FITS
 //
-// The algorithms and calls above post transfers. ring/engine/progress.h reads the links and passes
-// arriving frames to this file. Nothing here asks which transport a link has: a transport says what
-// it can do (idist__transport in ring/shm/).
+// Algorithms and calls post transfers. ring/engine/progress.h reads the links, and
+// ring/engine/incoming.h handles the frames that arrive, with the functions of this file. This file
+// does not depend on the transport of a link, except that a link may have no connection. Each
+// transport states what it can do (idist__transport in ring/shm/).
 //
 // A SMALL MESSAGE (eager)
 //
 // sender     idist__send_post -> idist__link_push -> idist__link_flush -> transport->write
-// receiver   idist__progress_read (engine) -> idist__match_frame -> payload goes to the buffer of
-//            the receive, or to a message if none is posted -> idist__transfer_received
+// receiver   idist__progress_read (engine) -> idist__match_frame -> payload is stored in the
+//            receive's buffer, or in a message if no receive is posted -> idist__transfer_received
 // sender     gets CREDIT back when the receiver has consumed half of the window
 //
 // A LARGE MESSAGE (rendezvous)
 //
-// sender     RTS                      a message is ready, at this address
+// sender     RTS                      a message is ready at this address
 // receiver   PULLED                   has read the message in the sender's memory, or
 //            CTS                      has a buffer for the message
-// sender     DATA, DATA, ...          pieces of 1 MiB; other frames may go between them
+// sender     DATA, DATA, ...          pieces of 1 MiB; other frames may be sent in between
 //
 // If the receiver can read the sender's memory, idist__link_wants_data chooses between PULLED and
 // CTS.
 //
 // A LARGE MESSAGE OF A COLLECTIVE, WHERE THE RECEIVER CANNOT READ THE SENDER'S MEMORY (granted)
 //
-// Both ranks know of the message before it is sent, so the sender need not ask the receiver.
+// Both ranks expect the message before it is sent, so the sender need not ask the receiver.
 //
 // receiver   CTS                      when the receive is posted
-// sender     DATA, DATA, ...          when the send is posted and the CTS has come
+// sender     DATA, DATA, ...          when the send is posted and the CTS has arrived
 //
-// Each such message takes one CTS. A sender that has to wait for the CTS sends an RTS. The
-// fingerprint of the RTS tells the receiver which call the sender is in; the RTS needs no answer.
+// Each such message takes one CTS. A sender that has to wait for the CTS sends an RTS, unless an
+// earlier message of the same call already waits. The fingerprint of the RTS tells the receiver
+// which call the sender is in; the RTS needs no answer.
 
 static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
     return (int)(l - ring->links);
 }
 
-// Watches descriptor `in` for bytes and `out` for space, in place of the descriptors that were
-// watched before; -1 watches none. Returns false with errno set if the system cannot watch them.
+// Watches descriptor `in` for input and `out` for space, and stops watching the previous
+// descriptors. -1 stands for no descriptor. Returns false with errno set if the system cannot watch
+// a descriptor.
 static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, int out) {
     int rank = idist__link_rank(ring, l), was[2], i;
     bool ok = true;
@@ -2268,7 +2294,7 @@ static void idist__link_watch_next(idist__ring *ring, idist__link *l, bool await
 
     if (!idist__link_watch(ring, l, in, out))
         idist__ring_fail(ring, &ring->w->group, IDIST_ERR_NO_MEMORY,
-                         "a rank cannot watch its connections");
+                         "a rank cannot watch the descriptors of its connections");
 }
 
 static void idist__link_leave_transport(idist__ring *ring, idist__link *l) {
@@ -2285,8 +2311,8 @@ static void idist__link_close(idist__ring *ring, idist__link *l) {
     idist__link_leave_transport(ring, l);
 }
 
-// Gives a link the transport that moves its bytes from now on. On failure returns false with errno
-// set, and leaves the link unchanged.
+// Sets the transport that moves the bytes of a link from now on. On failure, returns false with
+// errno set, and leaves the link unchanged.
 static bool idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
                              void *port) {
     if (!idist__link_watch(ring, l, transport->descriptor(port, false), -1)) {
@@ -2308,8 +2334,9 @@ static bool idist__link_is_connected(const idist__link *l) {
     return l->open && l->transport != &idist__transport_none;
 }
 
-// Asks for a connection if this link has none, because a message must go through the link in either
-// direction. A receiver asks too: without a connection it would not learn that its peer has died.
+// Requests a connection for a link that has none, because this rank sends or receives a message
+// over the link. A receiver also needs the connection, because otherwise it would not learn that
+// its peer has died.
 static void idist__link_want(idist__ring *ring, idist__link *l) {
     if (l->wanted || !l->open || l->transport != &idist__transport_none) return;
     l->wanted = true;
@@ -2329,9 +2356,9 @@ static void idist__link_pop(idist__link *l) {
     if (!l->out) l->out_end = &l->out;
 }
 
-// Drops the queued control frames, because the peer reads no more. Transfers that tasks wait for
-// stay. The read path finds out whether the peer was lost or has left; then the tasks end with
-// their group.
+// Handles a failed write. Drops the queued control frames, because the peer no longer reads. Keeps
+// the transfers that tasks wait for. The read path finds out whether the peer was lost or has left,
+// and the tasks then end with their group.
 static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     idist__transfer **at = &l->out;
 
@@ -2352,14 +2379,14 @@ static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     l->out_end = at;
 }
 
-// Handles a transfer whose frame and payload were written: it waits for an answer, is complete, or
-// queues its next piece.
+// Handles a transfer whose frame and payload have been written. The transfer then waits for an
+// answer, is complete, or queues its next piece.
 static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t left;
 
     idist__link_pop(l);
 
-    if (xfer->frame.type == IDIST__RTS && xfer->id) { // the RTS asks for an answer
+    if (xfer->frame.type == IDIST__RTS && xfer->id) { // this RTS needs an answer
         idist__transfer_put(ring, &l->waiting, xfer, idist__index_id_key(xfer->id));
         return;
     }
@@ -2420,9 +2447,9 @@ static void idist__link_account(const idist__link *l, size_t n) {
     }
 }
 
-// Writes as much as the transport takes. A transfer that is completely written may end its task,
-// which may send more and call this function again. So all that a write has moved is accounted for
-// first.
+// Writes as much as the transport accepts. Completing a transfer may end its task, which may send
+// more and call this function again. So all bytes of a write are accounted for before any transfer
+// is completed.
 static void idist__link_flush(idist__ring *ring, idist__link *l) {
     bool full = false;
 
@@ -2448,10 +2475,10 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
     if (l->polled) idist__link_watch_next(ring, l, full);
 }
 
-// Returns true if a small send may wait for the next one, so that one system call writes both. The
-// program must not be waiting for the send. Only sends in a burst wait: the first one goes out at
-// once. The next progress writes the rest, as soon as the program waits or the progress thread
-// polls.
+// Returns true if a small send may be held back until the next send, so that one system call writes
+// both. The program must not be waiting for the send. Only later sends of a burst are held back;
+// the first send is written immediately. Sends that are held back are written when the program next
+// waits or the progress thread next polls.
 static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
     bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
     bool waits = !idist__task_is_async(t) && !idist__together_now.depth;
@@ -2466,8 +2493,8 @@ static void idist__link_cork(idist__ring *ring, idist__link *l, size_t nbytes) {
     l->corked_nbytes += nbytes + IDIST__FRAME_BYTES;
 }
 
-// Appends a text to the frame of an ABORT or BYE. If there is no memory for the text, the frame
-// goes without it.
+// Appends a text to the frame of an ABORT or BYE. If memory for the text cannot be allocated, the
+// frame is sent without the text.
 static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const char *text) {
     size_t nbytes = strlen(text);
 
@@ -2482,9 +2509,9 @@ static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const
     xfer->frame.nbytes = xfer->nbytes;
 }
 
-// Queues a control frame, for which no task waits. `text`, if not NULL, follows the frame. If there
-// is no connection yet, RTS and CTS are kept until there is one. All other frames are dropped;
-// idist__announce_late tells a new peer what it has missed.
+// Queues a control frame, for which no task waits. `text`, if not NULL, follows the frame. While
+// the link has no connection, RTS and CTS stay queued, and all other frames are dropped. When the
+// connection is made, idist__announce_late tells the peer what it has missed.
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *frame,
                                 const char *text) {
     bool waits = frame->type == IDIST__RTS || frame->type == IDIST__CTS;
@@ -2507,7 +2534,8 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
     idist__link_flush(ring, l);
 }
 
-// Tells a peer that this rank leaves the world and, if the world failed, how.
+// Tells a peer that this rank leaves the world and, if the world has failed, with which status and
+// text.
 static void idist__link_bye(idist__ring *ring, idist__link *l) {
     bool failed = ring->bye_status != IDIST_OK;
     idist__frame frame;
@@ -2530,8 +2558,8 @@ static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, i
     idist__link_control(ring, l, &frame, cause);
 }
 
-// Counts eager bytes that were consumed. Returns them to the sender as credit once they amount to
-// half of its window.
+// Counts eager bytes that were consumed. Returns these bytes to the sender as credit once they
+// amount to half of the window.
 static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
     idist__frame frame;
 
@@ -2546,8 +2574,8 @@ static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbyte
     idist__link_control(ring, l, &frame, NULL);
 }
 
-// Returns true if the peer may read messages directly in our memory. Stores in *withdrawn, unless
-// that is NULL, the count of our withdrawn sends that our RTS has to carry.
+// Returns true if the peer may read messages directly in our memory. If so, and if `withdrawn` is
+// not NULL, sets *withdrawn to the number of our withdrawn sends, which our RTS must contain.
 static bool idist__link_exposes_memory(const idist__link *l, uint8_t *withdrawn) {
     return l->transport->exposes_memory && l->transport->exposes_memory(l->port, withdrawn);
 }
@@ -2557,19 +2585,21 @@ static bool idist__link_reads_slowly(const idist__link *l) {
     return l->transport->reads_slowly && l->transport->reads_slowly(l->port);
 }
 
-// Returns true if a message of this size goes out at once, provided that there are credits for it.
+// Returns true if a message of this size is sent without waiting for the receiver, provided that
+// there is enough credit.
 static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
     if (nbytes <= IDIST__EAGER_EXPOSED_BYTES) return true;
     if (nbytes > IDIST__EAGER_BYTES) return false;
     return !idist__link_exposes_memory(l, NULL) || idist__link_reads_slowly(l);
 }
 
-// Returns true if a message of a collective is sent by grant. The result is the same on both sides.
+// Returns true if a message of a collective is sent by grant. The result is the same at both ends
+// of the link.
 static bool idist__link_grants(const idist__link *l, size_t nbytes) {
     return nbytes > IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
 }
 
-// Sends the CTS for a receive that was just posted: the peer may send its message at once.
+// Sends the CTS for a receive that was just posted, so that the peer need not send an RTS first.
 static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     idist__frame cts = xfer->frame;
 
@@ -2580,7 +2610,7 @@ static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer
     idist__link_control(ring, l, &cts, NULL);
 }
 
-// Queues the DATA of a message, for which the peer has a buffer under the number `id`.
+// Queues the first DATA frame of a message. `id` is the peer's number for the receive.
 static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *xfer,
                                   uint64_t id) {
     xfer->frame.type = IDIST__DATA;
@@ -2592,7 +2622,7 @@ static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__tran
     idist__link_flush(ring, l);
 }
 
-// Returns true if this rank has announced a send that no peer has answered yet.
+// Returns true if this rank has announced a send that its peer has not answered yet.
 static bool idist__link_any_waits(const idist__ring *ring) {
     int i;
 
@@ -2601,12 +2631,13 @@ static bool idist__link_any_waits(const idist__ring *ring) {
     return false;
 }
 
-// Returns true if an announced message should come as DATA instead of being read in the sender's
-// memory. Then two processors copy at once, one into the pipe and one out of it, in as little as
-// half the time. The sender must be waiting in a call. This rank need not be, since its thread
-// reads the pipe as well. Where reads are fast, the message must be small enough for the caches,
-// and this rank must have no announced send of its own. A receive with a time-out of its own is
-// excluded: DATA arrives only while the sender, or its thread, keeps running.
+// Returns true if an announced message should be sent as DATA instead of being read in the sender's
+// memory. Two processors then copy at the same time, one into the pipe and one out of it, which
+// takes as little as half the time. The sender must be waiting in a call. This rank need not be
+// waiting, because its progress thread also reads the pipe. Where reads are fast, the message must
+// be small enough for the caches, and this rank must not have an announced send itself. A receive
+// with its own time-out is excluded, because DATA arrives only while the sender or its progress
+// thread keeps running.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
                                    const idist__transfer *receive, const idist__frame *frame) {
     if (frame->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
@@ -2616,7 +2647,7 @@ static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l
 }
 
 // Reads an announced message in the memory of its sender. Returns false if that is not possible, or
-// if the sender may have cancelled the message meanwhile and reused the memory.
+// if the sender may have cancelled the message in the meantime and reused the memory.
 static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *xfer,
                              const idist__frame *frame) {
     idist__frame pulled;
@@ -2636,9 +2667,9 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     return true;
 }
 
-// Answers an RTS that was matched to a receive, which is in no list: reads the message from the
-// sender's memory, or sends CTS. A granted receive has already sent its CTS and goes back to
-// `posted`.
+// Answers an RTS that was matched to a receive. The receive is in no list. Reads the message from
+// the sender's memory, or sends CTS. A granted receive has already sent its CTS, and is put back
+// into `posted`.
 static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer,
                                    idist__transfer *xfer, const idist__frame *frame) {
     idist__frame cts;
@@ -2687,8 +2718,8 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
 }
 
 // Drops the oldest message from a rank for a group that does not exist here. Correct programs leave
-// such messages behind when a group is freed before all of its messages have arrived, so exceeding
-// the limit is no error.
+// such messages behind if they free a group before all of its messages have arrived. So exceeding
+// the limit is not an error.
 static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     idist__message *msg = l->early;
     bool complete;
@@ -2703,8 +2734,8 @@ static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     if (complete) idist__link_consumed(ring, l, nbytes);
 }
 
-// Returns the entry of a group if it is among the last IDIST__CLOSED groups that were closed, or
-// NULL.
+// Returns the entry of a group that is among the last IDIST__CLOSED groups to be closed. Returns
+// NULL if the group is not among them.
 static const idist__closed *idist__message_find_closed(const idist__ring *ring, uint64_t ctx) {
     uint32_t i;
 
@@ -2714,8 +2745,8 @@ static const idist__closed *idist__message_find_closed(const idist__ring *ring, 
     return NULL;
 }
 
-// Allocates a message that begins with this frame and has a buffer of `payload` bytes. Returns NULL
-// if out of memory.
+// Allocates a message that begins with this frame and has a buffer of `payload` bytes, and adds the
+// message to the list of its link. Returns NULL if memory is exhausted.
 static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
                                           const idist__frame *frame, size_t payload) {
     idist__message *msg =
@@ -2740,7 +2771,7 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
     return msg;
 }
 
-// Moves a message that no receive has taken to its new key, if a matched probe has changed its tag.
+// Indexes a message again if no receive has taken it and a matched probe has changed its tag.
 static void idist__message_rekey(idist__ring *ring, idist__message *msg, uint32_t old_tag) {
     if (msg->frame.tag == old_tag) return;
     idist__index_remove(&msg->hook);
@@ -2777,10 +2808,11 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 
 // ring/msg/history.h: checks that two ranks make the same calls
 //
-// Every frame and slot of a collective carries the fingerprint of its call. We compare it with the
-// fingerprint of our call. That check alone is not enough. A rank may complete a call in which it
-// only sends, and the next one too, before it reads the frame that differs. So frames and slots
-// also carry a digest of all earlier calls (`past`): a rank that gets a later frame can tell.
+// Every frame and slot of a collective carries the fingerprint of its call. The receiver compares
+// it with the fingerprint of its own call. This check alone is not enough. A rank may complete a
+// call in which it only sends, and the next call too, before it reads the frame that differs. So
+// frames and slots also carry a digest of all earlier calls (`past`), and a rank that receives a
+// later frame detects the difference.
 
 // Fails a group on all of its members, because two ranks are in different calls.
 static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
@@ -2795,8 +2827,8 @@ static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
-// Returns the digest of the calls before a new call. The digest of a part also covers the calls
-// before its parent.
+// Returns the digest of the calls before a new call. If the call is a step of a larger call, the
+// digest also covers the calls before the larger call.
 static uint16_t idist__history_past(const idist__task *t) {
     return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->parent_past);
 }
@@ -2826,8 +2858,9 @@ static void idist__history_add(idist__task *t, idist__op *op, idist__algorithm a
     idist__history_append(idist__ring_group_of(t->group), &fingerprint, op->past);
 }
 
-// Returns the call that this rank made before the call with this fingerprint, on the group that the
-// user knows. Returns NULL if that call is no longer in the history.
+// Returns the fingerprint of the call that this rank made before the call with this fingerprint.
+// For a step of a larger call, this is the call before the larger call, on the user's group.
+// Returns NULL if the earlier call is no longer in the history.
 static const idist__fingerprint *idist__history_before(const idist_group *g,
                                                        const idist__fingerprint *fingerprint) {
     uint32_t seq = (fingerprint->whole ? fingerprint->whole : fingerprint->seq) - 1;
@@ -2839,8 +2872,8 @@ static const idist__fingerprint *idist__history_before(const idist_group *g,
     return before->seq == seq ? before : NULL;
 }
 
-// Writes the digest of the earlier calls to a frame. An EAGER frame has no other use for id and
-// aux. There it carries the previous call, if known, for the error text of the receiver.
+// Writes the digest of the earlier calls to a frame. An EAGER frame does not otherwise use id and
+// aux. So these fields carry the previous call, if it is known, for the receiver's error text.
 static void idist__history_tell_past(const idist__task *t, idist__frame *frame) {
     const idist__fingerprint *before;
 
@@ -2853,8 +2886,8 @@ static void idist__history_tell_past(const idist__task *t, idist__frame *frame) 
     frame->aux = before->check;
 }
 
-// Fails a group whose members are in the same call but made different calls before. If the kind of
-// `theirs` is not 0, it is the peer's previous call.
+// Fails a group whose members are in the same call but made different calls before. If the peer's
+// previous call is known, it is in `theirs`. Otherwise `theirs` has kind 0.
 static void idist__history_differs_before(idist__ring *ring, idist_group *g, int peer,
                                           const idist__fingerprint *fingerprint,
                                           const idist__fingerprint *theirs) {
@@ -2888,8 +2921,9 @@ static void idist__history_past_differs(idist__ring *ring, idist_group *g, int p
     idist__history_differs_before(ring, g, peer, &frame->fingerprint, &theirs);
 }
 
-// Compares a frame of a collective with our call of the same number, running or finished. Returns
-// false on a mismatch. A frame for a call that we have not entered tells nothing yet.
+// Compares a frame of a collective with our call of the same number, running or finished. On a
+// mismatch, fails the group and returns false. Returns true if we have not entered the call yet, or
+// if it is no longer in the history.
 static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
                                   const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -2907,8 +2941,8 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
     if ((int32_t)(frame->fingerprint.seq - g->seq) > 0 || ours->seq != frame->fingerprint.seq)
         return true;
 
-    // If a message is left over from a finished call with the same fingerprint, the calls were not
-    // the same after all.
+    // A message that is left over from a finished call shows that the calls differ, even if their
+    // fingerprints are the same.
     field = idist__fingerprint_difference(&frame->fingerprint, ours);
     while (t && (t->group != g || t->seq != frame->fingerprint.seq)) t = t->next;
     if (!field && is_message && !t) field = "sequence";
@@ -2930,10 +2964,10 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
 
 // ring/msg/match.h: matches messages with receives
 //
-// Messages of send / recv match the oldest receive of the group that wants this source and tag.
-// Steps of a collective match the receive of the same call and step.
+// A message of idist_send matches the oldest receive of the group that accepts its source and tag.
+// A step of a collective matches the receive of the same call and step.
 
-// Returns the oldest receive of idist_recv that wants this message, or NULL.
+// Returns the oldest receive of idist_recv that accepts this message, or NULL.
 static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group *g, int peer,
                                             const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -2954,9 +2988,9 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group
     return !exact || (wild && wild->stamp < exact->stamp) ? wild : exact;
 }
 
-// Finds the receive that gets this message, and takes it out of its list. Returns NULL if there is
-// none. Receives for which the message is too large or of another dtype fail. The message stays,
-// perhaps with a new tag.
+// Finds the receive that gets this message, and removes the receive from its list. Returns NULL if
+// there is none. A receive fails if the message is too large for it or has another dtype. The
+// message then remains, perhaps with a new tag.
 static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
                                           idist__frame *frame) {
     idist__transfer *xfer;
@@ -2971,10 +3005,10 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
         if (idist__matching_fits(xfer->task, &frame->fingerprint, from, &tag, &status, text,
                                  sizeof text)) {
             if (frame->nbytes <= xfer->nbytes) return xfer;
-            status = IDIST_ERR_MISMATCH; // two user dtypes whose tags happen to be equal
+            status = IDIST_ERR_MISMATCH; // two user dtypes that have equal tags by chance
             if (xfer->task->call.u.message)
                 xfer->task->call.u.message->group = g; // the group keeps the message
-            snprintf(text, sizeof text, "rank %d has defined the dtype differently", from);
+            snprintf(text, sizeof text, "rank %d defined this dtype differently", from);
         }
 
         frame->tag = (uint32_t)tag;
@@ -2985,8 +3019,8 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
     return NULL;
 }
 
-// Finds the send or receive of a collective that this frame is for, and takes it out of a list of
-// its link. Returns NULL if the list has none.
+// Finds the send or receive of a collective to which this frame belongs, in a list of the link, and
+// removes it from the list. Returns NULL if the list has none.
 static idist__transfer *idist__match_step(idist__ring *ring, const idist__transfer_list *list,
                                           int peer, const idist__frame *frame) {
     idist__index_node *hook =
@@ -3004,8 +3038,9 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
     return NULL;
 }
 
-// Returns true if a receive of a collective expects what a frame carries. In all_to_allv every pair
-// of ranks may have its own dtype.
+// Returns true if a frame has the size and dtype that a receive of a collective expects. The dtype
+// of an empty message does not matter, because in all_to_allv each pair of ranks may have its own
+// dtype.
 static bool idist__match_agrees(const idist__transfer *xfer, const idist__frame *frame) {
     bool same_dtype = xfer->frame.fingerprint.dtype == frame->fingerprint.dtype &&
                       xfer->frame.fingerprint.check == frame->fingerprint.check;
@@ -3056,7 +3091,7 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
 }
 
 // Returns the receive for the first DATA of a message, or NULL if there is none or the group has
-// failed. The caller checks that the receive granted this number.
+// failed. The caller checks that the receive was granted with the id in the frame.
 static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, int peer,
                                              const idist__frame *frame) {
     idist__frame whole = *frame;
@@ -3074,7 +3109,7 @@ static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, 
 
 // ring/msg/send.h: posts sends
 
-// Returns the CTS for a message of a collective that came before its send was posted, or NULL.
+// Returns the CTS that arrived for a message of a collective before its send was posted, or NULL.
 static idist__message *idist__send_find_grant(idist__ring *ring, int peer,
                                               const idist__frame *frame) {
     idist__index_node *hook =
@@ -3108,12 +3143,12 @@ static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *xfer
     }
 
     idist__transfer_put(ring, &l->waiting, xfer, idist__index_frame_key(peer, &xfer->frame));
-    if (oldest && oldest->task == t) return; // its RTS has told the peer of this call
+    if (oldest && oldest->task == t) return; // the peer already has an RTS of this call
     rts.type = IDIST__RTS;
     idist__link_control(ring, l, &rts, NULL);
 }
 
-// Chooses how to send a message: at once, once it is granted, or after an RTS.
+// Chooses how to send a message: eagerly, after the receiver has granted it, or after an RTS.
 static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t nbytes = xfer->nbytes;
 
@@ -3164,7 +3199,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &xfer->frame);
 
     if (!l->open || l->write_dead) {
-        idist__link_push(l, xfer); // its task ends with its group: that rank was lost or has left
+        idist__link_push(l, xfer); // its task ends when the group fails, because that rank has gone
         return;
     }
 
@@ -3191,7 +3226,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     idist__link_flush(ring, l);
 }
 
-// Posts a send for a step of a collective: nbytes to a rank of the group.
+// Posts a send of nbytes to a rank of the group, for a step of a collective.
 static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
                              size_t nbytes) {
     idist__op *op = idist__op_of(t);
@@ -3201,8 +3236,9 @@ static void idist__send_step(idist__task *t, int to, uint32_t step, const void *
     idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
 }
 
-// Sends a message to ourselves, which waits among the unexpected messages of our own link. A small
-// message is copied. The receive copies a large message from the sender's buffer.
+// Sends a message to ourselves. Until a receive takes the message, it is one of the unexpected
+// messages of our own link. A small message is copied there. A large message stays in the sender's
+// buffer, and the receive copies it from that buffer.
 static void idist__send_to_self(idist__task *t, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     int me = ring->w->group.rank;
@@ -3271,9 +3307,9 @@ static void idist__send_start(idist__task *t) {
                      call->send, call->count * idist_dtype_size(call->dtype), &fingerprint);
 }
 
-// Waits a moment for another rank, in a call that needs nothing but that rank. Returns false if the
-// call has waited long enough, or if another thread needs the lock; then the call has to become a
-// task.
+// Waits briefly for another rank, in a call that depends only on that rank. Returns false if the
+// call has waited long enough, if another thread needs the lock, or if a failure is recorded. The
+// call must then become a task.
 static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
     int most =
@@ -3287,8 +3323,8 @@ static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     return true;
 }
 
-// Tries to send a message at once. Returns true if the transport took all of it, which needs that
-// no earlier send waits for space. Uses no task, transfer or clock.
+// Tries to send a message immediately, without a task, a transfer or the clock. Returns true if the
+// transport accepted the whole message. Returns false if an earlier send still waits for space.
 static bool idist__send_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__group_world_rank(g, call->root)];
@@ -3320,8 +3356,8 @@ static bool idist__send_quick(idist_group *g, const idist__call *call) {
 
 // ring/msg/recv.h: posts receives
 
-// Posts a receive for a step of a collective: nbytes from a rank of the group, into slot 0 .. 31. A
-// receive in slot -1 is only counted.
+// Posts a receive of nbytes from a rank of the group, for a step of a collective, in slot 0 to 31.
+// Also sets the bit of the slot in slots_pending. A receive in slot -1 is only counted.
 static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
                              size_t nbytes) {
     idist__op *op = idist__op_of(t);
@@ -3375,8 +3411,8 @@ static idist__link *idist__recv_link(const idist_group *g, const idist__call *ca
     return l->early || l->in_moved || l->ended || ring->failed ? NULL : l;
 }
 
-// Returns true if a receive takes the message that begins with this frame as it is. Otherwise the
-// receive has to become a task.
+// Returns true if a receive can directly take the message that begins with this frame. Otherwise
+// the receive must become a task.
 static bool idist__recv_wants(const idist_group *g, const idist__call *call, const idist__link *l,
                               const idist__frame *frame) {
     if (frame->type != IDIST__EAGER || frame->ctx != g->ctx ||
@@ -3402,8 +3438,8 @@ static void idist__recv_taken(idist__ring *ring, const idist__call *call, idist_
                              (size_t)frame->fingerprint.check);
 }
 
-// Takes the message with this header out of the link, if the receive wants it and all of it is
-// there.
+// Takes the message with this header out of the link, if the receive accepts the message and the
+// whole message has arrived.
 static bool idist__recv_take(const idist_group *g, const idist__call *call, idist__link *l,
                              const idist__frame *frame) {
     if (!idist__recv_wants(g, call, l, frame)) return false;
@@ -3413,8 +3449,8 @@ static bool idist__recv_take(const idist_group *g, const idist__call *call, idis
     return true;
 }
 
-// Tries a blocking receive while no other call is in progress. Waits a moment for the next message,
-// and takes it if the receive wants it and all of it is there.
+// Tries a blocking receive while no other call is in progress. Waits briefly for the next message,
+// and takes it if the receive accepts the message and the whole message has arrived.
 static bool idist__recv_quick(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = idist__recv_link(g, call);
@@ -3428,15 +3464,15 @@ static bool idist__recv_quick(const idist_group *g, const idist__call *call) {
     return idist__recv_take(g, call, l, &frame);
 }
 
-// Returns true if a receive of idist_recv wants this message as one from world rank `from`.
+// Returns true if a receive of idist_recv accepts this message from world rank `from`.
 static bool idist__recv_takes(const idist__task *t, const idist__message *msg, int from) {
     if (msg->peer != from || msg->claim || msg->frame.type > IDIST__RTS) return false;
     if (msg->frame.fingerprint.kind != IDIST__SEND || msg->frame.ctx != t->group->ctx) return false;
     return idist__matching_matches(t, from, (int)msg->frame.tag);
 }
 
-// Returns the first message of a rank that a receive wants, or NULL. Messages of one rank keep
-// their order.
+// Returns the first message from world rank `from` that a receive accepts, or NULL. Messages from
+// one rank keep their order.
 static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
     idist__message *msg = ring->links[from].early;
     idist__index_node *hook;
@@ -3470,8 +3506,8 @@ static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer 
     idist__transfer_put(ring, &rg->recvs, xfer, key);
 }
 
-// Posts a receive of idist_recv. Gives it the earliest message that it wants, over all links that a
-// message may come from.
+// Posts a receive of idist_recv. If a message that the receive accepts has already arrived from any
+// possible source, gives the earliest such message to the receive.
 static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__transfer *xfer = idist__transfer_new(ring);
@@ -3501,7 +3537,7 @@ static void idist__recv_start(idist__task *t) {
     }
 
     if (!earliest) return;
-    // No older receive wants the message, so it goes to this receive, or this receive fails.
+    // No older receive accepts the message, so this receive gets the message or fails.
     tag = earliest->frame.tag;
     xfer = idist__match_recv(ring, t->group, earliest->peer, &earliest->frame);
     if (xfer)
@@ -3523,13 +3559,13 @@ static void idist__recv_start(idist__task *t) {
 //   EXPOSED   our part of the chunk is in our buffer
 //   REDUCED   our block of the chunk is reduced over all ranks and is in our buffer; only in
 //             all_reduce and reduce
-//   FREED     we have read what we need of the chunk
+//   FREED     we have read all data that we need from the chunk
 
 #define IDIST__REGION_SLOTS 32
 #define IDIST__SLOTS_AHEAD 16 // half of the slots; see ring/share/slot.h
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__INLINE_BYTES ((size_t)32)
-// Size of a slot. The last line holds the fingerprint of the previous call if that call was made of
+// Size of a slot. The last line holds the fingerprint of the previous call if that call used
 // messages.
 #define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
 #define IDIST__REGION_HEAD_BYTES \
@@ -3547,7 +3583,7 @@ typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES of payloa
         struct {                         // CHUNKED
             uint64_t send_at, recv_at;   // offsets of the buffers in the file; 0 if in no window
             // Addresses of the buffers in the rank's memory, or 0 if other ranks do not read these
-            // through the kernel.
+            // buffers through the kernel.
             uint64_t remote_send;
             uint64_t remote_recv;
         } buffers;
@@ -3567,20 +3603,21 @@ typedef enum idist__milestone {
 typedef struct idist__region_progress { // two cache lines; other ranks write only to members_done
     idist__counter reached[IDIST__MILESTONES];
     char pad[40];
-    // Number of members that have freed the group. Once all have, another group can use the region.
+    // Number of members that have freed the group. Once all members have done so, another group can
+    // use the region.
     uint32_t members_done;
     char pad2[60];
 } idist__region_progress;
 
-// Locations of a rank's contribution and result. `send` and `recv` are addresses in this process,
-// or NULL if the buffer lies in no window. `remote_send` and `remote_recv` are addresses in that
-// rank's memory, from which the kernel reads for us, or 0.
+// Locations of a rank's contribution and result. The fields `send` and `recv` are addresses in this
+// process, or NULL if the buffer is in no window. The fields `remote_send` and `remote_recv` are
+// addresses in that rank's memory, or 0. The kernel reads from these addresses for us.
 typedef struct idist__location {
     char *send, *recv;
     uint64_t remote_send, remote_recv;
 } idist__location;
 
-typedef struct idist__share { // the part of a group whose members share memory
+typedef struct idist__share { // the state of a group whose members share memory
     idist__segment *shm;
     char **heads, **buffers; // heads and buffers of the regions, by rank in the group
     uint32_t *entered;       // by rank: the last shared call that the rank is known to have entered
@@ -3591,7 +3628,7 @@ typedef struct idist__share { // the part of a group whose members share memory
     idist__fingerprint fingerprints[IDIST__REGION_SLOTS]; // copies of the fingerprints in our slots
     uint16_t pasts[IDIST__REGION_SLOTS];
     uint32_t calls_entered;  // number of shared calls that we have entered
-    uint32_t compared_calls; // the slots of all ranks are compared up to this call
+    uint32_t compared_calls; // the slots of all ranks have been compared up to this call
     uint64_t chunks_done;
     size_t recent_nbytes[2];   // sizes of the contributions in our last two slots
     idist__task *first, *last; // queue of shared calls; only the first call runs
@@ -3607,8 +3644,8 @@ static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
 }
 
 // Returns the fingerprint of the call that the rank made before this call. The rank writes the
-// fingerprint only if that earlier call was made of messages, so compare its sequence number before
-// use.
+// fingerprint only if that earlier call used messages, so the caller must first compare its
+// sequence number.
 static idist__fingerprint *idist__region_previous_call(const idist__share *share, int rank,
                                                        uint32_t call_number) {
     char *slot = (char *)idist__region_slot(share, rank, call_number);
@@ -3630,8 +3667,8 @@ static char *idist__region_buffer(const idist__share *share, int rank, uint64_t 
     return share->buffers[rank] + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
 }
 
-// Copies to lines that other cores have in their caches. Writes past the caches, or prefetches the
-// lines ahead while it writes.
+// Copies to cache lines that other cores have in their caches. Bypasses the caches, or prefetches
+// the next lines while it writes.
 static void idist__region_write(const idist__share *share, char *to, const char *from,
                                 size_t nbytes) {
     idist__pace *pace = &share->shm->pace;
@@ -3682,7 +3719,7 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
 
 // ring/share/flow.h: tells which ranks contribute to a call, which ranks read, and how much
 
-// Limit of n * n * nbytes, where each of n ranks contributes nbytes. Beyond the limit, it is faster
+// Limit on n * n * nbytes, where each of n ranks contributes nbytes. Beyond the limit, it is faster
 // if each rank reduces one block for all ranks than if every rank reduces everything.
 #define IDIST__SPLIT_BYTES ((size_t)128 * 1024)
 
@@ -3750,8 +3787,8 @@ static void idist__flow_prefetch_part(const idist__task *t, int k) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(part->data + at);
 }
 
-// Returns the address of element `at` of a buffer of ours that begins at `base`, or that is in
-// parts. Sets *run to the number of contiguous elements there, at most `count`.
+// Returns the address of element `at` of our buffer, which begins at `base` or is in parts. Sets
+// *run to the number of contiguous elements there, at most `count`.
 static char *idist__flow_place(const idist__task *t, char *base, size_t at, size_t count,
                                size_t *run) {
     const idist__part *parts = t->call.parts;
@@ -3779,12 +3816,12 @@ static size_t idist__flow_send_nbytes(const idist__task *t) {
     return (idist__kind_gives_blocks(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
 }
 
-// Returns the number of elements that we get from a rank in calls that do not reduce.
+// Returns the number of elements that we receive from a rank in calls that do not reduce.
 static size_t idist__flow_recv_count(const idist__task *t, int from) {
     return t->call.recvcounts ? t->call.recvcounts[from] : t->call.count;
 }
 
-// Returns the address of the elements that we get from a rank in calls that do not reduce.
+// Returns the address for the elements that we receive from a rank in calls that do not reduce.
 static char *idist__flow_recv_at(const idist__task *t, int from) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -3805,17 +3842,17 @@ static size_t idist__flow_chunk_count(const idist__op *op, size_t count, size_t 
 
 // ring/share/slot.h: announces a call, and compares it with the calls of the other ranks
 //
-// A rank enters a call by writing its slot. Before a rank enters call k, it has compared the slots
-// of all ranks up to call k - 16 with its own calls. During call k, it also compares the slots of
-// the ranks that it reads from, up to call k. So a rank that has entered call k no longer needs the
+// A rank enters a call by writing its slot. Before a rank enters call k, it compares the slots of
+// all ranks up to call k - 16 with its own calls. During call k, it also compares the slots of the
+// ranks that it reads from, up to call k. So a rank that has entered call k no longer needs the
 // slots of call k - 16. There are 32 slots, used in turn: the slot of call k + 16 overwrites the
 // slot of call k - 16.
 //
-// A rank that waits for no other rank gets ahead: the root of a broadcast, or any rank but the root
-// of a gather. That matters if ranks share a processor. The further a rank gets, the fewer context
-// switches there are.
+// A rank that waits for no other rank runs ahead. Examples are the root of a broadcast, and all
+// ranks of a gather except the root. This matters if ranks share a processor: the further a rank
+// runs ahead, the fewer context switches there are.
 //
-// The contribution to a CHUNKED call is read in one of three places:
+// The contribution to a CHUNKED call is read from one of three places:
 //
 //   in a buffer       one chunk at a time; the general case
 //   in a window       idist_alloc allocated the contribution, so all ranks have mapped it
@@ -3828,7 +3865,7 @@ static size_t idist__flow_chunk_count(const idist__op *op, size_t count, size_t 
 // A rank whose buffers are read in place does not return from the call until all ranks have read
 // them.
 
-// Sizes from which cross-memory reads pay off, by measurement. A broadcast also has a maximum.
+// Minimum sizes at which cross-memory reads pay off, as measured. A broadcast also has a maximum.
 #define IDIST__REMOTE_BYTES ((size_t)8 * 1024) // size of a block
 #define IDIST__REMOTE_OVERSUBSCRIBED ((size_t)64 * 1024)
 #define IDIST__REMOTE_BROADCAST_MAX ((size_t)2 << 20)
@@ -3883,8 +3920,8 @@ static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) 
     if ((int32_t)(oldest - share->compared_calls) > 0) number = oldest;
 
     for (; (int32_t)(call_number - number) >= 0; number++) {
-        // Reads the copy of our fingerprint, because the line of our slot is on its way to other
-        // cores.
+        // Reads the copy of our fingerprint, because other cores are fetching the cache line of our
+        // slot.
         uint32_t index = number % IDIST__REGION_SLOTS;
         const idist__call_slot *slot = idist__region_slot(share, rank, number);
 
@@ -3917,8 +3954,8 @@ static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
     return true;
 }
 
-// Returns true if all ranks have read the slot that the next call overwrites. Checks for a later
-// call first, so that most calls need no check.
+// Returns true if all ranks have read the slot that the next call overwrites. First checks if all
+// ranks have entered a later call, so that most calls need no check.
 static bool idist__slot_may_enter(idist__task *t) {
     const idist__share *share = idist__region_share(t);
     uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;
@@ -3930,7 +3967,7 @@ static bool idist__slot_may_enter(idist__task *t) {
     return idist__slot_compare_all(t, call_number);
 }
 
-// Maps what the windows of other ranks have gained since the last look.
+// Maps the extents that other ranks have added to their windows since the last call.
 static void idist__slot_look_at_windows(const idist__task *t) {
     idist__world *w = t->group->w;
     idist__segment *seg = idist__region_share(t)->shm;
@@ -3938,8 +3975,7 @@ static void idist__slot_look_at_windows(const idist__task *t) {
     if (!seg->window || !idist__view_is_news(seg) || idist__view_look(seg)) return;
     idist__log_print(
         &w->log, IDIST_LOG_INFO,
-        "memory that another rank has from idist_alloc cannot be mapped: buffers in it "
-        "are copied");
+        "cannot map memory that another rank allocated with idist_alloc; buffers in that memory are copied");
 }
 
 // Returns the number of extents of our window that all members of the group have mapped.
@@ -3957,7 +3993,7 @@ static uint32_t idist__slot_count_open(const idist__task *t) {
     return open;
 }
 
-// Returns the offset in the file of a buffer of ours, or 0 if not all members can read it in place.
+// Returns the file offset of one of our buffers, or 0 if not all members can read it in place.
 static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, size_t nbytes) {
     idist__share *share = idist__region_share(t);
     uint64_t offset;
@@ -3991,7 +4027,7 @@ static bool idist__slot_is_remote(const idist__task *t) {
     return op->nbytes >= (seg->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
 }
 
-// Records where the buffers of a rank are in a CHUNKED call.
+// Records the locations of a rank's buffers in a CHUNKED call.
 static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot *slot) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4005,7 +4041,7 @@ static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot 
     location->remote_recv = slot->u.buffers.remote_recv;
 }
 
-// Returns the contribution of a rank to a FLAT call.
+// Returns the address of a rank's contribution to a FLAT call.
 static char *idist__slot_payload(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
     idist__call_slot *slot =
@@ -4020,9 +4056,9 @@ static void idist__slot_scale(const idist__task *t, char *buf, size_t count) {
 }
 
 // Replaces our contribution by a copy that other ranks can read. Used for memory that the kernel
-// does not let them read, and for an all_to_all in place, which would overwrite what they read. The
-// call cannot go through buffers instead, because all ranks must go the same way. Returns false if
-// the group has failed.
+// does not let them read, and for an all_to_all in place, which would overwrite the data that they
+// read. The shared buffers cannot be used instead, because all ranks must read contributions in the
+// same way. Returns false if the group has failed.
 static bool idist__slot_copy_contribution(idist__task *t) {
     idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
@@ -4040,9 +4076,9 @@ static bool idist__slot_copy_contribution(idist__task *t) {
     return true;
 }
 
-// Writes the addresses of our buffers in our memory to the slot, if the kernel lets other ranks
-// read the buffers. If not, a contribution to a reduction goes through shared memory, and any other
-// contribution is copied. Returns false if the group has failed.
+// Writes the addresses of our buffers to the slot, if the kernel lets other ranks read the buffers.
+// If not, a contribution to a reduction goes through shared memory, and any other contribution is
+// first copied to memory that can be read. Returns false if the group has failed.
 static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
@@ -4061,8 +4097,9 @@ static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
     return true;
 }
 
-// Writes to the slot where our buffers are, so that other ranks read them in place. Offers nothing
-// if the call would overwrite what other ranks read. Returns false if the group has failed.
+// Writes the locations of our buffers to the slot, so that other ranks read the buffers in place.
+// Offers no buffer if the call would overwrite the data that other ranks read. Returns false if the
+// group has failed.
 static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4106,8 +4143,8 @@ static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
     return idist__fingerprint_pair(t->group->w, call, count / size);
 }
 
-// Writes the counts of a v-form to the slot. Each other rank compares its count with the count that
-// it expects.
+// Writes the counts of a v-form to the slot. Each other rank compares the count for itself with the
+// count that it expects.
 static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4141,7 +4178,7 @@ static void idist__slot_write_payload(const idist__task *t) {
     idist__slot_scale(t, payload, count);
 }
 
-// Prefetches the lines of our next slot for writing, while there is nothing to do but wait. Assumes
+// Prefetches the cache lines of our next slot for writing, while the call can only wait. Assumes
 // that the next contribution is as large as the larger of the last two.
 static void idist__slot_prefetch_next(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
@@ -4157,8 +4194,8 @@ static void idist__slot_prefetch_next(const idist__task *t) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(next + at);
 }
 
-// Writes our previous call to the slot, if that call was made of messages. A rank that made a
-// different previous call needs it for its error text.
+// Writes our previous call to the slot, if that call used messages. A rank that made a different
+// previous call needs our previous call for its error text.
 static void idist__slot_tell_previous(const idist__task *t, const idist__fingerprint *fingerprint) {
     const idist__op *op = idist__op_of(t);
     const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
@@ -4192,8 +4229,8 @@ static bool idist__slot_enter(idist__task *t) {
     share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
     share->pasts[number % IDIST__REGION_SLOTS] = op->past;
 
-    // Writes the first line last and all at once. The other ranks poll this line, and would take it
-    // from our cache between two writes.
+    // Writes the first cache line last, and without a pause. The other ranks poll this line, and
+    // would otherwise fetch it from our cache between two writes.
     slot->fingerprint = fingerprint;
     slot->past = op->past;
     idist__os_thread_handover();
@@ -4240,7 +4277,7 @@ static bool idist__slot_agree(idist__task *t, int rank) {
 }
 
 // Returns true if the ranks that we read from have entered this call, or all ranks if `all` is
-// true. Returns false as well if a rank's call differs from ours; the group has then failed.
+// true. Also returns false if a rank's call differs from ours; the group has then failed.
 static bool idist__slot_all_entered(idist__task *t, bool all) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4264,7 +4301,7 @@ static bool idist__slot_all_entered(idist__task *t, bool all) {
     return true;
 }
 
-// Completes the call. The group's next shared call becomes the first one.
+// Completes the call. The group's next shared call becomes the first in the queue.
 static void idist__slot_leave(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4334,8 +4371,8 @@ static bool idist__fetch_reduce(const idist__task *t, void *out, const void *con
 }
 
 // Copies from an address in another rank's memory. Returns false if the group has failed. Also
-// returns false if that rank has left the call; the rank's ABORT, with the reason, is then on its
-// way.
+// returns false if that rank has left the call; an ABORT from that rank, with the reason, will then
+// arrive.
 static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char *buf,
                                 size_t nbytes) {
     const idist__op *op = idist__op_of(t);
@@ -4360,7 +4397,7 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
 }
 
 // Returns the address of block `to` of a rank's contribution, from element `at` on, in the memory
-// of that rank. Returns 0 if we do not read the contribution there.
+// of that rank. Returns 0 if we do not read the contribution from that memory.
 static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int to, size_t at) {
     const idist__op *op = idist__op_of(t);
     uint64_t address;
@@ -4374,7 +4411,8 @@ static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int t
 }
 
 // Reduces `count` elements of block `to`, from element `at` on, over the contributions of the first
-// n ranks. Contributions in the memory of other processes are first copied here, in pieces.
+// n ranks. Contributions in the memory of other processes are first copied to our memory, in
+// pieces.
 static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at, size_t count) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4418,7 +4456,7 @@ static bool idist__fetch_sum_flat(const idist__task *t, int n) {
     return idist__fetch_reduce(t, op->out, share->operands, n, op->count);
 }
 
-// Returns n if the contributions of ranks 0 .. n - 1 are reduced into our result.
+// Returns the number of contributions, from rank 0 on, that are reduced into our result.
 static int idist__fetch_operand_count(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
 
@@ -4452,8 +4490,8 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
     return true;
 }
 
-// Copies or reduces all that this rank needs of the chunk at element `at`, or of a FLAT call. The
-// call is not split.
+// Copies or reduces the data that this rank needs from the chunk at element `at`, or from a FLAT
+// call. The call is not split.
 static bool idist__fetch_chunk(idist__task *t, size_t at) {
     const idist__op *op = idist__op_of(t);
     int n = idist__fetch_operand_count(t);
@@ -4471,8 +4509,8 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
 }
 
 // Returns true if the data that we have just read from the buffers of other ranks was valid. A rank
-// that leaves the call with an error may reuse its buffers, but withdraws its slots first. The
-// rank's ABORT, with the reason, is then on its way.
+// that leaves the call with an error may reuse its buffers, but withdraws its slots first. An ABORT
+// from that rank, with the reason, will then arrive.
 static bool idist__fetch_was_valid(idist__task *t) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -4497,11 +4535,11 @@ static bool idist__fetch_was_valid(idist__task *t) {
 //------------------------------------------------------------------------------
 // collectives of small contributions
 //
-// Every rank writes its contribution to its slot, or to a single line of it if the contribution has
-// at most 32 bytes. Then the rank reads the slots of all other ranks and computes the result by
-// itself. All ranks reduce in the order of the ranks, so all get the same bits. That takes one
-// round of n - 1 cache misses. There is no synchronization at the end, because a slot is not reused
-// before all ranks have read it.
+// Every rank writes its contribution to its slot. A contribution of at most 32 bytes fits into the
+// slot's first cache line. Then the rank reads the slots of all other ranks and computes the result
+// itself. All ranks reduce in the order of the ranks, so all get the same bits. Reading the slots
+// takes one round of n - 1 cache misses. There is no synchronization at the end, because a slot is
+// not reused before all ranks have read it.
 //------------------------------------------------------------------------------
 
 static void idist__flat_run(idist__task *t) {
@@ -4526,13 +4564,13 @@ static void idist__flat_run(idist__task *t) {
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
 //
 // A rank exposes up to one chunk ahead, so that no rank waits while there is something to copy. A
-// rank writes to a buffer again when all ranks have freed the chunk in that buffer.
+// rank writes to a buffer again only when all ranks have freed the chunk in that buffer.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHUNK_OVERSUBSCRIBED ((size_t)128 * 1024)
 
-// Returns true if all members have reached a milestone in all chunks before number `chunks`. With
-// `only_sources`, checks only the members that we read from.
+// Returns true if all members have reached a milestone in all chunks before number `chunks`. If
+// `only_sources` is true, checks only the members that we read from.
 static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone, uint64_t chunks,
                                      bool only_sources) {
     idist__op *op = idist__op_of(t);
@@ -4587,8 +4625,8 @@ static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t
 }
 
 // Copies our part of a chunk to a buffer. If contributions are not scaled, leaves out the block
-// that only we read. In a split reduction that is the block that we reduce, else the block for
-// ourselves.
+// that only we read. In a split reduction, this is the block that we reduce. In other calls, it is
+// the block for ourselves.
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4713,9 +4751,9 @@ static void idist__chunk_run(idist__task *t) {
 
 // ring/share/split_reduce.h: all_reduce and reduce in which each rank reduces one block
 //
-// The algorithm is a reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every
-// contribution, and 1/n of the result from every other rank. So the call uses all cores and the
-// whole memory bandwidth. There are three ways:
+// The algorithm is a reduce-scatter followed by an all-gather in the same buffer. Each rank reads
+// 1/n of every contribution, and 1/n of the result from every other rank. So the call uses all
+// cores and the whole memory bandwidth. There are three variants:
 //
 //   through buffers   expose a chunk; reduce our block of the chunk into our buffer; copy the other
 //                     blocks out of the buffers of the other ranks
@@ -4725,7 +4763,7 @@ static void idist__chunk_run(idist__task *t) {
 //   cross-memory      reduce our block into our own result; read the other blocks from the results
 //                     of the other ranks
 
-#define IDIST__DIRECT_PIECE ((size_t)16384) // stays in the first-level cache
+#define IDIST__DIRECT_PIECE ((size_t)16384) // so that a piece stays in the first-level cache
 
 static bool idist__split_reduce_sum_block(idist__task *t) {
     idist__op *op = idist__op_of(t);
@@ -4799,9 +4837,9 @@ static bool idist__split_reduce_is_direct(const idist__task *t) {
     return true;
 }
 
-// Reduces our block of all contributions into the results of all ranks. Before it writes a piece to
-// the other ranks, it checks that all ranks are still in the call. A rank that has left may reuse
-// its buffer.
+// Reduces our block of all contributions into the results of all ranks. Before each piece is
+// written to the other ranks, checks that all ranks are still in the call. A rank that has left may
+// reuse its buffer.
 static bool idist__split_reduce_sum_direct(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4833,7 +4871,7 @@ static bool idist__split_reduce_sum_remote(idist__task *t) {
     return idist__fetch_sum(t, op->out + at * op->size, op->n, 0, at, end - at);
 }
 
-// Reads the blocks that the other ranks have reduced from their results.
+// Reads, from the results of the other ranks, the blocks that those ranks have reduced.
 static bool idist__split_reduce_take_remote(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -4891,14 +4929,14 @@ static bool idist__split_reduce_skips_buffers(idist__task *t) {
 static void idist__split_reduce_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__shared_op *shared = &op->u.shared;
-    // Value that the progress counters reach with the chunk under way.
+    // Value that the progress counters reach with the current chunk.
     uint64_t next = shared->first_chunk + shared->chunk + 1;
 
     IDIST__CO_BEGIN(op)
     IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
     if (!idist__slot_enter(t)) return;
     idist__chunk_plan(t);
-    // Our contribution is not read in place, so the call goes through buffers on all ranks.
+    // If our contribution is not read in place, the call goes through buffers on all ranks.
     if (!shared->in_place) idist__chunk_expose(t);
     shared->next_rank = 0;
     IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));
@@ -4950,11 +4988,11 @@ static void idist__split_reduce_run(idist__task *t) {
 // HOW IT FITS
 //
 // ring/algo/choose.h decides how a call runs. The algorithms FLAT and CHUNKED are implemented here.
-// All other algorithms are made of messages (ring/algo/).
+// All other algorithms are in ring/algo/.
 //
 // A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
 //
-// idist__share_quick         runs the call without a task or clock if nothing else is under way
+// idist__share_quick         runs the call without a task or clock if no other call is running
 // idist__slot_may_enter      checks that all ranks have read the slot to be overwritten
 // idist__slot_enter          writes fingerprint and contribution to our slot, publishes its number
 // idist__slot_all_entered    polls the slots of the other ranks, compares their fingerprints
@@ -4964,7 +5002,7 @@ static void idist__split_reduce_run(idist__task *t) {
 //
 // idist__share_start         queues the task behind the group's other shared calls
 // idist__split_reduce_run    a coroutine, resumed by idist__share_progress:
-//   idist__slot_enter                publishes the slot, which says where our buffers are
+//   idist__slot_enter                publishes the slot, which has the locations of our buffers
 //   idist__chunk_expose              copies our part of chunk i to buffer i % 3, publishes EXPOSED
 //   idist__split_reduce_sum_block    reduces our block of the chunk over all ranks; then REDUCED
 //   idist__split_reduce_take_blocks  copies the other ranks' blocks to our result; then FREED
@@ -4982,8 +5020,8 @@ static bool idist__share_serves(idist__algorithm algorithm) {
     return algorithm == IDIST__ALGO_FLAT || algorithm == IDIST__ALGO_CHUNKED;
 }
 
-// Returns FLAT or CHUNKED, or AUTO if the call does not go through shared memory. The result is the
-// same on all members.
+// Returns FLAT or CHUNKED, or AUTO if the call does not use shared memory. The result is the same
+// on all members.
 static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *call) {
     const idist__share *share = idist__ring_group_of(g)->share;
     int setting = g->w->cfg.algorithm;
@@ -5011,8 +5049,8 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }
 
-// Returns true if the buffer of a call may be in parts. The call must then go through our shared
-// buffers, block by block.
+// Returns true if the buffer of a call may be in parts. This requires that the call goes through
+// our shared buffers, block by block.
 static bool idist__share_takes_parts(const idist_group *g, const idist__call *call) {
     size_t n = (size_t)g->size, nbytes = call->count * idist_dtype_size(call->dtype);
 
@@ -5050,7 +5088,7 @@ static bool idist__share_count_bytes(idist__task *t) {
     return true;
 }
 
-// Sets up what a shared call works on. Shared calls do not widen narrow floats, unlike the
+// Sets up the operands of a shared call. Shared calls do not widen narrow floats, unlike the
 // algorithms over messages. Returns false if memory is exhausted.
 static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     idist__op *op = idist__op_of(t);
@@ -5092,8 +5130,8 @@ static void idist__share_start(idist__task *t) {
 }
 
 // Discards the failure of a quick call whose slot differs from another rank's slot. A quick call
-// has not read the links. Another rank may have aborted the group, and the rank that differs from
-// us may not know that. So the call starts as usual, which reads the links first and then compares
+// has not read the links. Another rank may have aborted the group, and the rank whose slot differs
+// may not know that yet. So the call starts as usual: it first reads the links, and then compares
 // again.
 static void idist__share_reconsider(idist__ring *ring) {
     if (!ring->failed) return;
@@ -5101,9 +5139,9 @@ static void idist__share_reconsider(idist__ring *ring) {
     ring->last_start_ns = 0;
 }
 
-// Runs a small blocking collective without a task and without the clock, if nothing else is under
-// way. Returns false if the call has to start as usual. The call may already have been entered
-// then.
+// Runs a small blocking collective without a task and without the clock, if no other shared call of
+// the group is running. Returns false if the call must start as usual. We may then already have
+// entered the call (entered_early).
 static bool idist__share_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *share = idist__ring_group_of(g)->share;
@@ -5161,7 +5199,8 @@ static void idist__share_progress(idist__ring *ring) {
     }
 }
 
-// Returns the rank of this host whose next step is the only thing that we wait for, or -1.
+// Returns the rank of this host whose next step we wait for, or -1 if we may also wait for anything
+// else.
 static int idist__share_awaited(const idist__ring *ring) {
     const idist__task *t = ring->w->tasks.running;
     const idist__share *share;
@@ -5175,7 +5214,7 @@ static int idist__share_awaited(const idist__ring *ring) {
 }
 
 // Withdraws our slots after the group has failed here. A rank that is late must not continue with
-// the contents of our slots. It reads its links instead, and learns of the failure from them.
+// the contents of our slots. Instead, the rank reads its links and learns of the failure.
 static void idist__share_withdraw(idist_group *g) {
     idist__share *share = idist__ring_group_of(g)->share;
     uint32_t i;
@@ -5187,8 +5226,8 @@ static void idist__share_withdraw(idist_group *g) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller may reuse its buffers
 }
 
-// Returns true if a member may still write to our result. A member checks our slot before each
-// piece that it writes.
+// Returns true if a member may still write to our result. A member checks our slot before it writes
+// each piece.
 static bool idist__share_may_write(const idist_group *g, const idist__op *op, int rank) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
@@ -5200,9 +5239,9 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *op, in
 
 // Waits until no other member can write to our result. Called when a call in which other ranks
 // write to our result (`direct`) ends early. The wait for a member ends when the member has written
-// everything, has left the call as well, or is dead. We may not know of a death yet, because the
-// failure may come from another rank. A rank that is stopped would never answer, so all waits end
-// after IDIST__WRITERS_MS.
+// everything, has also left the call, or is dead. This function checks for a death itself,
+// because another rank may have reported the failure. A stopped rank would never finish, so all
+// waits end after IDIST__WRITERS_MS.
 static void idist__share_await_writers(const idist_group *g) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
@@ -5232,7 +5271,7 @@ static void idist__share_cancel(idist__task *t) {
     if (share->last == t) share->last = last;
 }
 
-// Returns true if a call cannot complete before this rank of the group enters the call, or an
+// Returns true if a call cannot complete before rank `rank` of the group enters the call, or an
 // earlier call.
 static bool idist__share_needs(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
@@ -5248,8 +5287,9 @@ static bool idist__share_needs(const idist__task *t, int rank) {
     if (op->algorithm != IDIST__ALGO_CHUNKED) return false;
     if (!idist__flow_contributes(op, t->call.kind, op->rank)) return false;
 
-    // We can continue only when the rank has read our contribution. If it is read in place, that is
-    // all of it; otherwise, the chunk whose buffer we need next.
+    // We can continue only when the rank has read our contribution. If the contribution is read in
+    // place, the rank must have read all of it. Otherwise it must have read the chunk whose buffer
+    // we need next.
     if (shared->in_place) return true;
     if (shared->exposed >= shared->nchunks || number < IDIST__BUFFERS) return false;
     return idist__region_reached(share, rank, IDIST__FREED) < number - IDIST__BUFFERS + 1;
@@ -5281,14 +5321,14 @@ static void idist__share_update_seen(const idist__task *t) {
 // ring/share/pool.h: lends regions to groups
 //
 // Every rank has a few regions in the shared file. The world gets the first region of each rank
-// without an exchange. This region has memory from the start. The other regions get memory when
-// they are first needed, in the order of their numbers.
+// without an exchange. Memory for this region is reserved from the start. Memory for the other
+// regions is reserved when they are first needed, in the order of their numbers.
 //
 // A new group gets one region of each member. The members exchange the numbers of the regions that
-// they offer (idist__pool_offer_region). If every member offers one, the group's collectives run in
-// these regions (idist__pool_meet). Otherwise the group's collectives are made of messages. A
-// region is free again when all members have freed the group. The members count themselves in the
-// region (members_done). A member that never learned the number of the region sends LEFT.
+// they offer (idist__pool_offer_region). If every member offers one, the group's collectives use
+// these regions (idist__pool_meet). Otherwise the group's collectives use messages. A member that
+// frees the group increments members_done in each of these regions. A region is free again when all
+// members have done so. A member that never learned the numbers of the regions sends LEFT instead.
 
 // Returns the head of a region. The first region of a rank has larger buffers than the other
 // regions, and its head is in the front.
@@ -5312,7 +5352,7 @@ static idist__region_progress *idist__pool_progress(const idist__segment *seg, i
     return (idist__region_progress *)(void *)(idist__pool_head(seg, rank, index) + at);
 }
 
-// Reserves memory for one of our regions, once. Returns 0 or an errno.
+// Reserves memory for one of our regions, if that has not been done before. Returns 0 or an errno.
 static int idist__pool_reserve(idist__segment *seg, int index) {
     int error;
     const char *head = idist__pool_head(seg, seg->me, index);
@@ -5327,8 +5367,8 @@ static int idist__pool_reserve(idist__segment *seg, int index) {
     return error;
 }
 
-// Clears the calls of the group that had this region of ours before. Contributions may stay,
-// because ranks read them only in calls that have been entered.
+// Clears the calls of the group that used this region of ours before. Contributions may stay in the
+// slots, because ranks read them only in calls that have been entered.
 static void idist__pool_clear(const idist__segment *seg, int index) {
     char *head = idist__pool_head(seg, seg->me, index);
     size_t at;
@@ -5341,8 +5381,8 @@ static void idist__pool_clear(const idist__segment *seg, int index) {
     memset(idist__pool_progress(seg, seg->me, index), 0, sizeof(idist__region_progress));
 }
 
-// Returns the region that we offer to the other members of a new group: its number from 1 on, or 0
-// for none.
+// Chooses the region that we offer to the other members of a new group. Returns 1 plus its number,
+// or 0 if we offer none.
 static uint64_t idist__pool_offer_region(idist_group *g) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     uint32_t nmembers = 0;
@@ -5380,8 +5420,7 @@ static void idist__pool_discard(const idist_allocator *mem, idist__share *share)
     idist__mem_free(mem, share);
 }
 
-// Counts a member that has freed the group for which we offered a region, and that has not used the
-// region.
+// Counts a member that has freed the group without using the region that we offered for it.
 static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
     idist__segment *seg = ring->shm;
     int i;
@@ -5393,8 +5432,8 @@ static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
     }
 }
 
-// Tells the other members, in a message, that we are done with their regions. We do not know the
-// numbers of these regions, because the exchange of the numbers failed.
+// Sends LEFT to the other members on this host, because we no longer need their regions. We do not
+// know the numbers of these regions, because the exchange of the numbers failed.
 static void idist__pool_decline(const idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__frame frame;
@@ -5411,7 +5450,7 @@ static void idist__pool_decline(const idist_group *g) {
     }
 }
 
-// Gives the regions of the members back when the group is freed.
+// Releases the regions of the members when the group is freed.
 static void idist__pool_leave(idist_group *g) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__share *share = rg->share;
@@ -5451,9 +5490,9 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
     return share;
 }
 
-// Sets up the shared calls of a group. `offers` has the region that each member offers. If a member
-// offers none, or the group is too large for the buffers, the group's collectives are made of
-// messages.
+// Sets up the shared calls of a group. `offers` contains the number of the region that each member
+// offers. If a member offers none, or the group is too large for the buffers, the group's
+// collectives use messages.
 static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     idist__share *share;
@@ -5465,7 +5504,7 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     }
 
     if (i < g->size || (size_t)g->size * IDIST__LINE > seg->chunk_nbytes[1]) {
-        if (seg && offers[g->rank]) seg->region_members[offers[g->rank] - 1] = 0; // free at once
+        if (seg && offers[g->rank]) seg->region_members[offers[g->rank] - 1] = 0; // free again
         return IDIST_OK;
     }
 
@@ -5500,20 +5539,21 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
 //   take           | c0 | c1 | c2 | c3 |          take: reduce into the result, for example
 //   send                | c0 | c1 | c2 | c3 |
 //
-// An algorithm describes its stream by numbers and three functions:
+// Apart from the numbers of items, a stream is described by:
 //
 //   recv_at(i)   peer, address and size of item i to receive; address NULL for a scratch slot
-//   take(i)      what to do once item i has arrived; NULL for nothing
+//   take(i)      processes item i once it has arrived; NULL if there is nothing to do
 //   send_at(i)   peer, address and size of item i to send
 //   head         number of items that can be sent before anything has been received
 //
-// Item i is sent when i < head or item i - head has been taken. A ring sends its own block first
-// (head is the number of its chunks), and then forwards what it took. An inner link of a chain only
-// forwards (head is 0). Items are taken in order. The tag of a message is the index of its item.
+// Item i is sent when i < head or item i - head has been taken. A rank in a ring first sends its
+// own block, then forwards the items that it took. So head is the number of chunks in a block. An
+// inner rank of a chain only forwards items, so head is 0. Items are taken in order. The tag of a
+// message is the index of its item.
 //
-// Several receives are posted ahead, each in a slot. The sender may send only what it knows to be
-// posted. So a network of high latency needs more slots: enough for the data in flight, and a few
-// for the chunks that are being taken.
+// Several receives are posted ahead, each in a slot. The sender may send a large chunk only when it
+// knows that the receive is posted. So a network of high latency needs more slots: enough for the
+// data in flight, plus two for the chunks that are being taken.
 
 static size_t idist__stream_slot_count(const idist_group *g) {
     uint64_t under_way = idist__ring_group_of(g)->spans_hosts ? g->w->machine.network_nbytes : 0;
@@ -5628,20 +5668,20 @@ static void idist__stream_begin(idist__op *op, size_t recv_count, size_t send_co
 // After n - 1 steps, every rank holds the complete sum of one block. The second lap distributes
 // these sums to all ranks.
 //
-//   bytes sent per rank   2 B (n - 1) / n, the least possible, whatever n is
-//   latency               2 (n - 1) messages in sequence: the reason to prefer doubling for small B
+//   bytes sent per rank   2 B (n - 1) / n, the least possible for any n
+//   latency               2 (n - 1) messages in sequence, so doubling is faster for small B
 //
-// Nothing is copied beforehand. The first sends come directly from the send buffer, and sums are
-// written directly to the receive buffer. Working in place is safe, because the second lap
-// overwrites a block only with data that depends on our first send of this block.
+// No data is copied beforehand. The first sends read the send buffer directly, and sums are written
+// directly to the receive buffer. Working in place is safe, because the second lap overwrites a
+// block only with data that depends on our first send of this block.
 //
-// reduce_scatter is the first lap alone, in (n - 1) messages of B bytes. It begins one block
+// reduce_scatter is the first lap alone, in (n - 1) messages of B bytes. Each rank begins one block
 // earlier, so that rank r ends up with block r. Partial sums stay in scratch memory. The last sum
-// goes to the receive buffer.
+// is written to the receive buffer.
 //
 // all_gather and all_gatherv are the second lap alone, in (n - 1) messages of B bytes.
 //
-// A reduction starts at a different rank for each block, so it needs an operation that commutes.
+// A reduction starts at a different rank for each block, so the operation must commute.
 
 // Returns the block that item `index` belongs to: our rank, minus the step of the item, minus
 // `back` (mod n).
@@ -5688,8 +5728,8 @@ static idist__item idist__ring_algo_all_reduce_send(idist__task *t, size_t index
                                             idist__ring_algo_right(op));
 }
 
-// Returns true if an item of the first lap completes the sum of its chunk. This is so in the last
-// step of the lap.
+// Returns true if an item of the first lap completes the sum of its chunk. This is the case in the
+// last step of the lap.
 static bool idist__ring_algo_completes_sum(const idist__op *op, size_t index) {
     return index >= (size_t)(op->n - 2) * op->u.stream.block_chunks;
 }
@@ -5846,8 +5886,8 @@ static void idist__ring_algo_all_gather(idist__task *t) {
 
 // ring/algo/chain.h: broadcast, reduce and scan of large messages
 //
-// The ranks form a line, and chunks travel along the line like buckets in a bucket brigade. Once
-// the first chunk has reached the end, every link carries data all the time:
+// The ranks form a line, and each rank forwards chunks to the next rank. Once the first chunk has
+// reached the end of the line, every link carries data all the time:
 //
 //   n = 4, c = 3    step 0   step 1   step 2   step 3   step 4
 //   link 0 -> 1     chunk 0  chunk 1  chunk 2
@@ -5855,15 +5895,14 @@ static void idist__ring_algo_all_gather(idist__task *t) {
 //   link 2 -> 3                       chunk 0  chunk 1  chunk 2
 //
 //   bytes sent per rank   B
-//   latency               n - 2 + c steps of one chunk each: hardly more than the time of B bytes
-//                         if c is large
+//   latency               n - 2 + c steps of one chunk each: little more than the time to send B
+//                         bytes if c is large
 //
 // Let v be the number of a rank, counted from the root. A broadcast runs upwards from v = 0. A
-// reduction runs from the last rank down to v = 0, and each rank adds its own part. A scan runs
-// along the ranks themselves. It keeps their order, so it also works for operations that do not
-// commute.
+// reduction runs from v = n - 1 down to v = 0, and each rank adds its own part. A scan runs in the
+// order of the ranks, so it also works for operations that do not commute.
 //
-// A binomial tree sends B bytes log n times in sequence. It is faster while B is small.
+// A binomial tree sends B bytes log n times in sequence. The tree is faster while B is small.
 
 static int idist__chain_relative_rank(const idist__op *op) { // returns v
     return idist__block_wrap(op->rank - op->root, op->n);
@@ -5968,7 +6007,7 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
         idist__combine(t, sum.data, received, own.data, count, t->call.dtype);
     }
 
-    idist__block_copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
+    idist__block_copy(out.data, received, out.nbytes); // last, since in place it overwrites `own`
 }
 
 static void idist__chain_scan(idist__task *t) {
@@ -5988,8 +6027,8 @@ static void idist__chain_scan(idist__task *t) {
 
 // ring/algo/direct.h: one message per pair of ranks: gather, scatter, all_to_all, v-forms
 //
-// A rank sends all that it has for another rank in one message. In step s, a rank sends to rank + 1
-// + s and receives from rank - 1 - s (mod n). So no rank is the first target of all other ranks:
+// A rank sends all data for another rank in one message. In step s, a rank sends to rank + 1 + s
+// and receives from rank - 1 - s (mod n). So no two ranks send to the same rank in the same step:
 //
 //   n = 4    step 0   step 1   step 2
 //   rank 0   -> 1     -> 2     -> 3
@@ -5998,18 +6037,18 @@ static void idist__chain_scan(idist__task *t) {
 //   rank 3   -> 0     -> 1     -> 2
 //
 //   bytes sent per rank   B (n - 1) for all_to_all; B to or from the root for gather and scatter
-//   latency               n - 1 messages, of which 8 each way are under way at a time
+//   latency               n - 1 messages, up to 8 at a time in each direction
 //
-// Each byte travels once, while trees and Bruck's algorithm carry blocks through other ranks. The
-// v-forms gatherv, scatterv and all_to_allv always work this way. Only the two ends of a message
-// know the size of the message.
+// Each byte is sent only once. Trees and Bruck's algorithm forward blocks through other ranks. The
+// v-forms gatherv, scatterv and all_to_allv always work this way, because only the two ends of a
+// message know its size.
 //
 // The tag of a message is the distance between its two ranks, which both ends know.
 
-enum { IDIST__DIRECT_MESSAGES = 8 }; // maximum number of messages under way, each way
+enum { IDIST__DIRECT_MESSAGES = 8 }; // maximum messages in progress in each direction
 
-// Returns the message to or from a peer. If the peer is our own rank, returns our contribution to
-// ourselves, or its place in the result.
+// Returns the message to or from a peer. If the peer is our own rank, returns our block for
+// ourselves, or the place of this block in the result.
 static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -6050,8 +6089,8 @@ static idist__item idist__direct_send(idist__task *t, size_t index) {
     return idist__direct_item(t, idist__direct_peer(t, 1 + (int)index), false);
 }
 
-// Posts the receives and sends that are due. Unlike in idist__stream_run, no send waits for a
-// receive.
+// Posts as many receives and sends as the limit on messages in progress allows. Unlike in
+// idist__stream_run, no send waits for a receive.
 static void idist__direct_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__direct_op *state = &op->u.direct;
@@ -6104,8 +6143,8 @@ static void idist__direct_begin(idist__task *t) {
     op->run = idist__direct_run;
 }
 
-// Begins an all_to_all. In place, the messages would overwrite each other, so the contribution
-// moves to scratch memory first.
+// Begins an all_to_all. In place, received messages would overwrite blocks that are not sent yet,
+// so the contribution is first copied to scratch memory.
 static void idist__direct_all_to_all(idist__task *t) {
     idist__op *op = idist__op_of(t);
 
@@ -6126,18 +6165,20 @@ static void idist__direct_all_to_all(idist__task *t) {
 //------------------------------------------------------------------------------
 // barrier
 //
-// In round k, every rank signals the rank 2^k further on and waits for the rank 2^k before it.
-// After log n rounds, each rank has heard from all n ranks, directly or through other ranks
-// (Hensgen, Finkel, Manber 1988):
+// In round k, rank r signals rank r + 2^k and waits for rank r - 2^k (mod n). After log n rounds,
+// each rank has learned, directly or through other ranks, that all n ranks have entered (Hensgen,
+// Finkel, Manber 1988):
 //
-//   n = 5, ranks that rank 0 knows of    round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
+// n = 5, ranks that have entered, as known to rank 0 after each round:
+//
+//   round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
 //
 //   bytes sent per rank   none: log n empty messages
 //   latency               log n, for any n
 //
 // This algorithm and the following ones are straight-line code between CO_BEGIN and CO_END; see
-// ring/msg/op.h. State that must survive an AWAIT lives in idist__op. For a barrier, this state is
-// 2^k.
+// ring/msg/op.h. State that must survive a CO_AWAIT is stored in idist__op. For a barrier, this
+// state is 2^k.
 //------------------------------------------------------------------------------
 
 static void idist__dissemination_run(idist__task *t) {
@@ -6176,7 +6217,7 @@ static void idist__dissemination_run(idist__task *t) {
 //      7
 //
 //   bytes sent per rank   broadcast, reduce: B to each child or to the parent; gather, scatter: the
-//                         blocks of a whole subtree at once
+//                         blocks of a whole subtree in one message
 //   latency               log n messages in sequence
 //
 // A broadcast or scatter starts with the child that has the largest subtree. A reduce or gather
@@ -6222,9 +6263,9 @@ static void idist__tree_broadcast(idist__task *t) {
         IDIST__CO_AWAIT(op, !op->slots_pending);
     }
 
-    // A large message goes to one child after another, starting with the child that has the largest
-    // subtree. If it went to all children at once, no child would have the whole message before the
-    // last child does.
+    // A large message is sent to one child after another, starting with the child that has the
+    // largest subtree. If it were sent to all children at the same time, even the first child would
+    // receive the whole message only at the end.
     for (state->distance /= 2; state->distance; state->distance /= 2) {
         if (v + state->distance >= n) continue;
         idist__send_step(t, idist__block_wrap(v + state->distance + op->root, n), 0, op->out,
@@ -6239,9 +6280,9 @@ static void idist__tree_broadcast(idist__task *t) {
 
 // Runs a reduce. Our sum covers the ranks v .. v + distance - 1. The sum that arrives covers the
 // next `distance` ranks, so the order of the ranks is kept. If the operation does not commute, v is
-// the rank, and rank 0 passes the result on to the root.
+// the rank, and rank 0 sends the result to the root.
 //
-// The scratch memory holds the sum, then one received message.
+// The scratch memory holds the sum, followed by one received message.
 static void idist__tree_reduce(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__tree_op *state = &op->u.tree;
@@ -6364,14 +6405,14 @@ static void idist__tree_scatter(idist__task *t) {
 // of the ranks is kept, and all ranks combine the same operands in the same order.
 //
 // If n is not a power of two, let p be the largest power of two below n. The first 2 (n - p) ranks
-// form pairs. The odd rank of a pair gives its contribution to the even rank, sits out, and gets
-// the result at the end:
+// form pairs. The odd rank of a pair sends its contribution to the even rank, sits out the rounds,
+// and receives the result at the end:
 //
 //   n = 6, p = 4    1 -> 0, 3 -> 2;   0, 2, 4, 5 act as ranks 0, 1, 2, 3;   0 -> 1, 2 -> 3
 //
-// Scans (Hillis and Steele). In round k, a rank sends its sum to the rank that is 2^k above. It
-// adds the sum that it gets from the rank 2^k below, so its sum then covers the 2^(k+1) ranks up to
-// itself. An exscan passes the finished prefix to the next rank.
+// Scans (Hillis and Steele). In round k, rank r sends its sum to rank r + 2^k, and adds the sum
+// that it receives from rank r - 2^k. The sum then covers the 2^(k+1) ranks up to r. At the end of
+// an exscan, each rank sends its prefix to the next rank.
 
 enum { IDIST__DOUBLING_RESULT = 1 << 30 }; // tag of a finished result
 
@@ -6437,7 +6478,7 @@ static void idist__doubling_reduce(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Runs a scan or an exscan. The scratch memory holds the sum, then one received message.
+// Runs a scan or an exscan. The scratch memory holds the sum, followed by one received message.
 static void idist__doubling_scan(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__doubling_op *state = &op->u.doubling;
@@ -6488,9 +6529,9 @@ static void idist__doubling_scan(idist__task *t) {
 //   bytes sent per rank   B (n - 1), as in a ring
 //   latency               log n messages instead of n - 1
 //
-// all_to_all. Number the blocks by the distance that they have to travel: block i is for the rank
-// that is i ranks further on. In round k, all blocks whose number has bit k set travel 2^k ranks in
-// one message. So each block arrives after the rounds of its bits:
+// all_to_all. The blocks of rank r are numbered by the distance that they have to travel: block i
+// is for rank r + i (mod n). In round k, all blocks whose number has bit k set travel 2^k ranks in
+// one message. So each block arrives in the round of its highest set bit:
 //
 //   n = 8            round 0: 1 rank     round 1: 2 ranks     round 2: 4 ranks
 //   blocks sent      1 3 5 7             2 3 6 7              4 5 6 7
@@ -6526,8 +6567,8 @@ static void idist__bruck_all_gather(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Copies the blocks that travel over this distance into `packed`, or back if `unpack` is true.
-// Returns the number of these blocks.
+// Copies the blocks that travel over this distance to `packed`, or back from `packed` if `unpack`
+// is true. Returns the number of these blocks.
 static size_t idist__bruck_pack(const idist__op *op, int distance, char *packed, bool unpack) {
     size_t blocks = 0;
     int i;
@@ -6585,8 +6626,8 @@ static void idist__bruck_all_to_all(idist__task *t) {
 
 // ring/algo/host_plan.h: plans the steps of a call inside hosts and between their leaders
 //
-// Ranks of one host share memory, while hosts share a slower network. So a collective over several
-// hosts becomes a sequence of collectives on two smaller groups:
+// Ranks of one host share memory. Hosts are connected by a slower network. So a collective over
+// several hosts becomes a sequence of collectives on two smaller groups:
 //
 //   local     the members on this host
 //   leaders   the first member of each host, which is the leader of that host
@@ -6613,16 +6654,15 @@ static void idist__bruck_all_to_all(idist__task *t) {
 //
 // So in round r, a step works on piece r - lag, if there is one.
 //
-// The plan of a call is the list of the steps that this rank takes, in order of rounds. All members
-// of an inner group have the steps of this group in the same order. ring/algo/host_run.h executes
-// the plan.
+// The plan of a call is the list of the steps that this rank takes, in the order of their rounds.
+// All members of an inner group take the steps of this group in the same order.
+// ring/algo/host_run.h executes the plan.
 //
-//   idist__host_plan_serves    returns true if a call can go this way
+//   idist__host_plan_serves    returns true if a call can run this way
 //   idist__host_plan_make      makes the plan
 //
 // A plan is used if a group spans several hosts, at least one host has several members, and
-// IDIST_ALGO is `auto` or `remote`. The following calls are made of messages among all ranks
-// instead:
+// IDIST_ALGO is `auto` or `remote`. The following calls use messages among all ranks instead:
 //
 //   reductions of narrow floats                they would be rounded twice
 //   operations that do not commute             they need the order of the ranks
@@ -6646,9 +6686,9 @@ enum {
     IDIST__HOST_MAX_LAG = 2 // rounds by which the last step lags behind the first step
 };
 
-// Minimum size of a piece, per host. Smaller pieces cost more in latency than they gain. On a
-// network of high latency, a piece is IDIST__HOST_PIECE_NETWORKS times the bandwidth-delay product,
-// because the hosts synchronize after each piece.
+// Minimum size of a piece, per host. Smaller pieces would cost more in latency than their overlap
+// gains. On a network of high latency, a piece is IDIST__HOST_PIECE_NETWORKS times the
+// bandwidth-delay product, because the hosts synchronize after each piece.
 #define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
 #define IDIST__HOST_PIECE_NETWORKS 8
 
@@ -6696,11 +6736,12 @@ static size_t idist__host_plan_piece_count(const idist__task *t) {
     return is_cut && op->nbytes > nbytes ? (size_t)(op->nbytes / nbytes) : 1;
 }
 
-// Finds the piece, out of n pieces, that a step works on in a round. Returns false if the step has
-// none. A step takes the first piece in round `lag`, and the last piece in round n - 1 + lag.
+// Finds the piece, out of n pieces, that a step works on in a round. Returns false if there is no
+// such piece. The step takes the first piece in round `lag`, and the last piece in round n - 1 +
+// lag.
 static bool idist__host_plan_cut(const idist__op *op, size_t n, size_t round, size_t lag,
                                  idist__host_piece *piece) {
-    size_t count = op->count / n, rest = op->count % n; // the first `rest` pieces have one more
+    size_t count = op->count / n, rest = op->count % n; // the first `rest` pieces are one larger
     size_t index;
 
     if (round < lag || round - lag >= n) return false;
@@ -6730,15 +6771,15 @@ static idist__host_step *idist__host_plan_add(idist__op *op, size_t round, idist
 
 // ---- the plan of each operation ----
 
-typedef struct idist__host_plan_input { // what a plan needs to know besides the call
+typedef struct idist__host_plan_input { // data that a plan needs besides the call
     char *collected;                    // scratch of a leader for the data of its host
     size_t *counts, *displs;            // counts and displs of the hosts' blocks, in elements
     int root_in_leaders;                // rank in `leaders` of the leader of the root's host
     int root_in_local;                  // rank of the root in `local`, -1 if it is on another host
 } idist__host_plan_input;
 
-// Adds the first step of a reduction: the sum over this host, on its leader. A rank that is alone
-// on its host copies its contribution instead.
+// Adds the first step of a reduction, which computes the sum over this host on its leader. A rank
+// that is alone on its host copies its contribution instead.
 static void idist__host_plan_reduce_local(idist__task *t, size_t round, const void *in, char *sum,
                                           size_t count) {
     idist__op *op = idist__op_of(t);
@@ -6811,8 +6852,8 @@ static void idist__host_plan_reduce(idist__task *t, const idist__host_plan_input
             step->completes_sum = input->root_in_local == 0;
         }
 
-        // There is no last step here if root_in_local <= 0: the root is the leader of this host, or
-        // is on another host.
+        // If root_in_local <= 0, this host needs no last step, because the root is its leader or is
+        // on another host.
         if (input->root_in_local > 0 && idist__host_plan_cut(op, n, round, 2, &piece))
             idist__host_plan_reduce_last(t, input, round, sum + piece.at, piece.count);
     }
@@ -6894,7 +6935,7 @@ static void idist__host_plan_barrier(idist__task *t) {
     if (rg->local) idist__host_plan_add(op, 2, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
 }
 
-// Finds the root among the leaders and among the local members.
+// Finds the leader of the root's host among the leaders, and the root among the local members.
 static void idist__host_plan_find_root(const idist__task *t, idist__host_plan_input *input) {
     const idist__op *op = idist__op_of(t);
     const idist_group *g = t->group;
@@ -6970,28 +7011,29 @@ static bool idist__host_plan_make(idist__task *t) {
 // ring/algo/host_run.h: executes the plan of a call over several hosts
 //
 // A call over several hosts has a plan, which is a list of steps in rounds (ring/algo/host_plan.h).
-// The call executes one round after another. Each step of a round is a task of its own. The group
-// of the task is the members on this host, or the leaders of all hosts. The steps of a round run at
-// the same time.
+// The call executes one round after another. Each step of a round is a separate task. The group of
+// the task consists of the members on this host, or of the leaders of all hosts. The steps of a
+// round run at the same time.
 //
 // Calls on the same group queue up (idist__ring_group.first), and only the first call runs. So all
-// ranks take the steps in the same order, and no two calls mix on the inner groups.
+// ranks take the steps in the same order. The steps of two calls never mix on the inner groups.
 //
 //   idist__host_run_start      appends a call to the queue, and runs it if the queue was empty
-//   idist__host_run_call       makes the plan; then for each round: begin, wait, divide an average
+//   idist__host_run_call       makes the plan; in each round, begins steps, waits, divides averages
 //   idist__host_run_progress   resumes the first call of each group once its round has completed
-//   idist__host_run_cancel     takes a call out of the queue, once no step uses its memory
+//   idist__host_run_cancel     removes a call from the queue once no step uses the call's memory
 //
-// A call owns the tasks of its steps (idist__host_op.running). A task that has ended stays until
-// the call has seen its end. If a step fails, the call fails with the same status and text.
+// A call owns the tasks of its steps (idist__host_op.running). The tasks are freed when their round
+// has completed or the call is cancelled. If a step fails, the call fails with the same status and
+// text.
 
 static void idist__host_run_no_memory(const idist__task *t) {
     idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
 }
 
-// Begins a step. The call owns the task of the step, *begun, until idist__host_run_round_done has
-// seen the task end. The task may end at once. If the task fails, the call ends as well. *begun
-// stays NULL if the step could not begin; the call then fails.
+// Begins a step, and stores the task of the step in *begun. The call owns the task, which may end
+// before this function returns. If the task fails, the call also fails. If the step cannot begin,
+// *begun stays NULL, and the call fails.
 static void idist__host_run_begin_step(idist__task *t, const idist__host_step *step,
                                        idist__task **begun) {
     idist__op *op = idist__op_of(t);
@@ -7040,12 +7082,12 @@ static void idist__host_run_begin_round(idist__task *t) {
     for (i = 0; i < left && first[i].round == first->round; i++) {
         host->running_count = i + 1;
         idist__host_run_begin_step(t, &first[i], &host->running[i]);
-        if (t->group->status != IDIST_OK || !host->running[i]) return; // the plan may be gone
+        if (t->group->status != IDIST_OK || !host->running[i]) return; // the plan may be freed
     }
 }
 
-// Returns true if all steps under way have ended, or one has failed, and idist__host_run_round_done
-// has not freed the tasks yet.
+// Returns true if all steps of the current round have ended, or one of them has failed, and
+// idist__host_run_round_done has not freed the tasks yet.
 static bool idist__host_run_round_ended(const idist__host_op *host) {
     size_t i, done_count = 0;
 
@@ -7058,7 +7100,7 @@ static bool idist__host_run_round_ended(const idist__host_op *host) {
     return done_count && done_count == host->running_count;
 }
 
-// Returns the step that a call waits for, or NULL if there is none.
+// Returns the task of a step that a call waits for, or NULL if there is none.
 IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task *t) {
     const idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
@@ -7070,8 +7112,8 @@ IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task
     return NULL;
 }
 
-// Returns true if the round under way has completed, and frees its tasks. If a step failed, fails
-// the call, which frees the tasks when it is cancelled.
+// If the current round has completed, frees its tasks and returns true. If a step has failed, fails
+// the call and returns false; the tasks are freed when the call is cancelled.
 static bool idist__host_run_round_done(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
@@ -7096,7 +7138,8 @@ static bool idist__host_run_round_done(idist__task *t) {
     return true;
 }
 
-// Divides the averages that the round under way has completed, and advances to the next round.
+// Divides the sums that the current round has completed if the operation is AVG, and advances to
+// the next round.
 static void idist__host_run_next_round(idist__task *t) {
     const idist__op *op = idist__op_of(t);
     idist__host_op *host = &idist__op_of(t)->u.host;
@@ -7122,7 +7165,7 @@ static void idist__host_run_leave_queue(idist__task *t) {
     if (rg->last == t) rg->last = before;
 }
 
-// Runs a call until it has to wait, or has completed.
+// Runs a call until it must wait or has completed.
 static void idist__host_run_call(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__host_op *host = &op->u.host;
@@ -7152,7 +7195,7 @@ static void idist__host_run_prepare(idist__task *t) {
     idist__op_of(t)->run = idist__host_run_call;
 }
 
-// Appends a call to the queue of its group, and runs it if no other call is under way.
+// Appends a call to the queue of its group, and runs the call if it is the first in the queue.
 static void idist__host_run_start(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
 
@@ -7162,9 +7205,9 @@ static void idist__host_run_start(idist__task *t) {
     if (rg->first == t) idist__op_run(t);
 }
 
-// Removes a call from the queue and frees the tasks of its steps. Returns false if a step is under
-// way, because the step uses the memory of the call. Normally no step is under way, because the two
-// inner groups fail before the group that they belong to.
+// Removes a call from the queue and frees the tasks of its steps. Returns false if a step is still
+// running, because the step uses the memory of the call. Normally no step is running, because the
+// two inner groups fail before the group to which they belong.
 static bool idist__host_run_cancel(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
@@ -7207,9 +7250,9 @@ static void idist__host_run_progress(idist__ring *ring) {
 // ring/algo/choose.h: chooses the algorithm of a collective, and allocates its scratch memory
 //
 // Each other file of ring/algo holds one family of algorithms and can be read by itself. No
-// algorithm sees a socket. An algorithm posts non-blocking sends and receives of ring/msg, and runs
-// again (ring/msg/op.h) when one of them completes. ring/engine/start_task.h asks this file for the
-// algorithm of a collective. There are three kinds of algorithms:
+// algorithm uses a socket directly. An algorithm posts non-blocking sends and receives of ring/msg,
+// and runs again (ring/msg/op.h) when one of them completes. The engine (ring/engine/start_task.h)
+// calls this file to choose the algorithm of a collective. There are three kinds of algorithms:
 //
 //   over messages   the algorithms of this folder
 //   host_plan.h     splits a collective into calls inside hosts and calls between hosts
@@ -7219,8 +7262,9 @@ static void idist__host_run_progress(idist__ring *ring) {
 //
 // n is the number of ranks, B the number of bytes that one rank contributes, and c the number of
 // chunks. log is log2, rounded up. A message takes a latency a, plus b per byte. A part o of the
-// latency occupies the sender or the receiver; the rest overlaps if there are several messages. A
-// reduction also takes time per byte received, so its time has the same factors as b.
+// latency occupies the sender or the receiver. The rest of the latency overlaps if there are
+// several messages. A reduction also takes time for each byte received, so its time has the same
+// factors as b.
 //
 //   operation        few steps (latency)                  few bytes (bandwidth)
 //   barrier          dissemination  a log n               -
@@ -7238,14 +7282,14 @@ static void idist__host_run_progress(idist__ring *ring) {
 //
 // For reduce_scatter, scatter and all_to_all, B is one of n blocks. For the other operations, B is
 // the whole buffer. idist__choose_table determines which column a call uses. tests/unit/model.c
-// runs these algorithms on a LogGP network (make model). `make tune` measures where the two columns
-// take the same time.
+// runs these algorithms on a LogGP network (make model). `make tune` measures the sizes at which
+// the two columns take the same time.
 //
 // REPRODUCIBILITY
 //
-// Each block of a result is computed in one place, or by ranks that combine the same operands in
-// the same order. So all ranks get the same bits, and no order depends on which message arrives
-// first.
+// Each block of a result is computed by one rank, or by several ranks that combine the same
+// operands in the same order. So all ranks get the same bits. The order does not depend on which
+// message arrives first.
 //
 // SOURCES
 //
@@ -7263,16 +7307,16 @@ static void idist__host_run_progress(idist__ring *ring) {
 //   on some of them
 //   whose members share memory                 FLAT      up to 4 KiB in the slot of a rank
 //                                              CHUNKED   more, and v-forms
-//   any                                        LATENCY   as the table below says
+//   any                                        LATENCY   as idist__choose_table says
 //                                              BANDWIDTH
 //
 // A setting of IDIST_ALGO may rule out rows. Every setting but `auto` and `remote` rules out
 // BY_HOST. `latency` and `bandwidth` rule out shared memory. `chunked` rules out FLAT, except for
 // calls without elements.
 //
-// All members of a group make the same choice, because the choice depends only on what is equal on
-// all of them. The choice is part of the fingerprint. tests/unit/algo.c prints the choice for every
-// operation.
+// All members of a group make the same choice, because the choice depends only on values that are
+// equal on all members. The choice is part of the fingerprint. tests/unit/algo.c prints the choice
+// for every operation.
 //
 // THE PATH OF A COLLECTIVE OVER MESSAGES
 //
@@ -7289,7 +7333,7 @@ static void idist__host_run_progress(idist__ring *ring) {
 
 typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
     idist__kind kind;
-    // The algorithm of few steps itself, or NULL if the call always uses `bandwidth`.
+    // Runs the algorithm of few steps, or is NULL if the call always uses `bandwidth`.
     void (*latency)(idist__task *t);
     // Contribution of one rank up to which `latency` is faster, in KiB.
     size_t latency_kib;
@@ -7299,12 +7343,12 @@ typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Paddin
     bool keeps_order;
 } idist__choice;
 
-// Read a row as follows: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring
-// beyond. The limits hold for up to IDIST__CHOICE_RANKS ranks. They were measured with idist_perf
-// over unix sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them on other
-// machines. A limit is low where the latency algorithm carries blocks through several ranks. For
-// reduce_scatter, scatter and all_to_all, the limit is for one block. See idist__choose_limit for
-// more ranks, and for networks between hosts.
+// Read a row as follows: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring for
+// larger contributions. The limits hold for up to IDIST__CHOICE_RANKS ranks. They were measured
+// with idist_perf over unix sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them
+// on other machines. A limit is low where the latency algorithm forwards blocks through several
+// ranks. For reduce_scatter, scatter and all_to_all, the limit is for one block.
+// idist__choose_limit computes the limits for more ranks, and for networks between hosts.
 static const idist__choice idist__choose_table[] = {
     // clang-format off
     // operation             few steps                 KiB  few bytes                        order
@@ -7335,23 +7379,24 @@ static const idist__choice *idist__choose_row(idist__kind kind) {
 
 enum {
     IDIST__CHOICE_RANKS = 8,
-    IDIST__CHOICE_RANKS_MOST = 65536, // limits stay the same beyond
+    IDIST__CHOICE_RANKS_MOST = 65536, // for more ranks, limits stay the same
     IDIST__CHOICE_LATENCY = 8 * 1024, // a / b where the limits of the table were measured
-    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time that sends one byte
-    IDIST__CHOICE_OVERHEAD = 12,      // a / o between hosts, roughly
-    // Maxima of a / b, and of the limits that follow from a / b for each IDIST__CHOICE_RANKS ranks.
-    // They are needed because the bandwidth that an interface reports may be wrong.
+    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time b
+    IDIST__CHOICE_OVERHEAD = 12,      // approximate a / o between hosts
+    // Maxima of a / b, and of the limits that follow from a / b, for each IDIST__CHOICE_RANKS
+    // ranks. These maxima are needed because an interface may report a wrong bandwidth.
     IDIST__CHOICE_LATENCY_MOST = 512 * 1024,
     IDIST__CHOICE_MOST = 512 * 1024
 };
 
 // Returns the contribution of a rank, in bytes, for which both algorithms take the same time. The
-// result follows from COSTS at the top of this file, but leaves out the time that reductions take.
-// `latency` is a / b, the number of bytes that the network moves in the time of an empty message.
-// Returns UINT64_MAX if the algorithm of few steps is never slower.
+// result follows from COSTS at the top of this file, but does not include the time that reductions
+// take. `latency` is a / b, the number of bytes that the network transfers in the time of an empty
+// message. Returns UINT64_MAX if the algorithm of few steps is never slower.
 static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t latency) {
     uint64_t log = 0, direct;
-    // Number of rounds of doubling. Ranks beyond a power of two join before and after the rounds.
+    // Number of steps of doubling. If n is not a power of two, the excess ranks need one step
+    // before the rounds and one step after them.
     uint64_t folded_log;
 
     while ((uint64_t)1 << log < n) log++;
@@ -7405,8 +7450,8 @@ static uint64_t idist__choose_between_hosts(const idist__choice *row, uint64_t n
     return even < most ? even : most;
 }
 
-// Returns the limit for a group on one host, which is the limit in the table. For more ranks, the
-// limit changes in proportion to the break-even.
+// Returns the limit for a group on one host, which is the limit in the table. For more than
+// IDIST__CHOICE_RANKS ranks, the limit changes in proportion to the break-even.
 static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) {
     uint64_t limit = (uint64_t)row->latency_kib * 1024;
     uint64_t at_table, at_n;
@@ -7599,8 +7644,8 @@ static void idist__choose_convert_input(idist__task *t) {
 
 // ---- begin, run, finish ----
 
-// Ends a reduction: divides an average, and narrows. On ranks that get a result, op->out holds the
-// result as it was reduced.
+// Ends a reduction: divides an average, and narrows a widened result. On ranks that get a result,
+// op->out holds the result before these steps.
 static void idist__choose_finish(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;

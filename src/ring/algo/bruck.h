@@ -12,9 +12,9 @@
 //   bytes sent per rank   B (n - 1), as in a ring
 //   latency               log n messages instead of n - 1
 //
-// all_to_all. Number the blocks by the distance that they have to travel: block i is for the rank
-// that is i ranks further on. In round k, all blocks whose number has bit k set travel 2^k ranks in
-// one message. So each block arrives after the rounds of its bits:
+// all_to_all. The blocks of rank r are numbered by the distance that they have to travel: block i
+// is for rank r + i (mod n). In round k, all blocks whose number has bit k set travel 2^k ranks in
+// one message. So each block arrives in the round of its highest set bit:
 //
 //   n = 8            round 0: 1 rank     round 1: 2 ranks     round 2: 4 ranks
 //   blocks sent      1 3 5 7             2 3 6 7              4 5 6 7
@@ -57,8 +57,8 @@ static void idist__bruck_all_gather(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Copies the blocks that travel over this distance into `packed`, or back if `unpack` is true.
-// Returns the number of these blocks.
+// Copies the blocks that travel over this distance to `packed`, or back from `packed` if `unpack`
+// is true. Returns the number of these blocks.
 static size_t idist__bruck_pack(const idist__op *op, int distance, char *packed, bool unpack) {
     size_t blocks = 0;
     int i;

@@ -1,7 +1,7 @@
 // ring/algo/chain.h: broadcast, reduce and scan of large messages
 //
-// The ranks form a line, and chunks travel along the line like buckets in a bucket brigade. Once
-// the first chunk has reached the end, every link carries data all the time:
+// The ranks form a line, and each rank forwards chunks to the next rank. Once the first chunk has
+// reached the end of the line, every link carries data all the time:
 //
 //   n = 4, c = 3    step 0   step 1   step 2   step 3   step 4
 //   link 0 -> 1     chunk 0  chunk 1  chunk 2
@@ -9,15 +9,14 @@
 //   link 2 -> 3                       chunk 0  chunk 1  chunk 2
 //
 //   bytes sent per rank   B
-//   latency               n - 2 + c steps of one chunk each: hardly more than the time of B bytes
-//                         if c is large
+//   latency               n - 2 + c steps of one chunk each: little more than the time to send B
+//                         bytes if c is large
 //
 // Let v be the number of a rank, counted from the root. A broadcast runs upwards from v = 0. A
-// reduction runs from the last rank down to v = 0, and each rank adds its own part. A scan runs
-// along the ranks themselves. It keeps their order, so it also works for operations that do not
-// commute.
+// reduction runs from v = n - 1 down to v = 0, and each rank adds its own part. A scan runs in the
+// order of the ranks, so it also works for operations that do not commute.
 //
-// A binomial tree sends B bytes log n times in sequence. It is faster while B is small.
+// A binomial tree sends B bytes log n times in sequence. The tree is faster while B is small.
 #pragma once
 
 #include "core/model.h"
@@ -129,7 +128,7 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
         idist__combine(t, sum.data, received, own.data, count, t->call.dtype);
     }
 
-    idist__block_copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
+    idist__block_copy(out.data, received, out.nbytes); // last, since in place it overwrites `own`
 }
 
 static void idist__chain_scan(idist__task *t) {

@@ -1,9 +1,9 @@
 // ring/algo/choose.h: chooses the algorithm of a collective, and allocates its scratch memory
 //
 // Each other file of ring/algo holds one family of algorithms and can be read by itself. No
-// algorithm sees a socket. An algorithm posts non-blocking sends and receives of ring/msg, and runs
-// again (ring/msg/op.h) when one of them completes. ring/engine/start_task.h asks this file for the
-// algorithm of a collective. There are three kinds of algorithms:
+// algorithm uses a socket directly. An algorithm posts non-blocking sends and receives of ring/msg,
+// and runs again (ring/msg/op.h) when one of them completes. The engine (ring/engine/start_task.h)
+// calls this file to choose the algorithm of a collective. There are three kinds of algorithms:
 //
 //   over messages   the algorithms of this folder
 //   host_plan.h     splits a collective into calls inside hosts and calls between hosts
@@ -13,8 +13,9 @@
 //
 // n is the number of ranks, B the number of bytes that one rank contributes, and c the number of
 // chunks. log is log2, rounded up. A message takes a latency a, plus b per byte. A part o of the
-// latency occupies the sender or the receiver; the rest overlaps if there are several messages. A
-// reduction also takes time per byte received, so its time has the same factors as b.
+// latency occupies the sender or the receiver. The rest of the latency overlaps if there are
+// several messages. A reduction also takes time for each byte received, so its time has the same
+// factors as b.
 //
 //   operation        few steps (latency)                  few bytes (bandwidth)
 //   barrier          dissemination  a log n               -
@@ -32,14 +33,14 @@
 //
 // For reduce_scatter, scatter and all_to_all, B is one of n blocks. For the other operations, B is
 // the whole buffer. idist__choose_table determines which column a call uses. tests/unit/model.c
-// runs these algorithms on a LogGP network (make model). `make tune` measures where the two columns
-// take the same time.
+// runs these algorithms on a LogGP network (make model). `make tune` measures the sizes at which
+// the two columns take the same time.
 //
 // REPRODUCIBILITY
 //
-// Each block of a result is computed in one place, or by ranks that combine the same operands in
-// the same order. So all ranks get the same bits, and no order depends on which message arrives
-// first.
+// Each block of a result is computed by one rank, or by several ranks that combine the same
+// operands in the same order. So all ranks get the same bits. The order does not depend on which
+// message arrives first.
 //
 // SOURCES
 //
@@ -57,16 +58,16 @@
 //   on some of them
 //   whose members share memory                 FLAT      up to 4 KiB in the slot of a rank
 //                                              CHUNKED   more, and v-forms
-//   any                                        LATENCY   as the table below says
+//   any                                        LATENCY   as idist__choose_table says
 //                                              BANDWIDTH
 //
 // A setting of IDIST_ALGO may rule out rows. Every setting but `auto` and `remote` rules out
 // BY_HOST. `latency` and `bandwidth` rule out shared memory. `chunked` rules out FLAT, except for
 // calls without elements.
 //
-// All members of a group make the same choice, because the choice depends only on what is equal on
-// all of them. The choice is part of the fingerprint. tests/unit/algo.c prints the choice for every
-// operation.
+// All members of a group make the same choice, because the choice depends only on values that are
+// equal on all members. The choice is part of the fingerprint. tests/unit/algo.c prints the choice
+// for every operation.
 //
 // THE PATH OF A COLLECTIVE OVER MESSAGES
 //
@@ -107,7 +108,7 @@
 
 typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
     idist__kind kind;
-    // The algorithm of few steps itself, or NULL if the call always uses `bandwidth`.
+    // Runs the algorithm of few steps, or is NULL if the call always uses `bandwidth`.
     void (*latency)(idist__task *t);
     // Contribution of one rank up to which `latency` is faster, in KiB.
     size_t latency_kib;
@@ -117,12 +118,12 @@ typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Paddin
     bool keeps_order;
 } idist__choice;
 
-// Read a row as follows: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring
-// beyond. The limits hold for up to IDIST__CHOICE_RANKS ranks. They were measured with idist_perf
-// over unix sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them on other
-// machines. A limit is low where the latency algorithm carries blocks through several ranks. For
-// reduce_scatter, scatter and all_to_all, the limit is for one block. See idist__choose_limit for
-// more ranks, and for networks between hosts.
+// Read a row as follows: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring for
+// larger contributions. The limits hold for up to IDIST__CHOICE_RANKS ranks. They were measured
+// with idist_perf over unix sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them
+// on other machines. A limit is low where the latency algorithm forwards blocks through several
+// ranks. For reduce_scatter, scatter and all_to_all, the limit is for one block.
+// idist__choose_limit computes the limits for more ranks, and for networks between hosts.
 static const idist__choice idist__choose_table[] = {
     // clang-format off
     // operation             few steps                 KiB  few bytes                        order
@@ -153,23 +154,24 @@ static const idist__choice *idist__choose_row(idist__kind kind) {
 
 enum {
     IDIST__CHOICE_RANKS = 8,
-    IDIST__CHOICE_RANKS_MOST = 65536, // limits stay the same beyond
+    IDIST__CHOICE_RANKS_MOST = 65536, // for more ranks, limits stay the same
     IDIST__CHOICE_LATENCY = 8 * 1024, // a / b where the limits of the table were measured
-    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time that sends one byte
-    IDIST__CHOICE_OVERHEAD = 12,      // a / o between hosts, roughly
-    // Maxima of a / b, and of the limits that follow from a / b for each IDIST__CHOICE_RANKS ranks.
-    // They are needed because the bandwidth that an interface reports may be wrong.
+    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time b
+    IDIST__CHOICE_OVERHEAD = 12,      // approximate a / o between hosts
+    // Maxima of a / b, and of the limits that follow from a / b, for each IDIST__CHOICE_RANKS
+    // ranks. These maxima are needed because an interface may report a wrong bandwidth.
     IDIST__CHOICE_LATENCY_MOST = 512 * 1024,
     IDIST__CHOICE_MOST = 512 * 1024
 };
 
 // Returns the contribution of a rank, in bytes, for which both algorithms take the same time. The
-// result follows from COSTS at the top of this file, but leaves out the time that reductions take.
-// `latency` is a / b, the number of bytes that the network moves in the time of an empty message.
-// Returns UINT64_MAX if the algorithm of few steps is never slower.
+// result follows from COSTS at the top of this file, but does not include the time that reductions
+// take. `latency` is a / b, the number of bytes that the network transfers in the time of an empty
+// message. Returns UINT64_MAX if the algorithm of few steps is never slower.
 static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t latency) {
     uint64_t log = 0, direct;
-    // Number of rounds of doubling. Ranks beyond a power of two join before and after the rounds.
+    // Number of steps of doubling. If n is not a power of two, the excess ranks need one step
+    // before the rounds and one step after them.
     uint64_t folded_log;
 
     while ((uint64_t)1 << log < n) log++;
@@ -223,8 +225,8 @@ static uint64_t idist__choose_between_hosts(const idist__choice *row, uint64_t n
     return even < most ? even : most;
 }
 
-// Returns the limit for a group on one host, which is the limit in the table. For more ranks, the
-// limit changes in proportion to the break-even.
+// Returns the limit for a group on one host, which is the limit in the table. For more than
+// IDIST__CHOICE_RANKS ranks, the limit changes in proportion to the break-even.
 static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) {
     uint64_t limit = (uint64_t)row->latency_kib * 1024;
     uint64_t at_table, at_n;
@@ -417,8 +419,8 @@ static void idist__choose_convert_input(idist__task *t) {
 
 // ---- begin, run, finish ----
 
-// Ends a reduction: divides an average, and narrows. On ranks that get a result, op->out holds the
-// result as it was reduced.
+// Ends a reduction: divides an average, and narrows a widened result. On ranks that get a result,
+// op->out holds the result before these steps.
 static void idist__choose_finish(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;

@@ -1,7 +1,7 @@
 // ring/algo/direct.h: one message per pair of ranks: gather, scatter, all_to_all, v-forms
 //
-// A rank sends all that it has for another rank in one message. In step s, a rank sends to rank + 1
-// + s and receives from rank - 1 - s (mod n). So no rank is the first target of all other ranks:
+// A rank sends all data for another rank in one message. In step s, a rank sends to rank + 1 + s
+// and receives from rank - 1 - s (mod n). So no two ranks send to the same rank in the same step:
 //
 //   n = 4    step 0   step 1   step 2
 //   rank 0   -> 1     -> 2     -> 3
@@ -10,11 +10,11 @@
 //   rank 3   -> 0     -> 1     -> 2
 //
 //   bytes sent per rank   B (n - 1) for all_to_all; B to or from the root for gather and scatter
-//   latency               n - 1 messages, of which 8 each way are under way at a time
+//   latency               n - 1 messages, up to 8 at a time in each direction
 //
-// Each byte travels once, while trees and Bruck's algorithm carry blocks through other ranks. The
-// v-forms gatherv, scatterv and all_to_allv always work this way. Only the two ends of a message
-// know the size of the message.
+// Each byte is sent only once. Trees and Bruck's algorithm forward blocks through other ranks. The
+// v-forms gatherv, scatterv and all_to_allv always work this way, because only the two ends of a
+// message know its size.
 //
 // The tag of a message is the distance between its two ranks, which both ends know.
 #pragma once
@@ -26,10 +26,10 @@
 #include "ring/msg/send.h"
 #include "ring/msg/recv.h"
 
-enum { IDIST__DIRECT_MESSAGES = 8 }; // maximum number of messages under way, each way
+enum { IDIST__DIRECT_MESSAGES = 8 }; // maximum messages in progress in each direction
 
-// Returns the message to or from a peer. If the peer is our own rank, returns our contribution to
-// ourselves, or its place in the result.
+// Returns the message to or from a peer. If the peer is our own rank, returns our block for
+// ourselves, or the place of this block in the result.
 static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;
@@ -70,8 +70,8 @@ static idist__item idist__direct_send(idist__task *t, size_t index) {
     return idist__direct_item(t, idist__direct_peer(t, 1 + (int)index), false);
 }
 
-// Posts the receives and sends that are due. Unlike in idist__stream_run, no send waits for a
-// receive.
+// Posts as many receives and sends as the limit on messages in progress allows. Unlike in
+// idist__stream_run, no send waits for a receive.
 static void idist__direct_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__direct_op *state = &op->u.direct;
@@ -124,8 +124,8 @@ static void idist__direct_begin(idist__task *t) {
     op->run = idist__direct_run;
 }
 
-// Begins an all_to_all. In place, the messages would overwrite each other, so the contribution
-// moves to scratch memory first.
+// Begins an all_to_all. In place, received messages would overwrite blocks that are not sent yet,
+// so the contribution is first copied to scratch memory.
 static void idist__direct_all_to_all(idist__task *t) {
     idist__op *op = idist__op_of(t);
 

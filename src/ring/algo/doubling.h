@@ -15,14 +15,14 @@
 // of the ranks is kept, and all ranks combine the same operands in the same order.
 //
 // If n is not a power of two, let p be the largest power of two below n. The first 2 (n - p) ranks
-// form pairs. The odd rank of a pair gives its contribution to the even rank, sits out, and gets
-// the result at the end:
+// form pairs. The odd rank of a pair sends its contribution to the even rank, sits out the rounds,
+// and receives the result at the end:
 //
 //   n = 6, p = 4    1 -> 0, 3 -> 2;   0, 2, 4, 5 act as ranks 0, 1, 2, 3;   0 -> 1, 2 -> 3
 //
-// Scans (Hillis and Steele). In round k, a rank sends its sum to the rank that is 2^k above. It
-// adds the sum that it gets from the rank 2^k below, so its sum then covers the 2^(k+1) ranks up to
-// itself. An exscan passes the finished prefix to the next rank.
+// Scans (Hillis and Steele). In round k, rank r sends its sum to rank r + 2^k, and adds the sum
+// that it receives from rank r - 2^k. The sum then covers the 2^(k+1) ranks up to r. At the end of
+// an exscan, each rank sends its prefix to the next rank.
 #pragma once
 
 #include "core/kind.h"
@@ -97,7 +97,7 @@ static void idist__doubling_reduce(idist__task *t) {
     IDIST__CO_END(op)
 }
 
-// Runs a scan or an exscan. The scratch memory holds the sum, then one received message.
+// Runs a scan or an exscan. The scratch memory holds the sum, followed by one received message.
 static void idist__doubling_scan(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__doubling_op *state = &op->u.doubling;

@@ -1,7 +1,7 @@
 // ring/algo/host_plan.h: plans the steps of a call inside hosts and between their leaders
 //
-// Ranks of one host share memory, while hosts share a slower network. So a collective over several
-// hosts becomes a sequence of collectives on two smaller groups:
+// Ranks of one host share memory. Hosts are connected by a slower network. So a collective over
+// several hosts becomes a sequence of collectives on two smaller groups:
 //
 //   local     the members on this host
 //   leaders   the first member of each host, which is the leader of that host
@@ -28,16 +28,15 @@
 //
 // So in round r, a step works on piece r - lag, if there is one.
 //
-// The plan of a call is the list of the steps that this rank takes, in order of rounds. All members
-// of an inner group have the steps of this group in the same order. ring/algo/host_run.h executes
-// the plan.
+// The plan of a call is the list of the steps that this rank takes, in the order of their rounds.
+// All members of an inner group take the steps of this group in the same order.
+// ring/algo/host_run.h executes the plan.
 //
-//   idist__host_plan_serves    returns true if a call can go this way
+//   idist__host_plan_serves    returns true if a call can run this way
 //   idist__host_plan_make      makes the plan
 //
 // A plan is used if a group spans several hosts, at least one host has several members, and
-// IDIST_ALGO is `auto` or `remote`. The following calls are made of messages among all ranks
-// instead:
+// IDIST_ALGO is `auto` or `remote`. The following calls use messages among all ranks instead:
 //
 //   reductions of narrow floats                they would be rounded twice
 //   operations that do not commute             they need the order of the ranks
@@ -74,9 +73,9 @@ enum {
     IDIST__HOST_MAX_LAG = 2 // rounds by which the last step lags behind the first step
 };
 
-// Minimum size of a piece, per host. Smaller pieces cost more in latency than they gain. On a
-// network of high latency, a piece is IDIST__HOST_PIECE_NETWORKS times the bandwidth-delay product,
-// because the hosts synchronize after each piece.
+// Minimum size of a piece, per host. Smaller pieces would cost more in latency than their overlap
+// gains. On a network of high latency, a piece is IDIST__HOST_PIECE_NETWORKS times the
+// bandwidth-delay product, because the hosts synchronize after each piece.
 #define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
 #define IDIST__HOST_PIECE_NETWORKS 8
 
@@ -124,11 +123,12 @@ static size_t idist__host_plan_piece_count(const idist__task *t) {
     return is_cut && op->nbytes > nbytes ? (size_t)(op->nbytes / nbytes) : 1;
 }
 
-// Finds the piece, out of n pieces, that a step works on in a round. Returns false if the step has
-// none. A step takes the first piece in round `lag`, and the last piece in round n - 1 + lag.
+// Finds the piece, out of n pieces, that a step works on in a round. Returns false if there is no
+// such piece. The step takes the first piece in round `lag`, and the last piece in round n - 1 +
+// lag.
 static bool idist__host_plan_cut(const idist__op *op, size_t n, size_t round, size_t lag,
                                  idist__host_piece *piece) {
-    size_t count = op->count / n, rest = op->count % n; // the first `rest` pieces have one more
+    size_t count = op->count / n, rest = op->count % n; // the first `rest` pieces are one larger
     size_t index;
 
     if (round < lag || round - lag >= n) return false;
@@ -158,15 +158,15 @@ static idist__host_step *idist__host_plan_add(idist__op *op, size_t round, idist
 
 // ---- the plan of each operation ----
 
-typedef struct idist__host_plan_input { // what a plan needs to know besides the call
+typedef struct idist__host_plan_input { // data that a plan needs besides the call
     char *collected;                    // scratch of a leader for the data of its host
     size_t *counts, *displs;            // counts and displs of the hosts' blocks, in elements
     int root_in_leaders;                // rank in `leaders` of the leader of the root's host
     int root_in_local;                  // rank of the root in `local`, -1 if it is on another host
 } idist__host_plan_input;
 
-// Adds the first step of a reduction: the sum over this host, on its leader. A rank that is alone
-// on its host copies its contribution instead.
+// Adds the first step of a reduction, which computes the sum over this host on its leader. A rank
+// that is alone on its host copies its contribution instead.
 static void idist__host_plan_reduce_local(idist__task *t, size_t round, const void *in, char *sum,
                                           size_t count) {
     idist__op *op = idist__op_of(t);
@@ -239,8 +239,8 @@ static void idist__host_plan_reduce(idist__task *t, const idist__host_plan_input
             step->completes_sum = input->root_in_local == 0;
         }
 
-        // There is no last step here if root_in_local <= 0: the root is the leader of this host, or
-        // is on another host.
+        // If root_in_local <= 0, this host needs no last step, because the root is its leader or is
+        // on another host.
         if (input->root_in_local > 0 && idist__host_plan_cut(op, n, round, 2, &piece))
             idist__host_plan_reduce_last(t, input, round, sum + piece.at, piece.count);
     }
@@ -322,7 +322,7 @@ static void idist__host_plan_barrier(idist__task *t) {
     if (rg->local) idist__host_plan_add(op, 2, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
 }
 
-// Finds the root among the leaders and among the local members.
+// Finds the leader of the root's host among the leaders, and the root among the local members.
 static void idist__host_plan_find_root(const idist__task *t, idist__host_plan_input *input) {
     const idist__op *op = idist__op_of(t);
     const idist_group *g = t->group;

@@ -1,20 +1,21 @@
 // ring/algo/host_run.h: executes the plan of a call over several hosts
 //
 // A call over several hosts has a plan, which is a list of steps in rounds (ring/algo/host_plan.h).
-// The call executes one round after another. Each step of a round is a task of its own. The group
-// of the task is the members on this host, or the leaders of all hosts. The steps of a round run at
-// the same time.
+// The call executes one round after another. Each step of a round is a separate task. The group of
+// the task consists of the members on this host, or of the leaders of all hosts. The steps of a
+// round run at the same time.
 //
 // Calls on the same group queue up (idist__ring_group.first), and only the first call runs. So all
-// ranks take the steps in the same order, and no two calls mix on the inner groups.
+// ranks take the steps in the same order. The steps of two calls never mix on the inner groups.
 //
 //   idist__host_run_start      appends a call to the queue, and runs it if the queue was empty
-//   idist__host_run_call       makes the plan; then for each round: begin, wait, divide an average
+//   idist__host_run_call       makes the plan; in each round, begins steps, waits, divides averages
 //   idist__host_run_progress   resumes the first call of each group once its round has completed
-//   idist__host_run_cancel     takes a call out of the queue, once no step uses its memory
+//   idist__host_run_cancel     removes a call from the queue once no step uses the call's memory
 //
-// A call owns the tasks of its steps (idist__host_op.running). A task that has ended stays until
-// the call has seen its end. If a step fails, the call fails with the same status and text.
+// A call owns the tasks of its steps (idist__host_op.running). The tasks are freed when their round
+// has completed or the call is cancelled. If a step fails, the call fails with the same status and
+// text.
 #pragma once
 
 #include "base/reduce.h"
@@ -30,9 +31,9 @@ static void idist__host_run_no_memory(const idist__task *t) {
     idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
 }
 
-// Begins a step. The call owns the task of the step, *begun, until idist__host_run_round_done has
-// seen the task end. The task may end at once. If the task fails, the call ends as well. *begun
-// stays NULL if the step could not begin; the call then fails.
+// Begins a step, and stores the task of the step in *begun. The call owns the task, which may end
+// before this function returns. If the task fails, the call also fails. If the step cannot begin,
+// *begun stays NULL, and the call fails.
 static void idist__host_run_begin_step(idist__task *t, const idist__host_step *step,
                                        idist__task **begun) {
     idist__op *op = idist__op_of(t);
@@ -81,12 +82,12 @@ static void idist__host_run_begin_round(idist__task *t) {
     for (i = 0; i < left && first[i].round == first->round; i++) {
         host->running_count = i + 1;
         idist__host_run_begin_step(t, &first[i], &host->running[i]);
-        if (t->group->status != IDIST_OK || !host->running[i]) return; // the plan may be gone
+        if (t->group->status != IDIST_OK || !host->running[i]) return; // the plan may be freed
     }
 }
 
-// Returns true if all steps under way have ended, or one has failed, and idist__host_run_round_done
-// has not freed the tasks yet.
+// Returns true if all steps of the current round have ended, or one of them has failed, and
+// idist__host_run_round_done has not freed the tasks yet.
 static bool idist__host_run_round_ended(const idist__host_op *host) {
     size_t i, done_count = 0;
 
@@ -99,7 +100,7 @@ static bool idist__host_run_round_ended(const idist__host_op *host) {
     return done_count && done_count == host->running_count;
 }
 
-// Returns the step that a call waits for, or NULL if there is none.
+// Returns the task of a step that a call waits for, or NULL if there is none.
 IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task *t) {
     const idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
@@ -111,8 +112,8 @@ IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task
     return NULL;
 }
 
-// Returns true if the round under way has completed, and frees its tasks. If a step failed, fails
-// the call, which frees the tasks when it is cancelled.
+// If the current round has completed, frees its tasks and returns true. If a step has failed, fails
+// the call and returns false; the tasks are freed when the call is cancelled.
 static bool idist__host_run_round_done(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
@@ -137,7 +138,8 @@ static bool idist__host_run_round_done(idist__task *t) {
     return true;
 }
 
-// Divides the averages that the round under way has completed, and advances to the next round.
+// Divides the sums that the current round has completed if the operation is AVG, and advances to
+// the next round.
 static void idist__host_run_next_round(idist__task *t) {
     const idist__op *op = idist__op_of(t);
     idist__host_op *host = &idist__op_of(t)->u.host;
@@ -163,7 +165,7 @@ static void idist__host_run_leave_queue(idist__task *t) {
     if (rg->last == t) rg->last = before;
 }
 
-// Runs a call until it has to wait, or has completed.
+// Runs a call until it must wait or has completed.
 static void idist__host_run_call(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__host_op *host = &op->u.host;
@@ -193,7 +195,7 @@ static void idist__host_run_prepare(idist__task *t) {
     idist__op_of(t)->run = idist__host_run_call;
 }
 
-// Appends a call to the queue of its group, and runs it if no other call is under way.
+// Appends a call to the queue of its group, and runs the call if it is the first in the queue.
 static void idist__host_run_start(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
 
@@ -203,9 +205,9 @@ static void idist__host_run_start(idist__task *t) {
     if (rg->first == t) idist__op_run(t);
 }
 
-// Removes a call from the queue and frees the tasks of its steps. Returns false if a step is under
-// way, because the step uses the memory of the call. Normally no step is under way, because the two
-// inner groups fail before the group that they belong to.
+// Removes a call from the queue and frees the tasks of its steps. Returns false if a step is still
+// running, because the step uses the memory of the call. Normally no step is running, because the
+// two inner groups fail before the group to which they belong.
 static bool idist__host_run_cancel(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;

@@ -17,20 +17,20 @@
 // After n - 1 steps, every rank holds the complete sum of one block. The second lap distributes
 // these sums to all ranks.
 //
-//   bytes sent per rank   2 B (n - 1) / n, the least possible, whatever n is
-//   latency               2 (n - 1) messages in sequence: the reason to prefer doubling for small B
+//   bytes sent per rank   2 B (n - 1) / n, the least possible for any n
+//   latency               2 (n - 1) messages in sequence, so doubling is faster for small B
 //
-// Nothing is copied beforehand. The first sends come directly from the send buffer, and sums are
-// written directly to the receive buffer. Working in place is safe, because the second lap
-// overwrites a block only with data that depends on our first send of this block.
+// No data is copied beforehand. The first sends read the send buffer directly, and sums are written
+// directly to the receive buffer. Working in place is safe, because the second lap overwrites a
+// block only with data that depends on our first send of this block.
 //
-// reduce_scatter is the first lap alone, in (n - 1) messages of B bytes. It begins one block
+// reduce_scatter is the first lap alone, in (n - 1) messages of B bytes. Each rank begins one block
 // earlier, so that rank r ends up with block r. Partial sums stay in scratch memory. The last sum
-// goes to the receive buffer.
+// is written to the receive buffer.
 //
 // all_gather and all_gatherv are the second lap alone, in (n - 1) messages of B bytes.
 //
-// A reduction starts at a different rank for each block, so it needs an operation that commutes.
+// A reduction starts at a different rank for each block, so the operation must commute.
 #pragma once
 
 #include "base/dtype.h"
@@ -86,8 +86,8 @@ static idist__item idist__ring_algo_all_reduce_send(idist__task *t, size_t index
                                             idist__ring_algo_right(op));
 }
 
-// Returns true if an item of the first lap completes the sum of its chunk. This is so in the last
-// step of the lap.
+// Returns true if an item of the first lap completes the sum of its chunk. This is the case in the
+// last step of the lap.
 static bool idist__ring_algo_completes_sum(const idist__op *op, size_t index) {
     return index >= (size_t)(op->n - 2) * op->u.stream.block_chunks;
 }

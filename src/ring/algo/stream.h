@@ -7,20 +7,21 @@
 //   take           | c0 | c1 | c2 | c3 |          take: reduce into the result, for example
 //   send                | c0 | c1 | c2 | c3 |
 //
-// An algorithm describes its stream by numbers and three functions:
+// Apart from the numbers of items, a stream is described by:
 //
 //   recv_at(i)   peer, address and size of item i to receive; address NULL for a scratch slot
-//   take(i)      what to do once item i has arrived; NULL for nothing
+//   take(i)      processes item i once it has arrived; NULL if there is nothing to do
 //   send_at(i)   peer, address and size of item i to send
 //   head         number of items that can be sent before anything has been received
 //
-// Item i is sent when i < head or item i - head has been taken. A ring sends its own block first
-// (head is the number of its chunks), and then forwards what it took. An inner link of a chain only
-// forwards (head is 0). Items are taken in order. The tag of a message is the index of its item.
+// Item i is sent when i < head or item i - head has been taken. A rank in a ring first sends its
+// own block, then forwards the items that it took. So head is the number of chunks in a block. An
+// inner rank of a chain only forwards items, so head is 0. Items are taken in order. The tag of a
+// message is the index of its item.
 //
-// Several receives are posted ahead, each in a slot. The sender may send only what it knows to be
-// posted. So a network of high latency needs more slots: enough for the data in flight, and a few
-// for the chunks that are being taken.
+// Several receives are posted ahead, each in a slot. The sender may send a large chunk only when it
+// knows that the receive is posted. So a network of high latency needs more slots: enough for the
+// data in flight, plus two for the chunks that are being taken.
 #pragma once
 
 #include "core/model.h"

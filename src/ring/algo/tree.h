@@ -14,18 +14,20 @@
 //------------------------------------------------------------------------------
 // barrier
 //
-// In round k, every rank signals the rank 2^k further on and waits for the rank 2^k before it.
-// After log n rounds, each rank has heard from all n ranks, directly or through other ranks
-// (Hensgen, Finkel, Manber 1988):
+// In round k, rank r signals rank r + 2^k and waits for rank r - 2^k (mod n). After log n rounds,
+// each rank has learned, directly or through other ranks, that all n ranks have entered (Hensgen,
+// Finkel, Manber 1988):
 //
-//   n = 5, ranks that rank 0 knows of    round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
+// n = 5, ranks that have entered, as known to rank 0 after each round:
+//
+//   round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
 //
 //   bytes sent per rank   none: log n empty messages
 //   latency               log n, for any n
 //
 // This algorithm and the following ones are straight-line code between CO_BEGIN and CO_END; see
-// ring/msg/op.h. State that must survive an AWAIT lives in idist__op. For a barrier, this state is
-// 2^k.
+// ring/msg/op.h. State that must survive a CO_AWAIT is stored in idist__op. For a barrier, this
+// state is 2^k.
 //------------------------------------------------------------------------------
 
 static void idist__dissemination_run(idist__task *t) {
@@ -64,7 +66,7 @@ static void idist__dissemination_run(idist__task *t) {
 //      7
 //
 //   bytes sent per rank   broadcast, reduce: B to each child or to the parent; gather, scatter: the
-//                         blocks of a whole subtree at once
+//                         blocks of a whole subtree in one message
 //   latency               log n messages in sequence
 //
 // A broadcast or scatter starts with the child that has the largest subtree. A reduce or gather
@@ -110,9 +112,9 @@ static void idist__tree_broadcast(idist__task *t) {
         IDIST__CO_AWAIT(op, !op->slots_pending);
     }
 
-    // A large message goes to one child after another, starting with the child that has the largest
-    // subtree. If it went to all children at once, no child would have the whole message before the
-    // last child does.
+    // A large message is sent to one child after another, starting with the child that has the
+    // largest subtree. If it were sent to all children at the same time, even the first child would
+    // receive the whole message only at the end.
     for (state->distance /= 2; state->distance; state->distance /= 2) {
         if (v + state->distance >= n) continue;
         idist__send_step(t, idist__block_wrap(v + state->distance + op->root, n), 0, op->out,
@@ -127,9 +129,9 @@ static void idist__tree_broadcast(idist__task *t) {
 
 // Runs a reduce. Our sum covers the ranks v .. v + distance - 1. The sum that arrives covers the
 // next `distance` ranks, so the order of the ranks is kept. If the operation does not commute, v is
-// the rank, and rank 0 passes the result on to the root.
+// the rank, and rank 0 sends the result to the root.
 //
-// The scratch memory holds the sum, then one received message.
+// The scratch memory holds the sum, followed by one received message.
 static void idist__tree_reduce(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__tree_op *state = &op->u.tree;

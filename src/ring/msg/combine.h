@@ -10,7 +10,7 @@
 
 enum { IDIST__OP_PIECE = 4096 };
 
-// Calls a user op. Returns false if the op has thrown an exception; then the group has failed.
+// Calls a user op. Returns false if the op has thrown an exception; the group has then failed.
 IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const void *in,
                                                    void *inout, size_t count, idist_dtype dtype) {
     const idist__op *op = idist__op_of(t);
@@ -22,7 +22,7 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
     idist__mode_leave(mode);
     if (!idist__me.thrown[0]) return true;
 
-    snprintf(cause, sizeof cause, "rank %d on %s: its user op threw an exception: %s",
+    snprintf(cause, sizeof cause, "the user op of rank %d on %s threw an exception: %s",
              w->group.rank, w->about.hostname, idist__me.thrown);
     idist__me.thrown[0] = 0;
     idist__ring_fail(idist__ring_of(w), t->group, IDIST_ERR_CALLBACK, cause);
@@ -30,9 +30,9 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
     return false;
 }
 
-// Computes acc = lo (op) hi over count elements. acc may be lo or hi or neither. A user op works in
-// place on its second operand, so an operand that must survive is copied first, in pieces. If the
-// op throws an exception, the group fails, and nothing more is sent for this group.
+// Computes acc = lo (op) hi over count elements. acc may be equal to lo, to hi or to neither. A
+// user op works in place on its second operand, so an operand that must survive is copied first, in
+// pieces. If the op throws an exception, the group fails, and nothing more is sent for this group.
 static void idist__combine(const idist__task *t, char *acc, const char *lo, const char *hi,
                            size_t count, idist_dtype dtype) {
     const idist__op *op = idist__op_of(t);

@@ -1,9 +1,10 @@
 // ring/msg/history.h: checks that two ranks make the same calls
 //
-// Every frame and slot of a collective carries the fingerprint of its call. We compare it with the
-// fingerprint of our call. That check alone is not enough. A rank may complete a call in which it
-// only sends, and the next one too, before it reads the frame that differs. So frames and slots
-// also carry a digest of all earlier calls (`past`): a rank that gets a later frame can tell.
+// Every frame and slot of a collective carries the fingerprint of its call. The receiver compares
+// it with the fingerprint of its own call. This check alone is not enough. A rank may complete a
+// call in which it only sends, and the next call too, before it reads the frame that differs. So
+// frames and slots also carry a digest of all earlier calls (`past`), and a rank that receives a
+// later frame detects the difference.
 #pragma once
 
 #include "launch/env.h"
@@ -26,8 +27,8 @@ static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
-// Returns the digest of the calls before a new call. The digest of a part also covers the calls
-// before its parent.
+// Returns the digest of the calls before a new call. If the call is a step of a larger call, the
+// digest also covers the calls before the larger call.
 static uint16_t idist__history_past(const idist__task *t) {
     return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->parent_past);
 }
@@ -57,8 +58,9 @@ static void idist__history_add(idist__task *t, idist__op *op, idist__algorithm a
     idist__history_append(idist__ring_group_of(t->group), &fingerprint, op->past);
 }
 
-// Returns the call that this rank made before the call with this fingerprint, on the group that the
-// user knows. Returns NULL if that call is no longer in the history.
+// Returns the fingerprint of the call that this rank made before the call with this fingerprint.
+// For a step of a larger call, this is the call before the larger call, on the user's group.
+// Returns NULL if the earlier call is no longer in the history.
 static const idist__fingerprint *idist__history_before(const idist_group *g,
                                                        const idist__fingerprint *fingerprint) {
     uint32_t seq = (fingerprint->whole ? fingerprint->whole : fingerprint->seq) - 1;
@@ -70,8 +72,8 @@ static const idist__fingerprint *idist__history_before(const idist_group *g,
     return before->seq == seq ? before : NULL;
 }
 
-// Writes the digest of the earlier calls to a frame. An EAGER frame has no other use for id and
-// aux. There it carries the previous call, if known, for the error text of the receiver.
+// Writes the digest of the earlier calls to a frame. An EAGER frame does not otherwise use id and
+// aux. So these fields carry the previous call, if it is known, for the receiver's error text.
 static void idist__history_tell_past(const idist__task *t, idist__frame *frame) {
     const idist__fingerprint *before;
 
@@ -84,8 +86,8 @@ static void idist__history_tell_past(const idist__task *t, idist__frame *frame) 
     frame->aux = before->check;
 }
 
-// Fails a group whose members are in the same call but made different calls before. If the kind of
-// `theirs` is not 0, it is the peer's previous call.
+// Fails a group whose members are in the same call but made different calls before. If the peer's
+// previous call is known, it is in `theirs`. Otherwise `theirs` has kind 0.
 static void idist__history_differs_before(idist__ring *ring, idist_group *g, int peer,
                                           const idist__fingerprint *fingerprint,
                                           const idist__fingerprint *theirs) {
@@ -119,8 +121,9 @@ static void idist__history_past_differs(idist__ring *ring, idist_group *g, int p
     idist__history_differs_before(ring, g, peer, &frame->fingerprint, &theirs);
 }
 
-// Compares a frame of a collective with our call of the same number, running or finished. Returns
-// false on a mismatch. A frame for a call that we have not entered tells nothing yet.
+// Compares a frame of a collective with our call of the same number, running or finished. On a
+// mismatch, fails the group and returns false. Returns true if we have not entered the call yet, or
+// if it is no longer in the history.
 static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
                                   const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -138,8 +141,8 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
     if ((int32_t)(frame->fingerprint.seq - g->seq) > 0 || ours->seq != frame->fingerprint.seq)
         return true;
 
-    // If a message is left over from a finished call with the same fingerprint, the calls were not
-    // the same after all.
+    // A message that is left over from a finished call shows that the calls differ, even if their
+    // fingerprints are the same.
     field = idist__fingerprint_difference(&frame->fingerprint, ours);
     while (t && (t->group != g || t->seq != frame->fingerprint.seq)) t = t->next;
     if (!field && is_message && !t) field = "sequence";

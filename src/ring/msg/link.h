@@ -2,8 +2,8 @@
 //
 // WHAT IT IS
 //
-// Non-blocking messages between two ranks over one link, on any transport. The messages of
-// idist_send and idist_recv go this way; collectives are algorithms made of such messages
+// Sends non-blocking messages to one rank, over any transport. The functions idist_send and
+// idist_recv exchange such messages directly. Most collectives are algorithms made of such messages
 // (ring/algo/).
 //
 //   transfer   one send or receive in progress, posted by this rank
@@ -13,36 +13,38 @@
 //
 // HOW IT FITS
 //
-// The algorithms and calls above post transfers. ring/engine/progress.h reads the links and passes
-// arriving frames to this file. Nothing here asks which transport a link has: a transport says what
-// it can do (idist__transport in ring/shm/).
+// Algorithms and calls post transfers. ring/engine/progress.h reads the links, and
+// ring/engine/incoming.h handles the frames that arrive, with the functions of this file. This file
+// does not depend on the transport of a link, except that a link may have no connection. Each
+// transport states what it can do (idist__transport in ring/shm/).
 //
 // A SMALL MESSAGE (eager)
 //
 // sender     idist__send_post -> idist__link_push -> idist__link_flush -> transport->write
-// receiver   idist__progress_read (engine) -> idist__match_frame -> payload goes to the buffer of
-//            the receive, or to a message if none is posted -> idist__transfer_received
+// receiver   idist__progress_read (engine) -> idist__match_frame -> payload is stored in the
+//            receive's buffer, or in a message if no receive is posted -> idist__transfer_received
 // sender     gets CREDIT back when the receiver has consumed half of the window
 //
 // A LARGE MESSAGE (rendezvous)
 //
-// sender     RTS                      a message is ready, at this address
+// sender     RTS                      a message is ready at this address
 // receiver   PULLED                   has read the message in the sender's memory, or
 //            CTS                      has a buffer for the message
-// sender     DATA, DATA, ...          pieces of 1 MiB; other frames may go between them
+// sender     DATA, DATA, ...          pieces of 1 MiB; other frames may be sent in between
 //
 // If the receiver can read the sender's memory, idist__link_wants_data chooses between PULLED and
 // CTS.
 //
 // A LARGE MESSAGE OF A COLLECTIVE, WHERE THE RECEIVER CANNOT READ THE SENDER'S MEMORY (granted)
 //
-// Both ranks know of the message before it is sent, so the sender need not ask the receiver.
+// Both ranks expect the message before it is sent, so the sender need not ask the receiver.
 //
 // receiver   CTS                      when the receive is posted
-// sender     DATA, DATA, ...          when the send is posted and the CTS has come
+// sender     DATA, DATA, ...          when the send is posted and the CTS has arrived
 //
-// Each such message takes one CTS. A sender that has to wait for the CTS sends an RTS. The
-// fingerprint of the RTS tells the receiver which call the sender is in; the RTS needs no answer.
+// Each such message takes one CTS. A sender that has to wait for the CTS sends an RTS, unless an
+// earlier message of the same call already waits. The fingerprint of the RTS tells the receiver
+// which call the sender is in; the RTS needs no answer.
 #pragma once
 
 #include "os/poll.h"
@@ -62,8 +64,9 @@ static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
     return (int)(l - ring->links);
 }
 
-// Watches descriptor `in` for bytes and `out` for space, in place of the descriptors that were
-// watched before; -1 watches none. Returns false with errno set if the system cannot watch them.
+// Watches descriptor `in` for input and `out` for space, and stops watching the previous
+// descriptors. -1 stands for no descriptor. Returns false with errno set if the system cannot watch
+// a descriptor.
 static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, int out) {
     int rank = idist__link_rank(ring, l), was[2], i;
     bool ok = true;
@@ -92,7 +95,7 @@ static void idist__link_watch_next(idist__ring *ring, idist__link *l, bool await
 
     if (!idist__link_watch(ring, l, in, out))
         idist__ring_fail(ring, &ring->w->group, IDIST_ERR_NO_MEMORY,
-                         "a rank cannot watch its connections");
+                         "a rank cannot watch the descriptors of its connections");
 }
 
 static void idist__link_leave_transport(idist__ring *ring, idist__link *l) {
@@ -109,8 +112,8 @@ static void idist__link_close(idist__ring *ring, idist__link *l) {
     idist__link_leave_transport(ring, l);
 }
 
-// Gives a link the transport that moves its bytes from now on. On failure returns false with errno
-// set, and leaves the link unchanged.
+// Sets the transport that moves the bytes of a link from now on. On failure, returns false with
+// errno set, and leaves the link unchanged.
 static bool idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
                              void *port) {
     if (!idist__link_watch(ring, l, transport->descriptor(port, false), -1)) {
@@ -132,8 +135,9 @@ static bool idist__link_is_connected(const idist__link *l) {
     return l->open && l->transport != &idist__transport_none;
 }
 
-// Asks for a connection if this link has none, because a message must go through the link in either
-// direction. A receiver asks too: without a connection it would not learn that its peer has died.
+// Requests a connection for a link that has none, because this rank sends or receives a message
+// over the link. A receiver also needs the connection, because otherwise it would not learn that
+// its peer has died.
 static void idist__link_want(idist__ring *ring, idist__link *l) {
     if (l->wanted || !l->open || l->transport != &idist__transport_none) return;
     l->wanted = true;
@@ -153,9 +157,9 @@ static void idist__link_pop(idist__link *l) {
     if (!l->out) l->out_end = &l->out;
 }
 
-// Drops the queued control frames, because the peer reads no more. Transfers that tasks wait for
-// stay. The read path finds out whether the peer was lost or has left; then the tasks end with
-// their group.
+// Handles a failed write. Drops the queued control frames, because the peer no longer reads. Keeps
+// the transfers that tasks wait for. The read path finds out whether the peer was lost or has left,
+// and the tasks then end with their group.
 static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     idist__transfer **at = &l->out;
 
@@ -176,14 +180,14 @@ static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     l->out_end = at;
 }
 
-// Handles a transfer whose frame and payload were written: it waits for an answer, is complete, or
-// queues its next piece.
+// Handles a transfer whose frame and payload have been written. The transfer then waits for an
+// answer, is complete, or queues its next piece.
 static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t left;
 
     idist__link_pop(l);
 
-    if (xfer->frame.type == IDIST__RTS && xfer->id) { // the RTS asks for an answer
+    if (xfer->frame.type == IDIST__RTS && xfer->id) { // this RTS needs an answer
         idist__transfer_put(ring, &l->waiting, xfer, idist__index_id_key(xfer->id));
         return;
     }
@@ -244,9 +248,9 @@ static void idist__link_account(const idist__link *l, size_t n) {
     }
 }
 
-// Writes as much as the transport takes. A transfer that is completely written may end its task,
-// which may send more and call this function again. So all that a write has moved is accounted for
-// first.
+// Writes as much as the transport accepts. Completing a transfer may end its task, which may send
+// more and call this function again. So all bytes of a write are accounted for before any transfer
+// is completed.
 static void idist__link_flush(idist__ring *ring, idist__link *l) {
     bool full = false;
 
@@ -272,10 +276,10 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
     if (l->polled) idist__link_watch_next(ring, l, full);
 }
 
-// Returns true if a small send may wait for the next one, so that one system call writes both. The
-// program must not be waiting for the send. Only sends in a burst wait: the first one goes out at
-// once. The next progress writes the rest, as soon as the program waits or the progress thread
-// polls.
+// Returns true if a small send may be held back until the next send, so that one system call writes
+// both. The program must not be waiting for the send. Only later sends of a burst are held back;
+// the first send is written immediately. Sends that are held back are written when the program next
+// waits or the progress thread next polls.
 static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
     bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
     bool waits = !idist__task_is_async(t) && !idist__together_now.depth;
@@ -290,8 +294,8 @@ static void idist__link_cork(idist__ring *ring, idist__link *l, size_t nbytes) {
     l->corked_nbytes += nbytes + IDIST__FRAME_BYTES;
 }
 
-// Appends a text to the frame of an ABORT or BYE. If there is no memory for the text, the frame
-// goes without it.
+// Appends a text to the frame of an ABORT or BYE. If memory for the text cannot be allocated, the
+// frame is sent without the text.
 static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const char *text) {
     size_t nbytes = strlen(text);
 
@@ -306,9 +310,9 @@ static void idist__link_add_text(idist__ring *ring, idist__transfer *xfer, const
     xfer->frame.nbytes = xfer->nbytes;
 }
 
-// Queues a control frame, for which no task waits. `text`, if not NULL, follows the frame. If there
-// is no connection yet, RTS and CTS are kept until there is one. All other frames are dropped;
-// idist__announce_late tells a new peer what it has missed.
+// Queues a control frame, for which no task waits. `text`, if not NULL, follows the frame. While
+// the link has no connection, RTS and CTS stay queued, and all other frames are dropped. When the
+// connection is made, idist__announce_late tells the peer what it has missed.
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *frame,
                                 const char *text) {
     bool waits = frame->type == IDIST__RTS || frame->type == IDIST__CTS;
@@ -331,7 +335,8 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
     idist__link_flush(ring, l);
 }
 
-// Tells a peer that this rank leaves the world and, if the world failed, how.
+// Tells a peer that this rank leaves the world and, if the world has failed, with which status and
+// text.
 static void idist__link_bye(idist__ring *ring, idist__link *l) {
     bool failed = ring->bye_status != IDIST_OK;
     idist__frame frame;
@@ -354,8 +359,8 @@ static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, i
     idist__link_control(ring, l, &frame, cause);
 }
 
-// Counts eager bytes that were consumed. Returns them to the sender as credit once they amount to
-// half of its window.
+// Counts eager bytes that were consumed. Returns these bytes to the sender as credit once they
+// amount to half of the window.
 static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
     idist__frame frame;
 
@@ -370,8 +375,8 @@ static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbyte
     idist__link_control(ring, l, &frame, NULL);
 }
 
-// Returns true if the peer may read messages directly in our memory. Stores in *withdrawn, unless
-// that is NULL, the count of our withdrawn sends that our RTS has to carry.
+// Returns true if the peer may read messages directly in our memory. If so, and if `withdrawn` is
+// not NULL, sets *withdrawn to the number of our withdrawn sends, which our RTS must contain.
 static bool idist__link_exposes_memory(const idist__link *l, uint8_t *withdrawn) {
     return l->transport->exposes_memory && l->transport->exposes_memory(l->port, withdrawn);
 }
@@ -381,19 +386,21 @@ static bool idist__link_reads_slowly(const idist__link *l) {
     return l->transport->reads_slowly && l->transport->reads_slowly(l->port);
 }
 
-// Returns true if a message of this size goes out at once, provided that there are credits for it.
+// Returns true if a message of this size is sent without waiting for the receiver, provided that
+// there is enough credit.
 static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
     if (nbytes <= IDIST__EAGER_EXPOSED_BYTES) return true;
     if (nbytes > IDIST__EAGER_BYTES) return false;
     return !idist__link_exposes_memory(l, NULL) || idist__link_reads_slowly(l);
 }
 
-// Returns true if a message of a collective is sent by grant. The result is the same on both sides.
+// Returns true if a message of a collective is sent by grant. The result is the same at both ends
+// of the link.
 static bool idist__link_grants(const idist__link *l, size_t nbytes) {
     return nbytes > IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
 }
 
-// Sends the CTS for a receive that was just posted: the peer may send its message at once.
+// Sends the CTS for a receive that was just posted, so that the peer need not send an RTS first.
 static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     idist__frame cts = xfer->frame;
 
@@ -404,7 +411,7 @@ static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer
     idist__link_control(ring, l, &cts, NULL);
 }
 
-// Queues the DATA of a message, for which the peer has a buffer under the number `id`.
+// Queues the first DATA frame of a message. `id` is the peer's number for the receive.
 static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *xfer,
                                   uint64_t id) {
     xfer->frame.type = IDIST__DATA;
@@ -416,7 +423,7 @@ static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__tran
     idist__link_flush(ring, l);
 }
 
-// Returns true if this rank has announced a send that no peer has answered yet.
+// Returns true if this rank has announced a send that its peer has not answered yet.
 static bool idist__link_any_waits(const idist__ring *ring) {
     int i;
 
@@ -425,12 +432,13 @@ static bool idist__link_any_waits(const idist__ring *ring) {
     return false;
 }
 
-// Returns true if an announced message should come as DATA instead of being read in the sender's
-// memory. Then two processors copy at once, one into the pipe and one out of it, in as little as
-// half the time. The sender must be waiting in a call. This rank need not be, since its thread
-// reads the pipe as well. Where reads are fast, the message must be small enough for the caches,
-// and this rank must have no announced send of its own. A receive with a time-out of its own is
-// excluded: DATA arrives only while the sender, or its thread, keeps running.
+// Returns true if an announced message should be sent as DATA instead of being read in the sender's
+// memory. Two processors then copy at the same time, one into the pipe and one out of it, which
+// takes as little as half the time. The sender must be waiting in a call. This rank need not be
+// waiting, because its progress thread also reads the pipe. Where reads are fast, the message must
+// be small enough for the caches, and this rank must not have an announced send itself. A receive
+// with its own time-out is excluded, because DATA arrives only while the sender or its progress
+// thread keeps running.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
                                    const idist__transfer *receive, const idist__frame *frame) {
     if (frame->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
@@ -440,7 +448,7 @@ static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l
 }
 
 // Reads an announced message in the memory of its sender. Returns false if that is not possible, or
-// if the sender may have cancelled the message meanwhile and reused the memory.
+// if the sender may have cancelled the message in the meantime and reused the memory.
 static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *xfer,
                              const idist__frame *frame) {
     idist__frame pulled;
@@ -460,9 +468,9 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     return true;
 }
 
-// Answers an RTS that was matched to a receive, which is in no list: reads the message from the
-// sender's memory, or sends CTS. A granted receive has already sent its CTS and goes back to
-// `posted`.
+// Answers an RTS that was matched to a receive. The receive is in no list. Reads the message from
+// the sender's memory, or sends CTS. A granted receive has already sent its CTS, and is put back
+// into `posted`.
 static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer,
                                    idist__transfer *xfer, const idist__frame *frame) {
     idist__frame cts;

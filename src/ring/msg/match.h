@@ -1,7 +1,7 @@
 // ring/msg/match.h: matches messages with receives
 //
-// Messages of send / recv match the oldest receive of the group that wants this source and tag.
-// Steps of a collective match the receive of the same call and step.
+// A message of idist_send matches the oldest receive of the group that accepts its source and tag.
+// A step of a collective matches the receive of the same call and step.
 #pragma once
 
 #include "core/model.h"
@@ -15,7 +15,7 @@
 #include "ring/msg/transfer.h"
 #include "ring/msg/history.h"
 
-// Returns the oldest receive of idist_recv that wants this message, or NULL.
+// Returns the oldest receive of idist_recv that accepts this message, or NULL.
 static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group *g, int peer,
                                             const idist__frame *frame) {
     idist__ring_group *rg = idist__ring_group_of(g);
@@ -36,9 +36,9 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group
     return !exact || (wild && wild->stamp < exact->stamp) ? wild : exact;
 }
 
-// Finds the receive that gets this message, and takes it out of its list. Returns NULL if there is
-// none. Receives for which the message is too large or of another dtype fail. The message stays,
-// perhaps with a new tag.
+// Finds the receive that gets this message, and removes the receive from its list. Returns NULL if
+// there is none. A receive fails if the message is too large for it or has another dtype. The
+// message then remains, perhaps with a new tag.
 static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
                                           idist__frame *frame) {
     idist__transfer *xfer;
@@ -53,10 +53,10 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
         if (idist__matching_fits(xfer->task, &frame->fingerprint, from, &tag, &status, text,
                                  sizeof text)) {
             if (frame->nbytes <= xfer->nbytes) return xfer;
-            status = IDIST_ERR_MISMATCH; // two user dtypes whose tags happen to be equal
+            status = IDIST_ERR_MISMATCH; // two user dtypes that have equal tags by chance
             if (xfer->task->call.u.message)
                 xfer->task->call.u.message->group = g; // the group keeps the message
-            snprintf(text, sizeof text, "rank %d has defined the dtype differently", from);
+            snprintf(text, sizeof text, "rank %d defined this dtype differently", from);
         }
 
         frame->tag = (uint32_t)tag;
@@ -67,8 +67,8 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
     return NULL;
 }
 
-// Finds the send or receive of a collective that this frame is for, and takes it out of a list of
-// its link. Returns NULL if the list has none.
+// Finds the send or receive of a collective to which this frame belongs, in a list of the link, and
+// removes it from the list. Returns NULL if the list has none.
 static idist__transfer *idist__match_step(idist__ring *ring, const idist__transfer_list *list,
                                           int peer, const idist__frame *frame) {
     idist__index_node *hook =
@@ -86,8 +86,9 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
     return NULL;
 }
 
-// Returns true if a receive of a collective expects what a frame carries. In all_to_allv every pair
-// of ranks may have its own dtype.
+// Returns true if a frame has the size and dtype that a receive of a collective expects. The dtype
+// of an empty message does not matter, because in all_to_allv each pair of ranks may have its own
+// dtype.
 static bool idist__match_agrees(const idist__transfer *xfer, const idist__frame *frame) {
     bool same_dtype = xfer->frame.fingerprint.dtype == frame->fingerprint.dtype &&
                       xfer->frame.fingerprint.check == frame->fingerprint.check;
@@ -138,7 +139,7 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
 }
 
 // Returns the receive for the first DATA of a message, or NULL if there is none or the group has
-// failed. The caller checks that the receive granted this number.
+// failed. The caller checks that the receive was granted with the id in the frame.
 static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, int peer,
                                              const idist__frame *frame) {
     idist__frame whole = *frame;

@@ -24,8 +24,8 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
 }
 
 // Drops the oldest message from a rank for a group that does not exist here. Correct programs leave
-// such messages behind when a group is freed before all of its messages have arrived, so exceeding
-// the limit is no error.
+// such messages behind if they free a group before all of its messages have arrived. So exceeding
+// the limit is not an error.
 static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     idist__message *msg = l->early;
     bool complete;
@@ -40,8 +40,8 @@ static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     if (complete) idist__link_consumed(ring, l, nbytes);
 }
 
-// Returns the entry of a group if it is among the last IDIST__CLOSED groups that were closed, or
-// NULL.
+// Returns the entry of a group that is among the last IDIST__CLOSED groups to be closed. Returns
+// NULL if the group is not among them.
 static const idist__closed *idist__message_find_closed(const idist__ring *ring, uint64_t ctx) {
     uint32_t i;
 
@@ -51,8 +51,8 @@ static const idist__closed *idist__message_find_closed(const idist__ring *ring, 
     return NULL;
 }
 
-// Allocates a message that begins with this frame and has a buffer of `payload` bytes. Returns NULL
-// if out of memory.
+// Allocates a message that begins with this frame and has a buffer of `payload` bytes, and adds the
+// message to the list of its link. Returns NULL if memory is exhausted.
 static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
                                           const idist__frame *frame, size_t payload) {
     idist__message *msg =
@@ -77,7 +77,7 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
     return msg;
 }
 
-// Moves a message that no receive has taken to its new key, if a matched probe has changed its tag.
+// Indexes a message again if no receive has taken it and a matched probe has changed its tag.
 static void idist__message_rekey(idist__ring *ring, idist__message *msg, uint32_t old_tag) {
     if (msg->frame.tag == old_tag) return;
     idist__index_remove(&msg->hook);

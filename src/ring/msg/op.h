@@ -1,10 +1,10 @@
 // ring/msg/op.h: a running collective, and the macros that let an algorithm wait
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
-// It keeps its place either by itself (streams, see ring/algo/stream.h), or as a coroutine. A
-// coroutine is straight code between CO_BEGIN and CO_END, in which CO_AWAIT leaves the function
-// until its condition holds. No local variable keeps its value across an AWAIT; state lives in
-// idist__op.
+// Some algorithms store their own position (streams, see ring/algo/stream.h); the others are
+// coroutines. A coroutine is straight-line code between CO_BEGIN and CO_END. CO_AWAIT leaves the
+// function, and later calls resume there, until its condition holds. Local variables do not keep
+// their values across a CO_AWAIT, so all state is in idist__op.
 #pragma once
 
 #include "base/mem.h"
@@ -18,8 +18,9 @@
 #include "core/task.h"
 #include "ring/msg/ring_model.h"
 
-// Minimum and maximum number of receives of a stream that are posted ahead. The peer may send all
-// of them at once. Twice the minimum is slower on one host: the caches do not hold 2 MiB in flight.
+// Minimum and maximum number of receives of a stream that are posted ahead. The peer may send the
+// messages for all of them without waiting. Twice the minimum is slower on one host, because the
+// caches cannot hold 2 MiB in flight.
 #define IDIST__SLOTS 4
 #define IDIST__SLOTS_MOST 32
 #define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
@@ -34,14 +35,14 @@ typedef struct idist__item { // a message of a stream
 
 // ---- state of an algorithm, one struct per family ----
 
-// State of ring/algo/stream.h, and so of ring_algo.h and chain.h.
+// State of ring/algo/stream.h, which ring_algo.h and chain.h use.
 typedef struct idist__stream_op {
     size_t recv_total, send_total; // items
     size_t head;                   // items that can be sent before anything has been received
     size_t posted, taken, sent;    // items so far: receives posted, items taken, sends posted
     size_t chunk_count;            // elements in a chunk
     size_t block_chunks;           // chunks in a block
-    char *slots;                   // scratch for receives without an address of their own
+    char *slots;                   // scratch for receives that have no address
     idist__item (*recv_at)(idist__task *t, size_t index);
     idist__item (*send_at)(idist__task *t, size_t index);
     void (*take)(idist__task *t, size_t index);
@@ -57,12 +58,12 @@ typedef struct idist__dissemination_op { // ring/algo/tree.h
 } idist__dissemination_op;
 
 typedef struct idist__tree_op { // ring/algo/tree.h
-    int distance; // distance to the child of the current step, and after the last one to the parent
+    int distance; // distance to the child of the current step; after the last child, to the parent
 } idist__tree_op;
 
 typedef struct idist__doubling_op { // ring/algo/doubling.h
     int distance;                   // distance to the partner of the current round, a power of two
-    int active_ranks; // number of ranks that exchange: the largest power of two within the group
+    int active_ranks; // number of ranks that exchange: the largest power of two up to n
 } idist__doubling_op;
 
 typedef struct idist__bruck_op { // ring/algo/bruck.h
@@ -70,14 +71,14 @@ typedef struct idist__bruck_op { // ring/algo/bruck.h
     size_t packed_blocks;        // all_to_all: blocks sent in this round
 } idist__bruck_op;
 
-enum { IDIST__HOST_ROUND = 3 }; // steps of a plan that run at once
+enum { IDIST__HOST_ROUND = 3 }; // maximum steps of a plan that run at the same time
 
 typedef struct idist__host_op {     // ring/algo/host_run.h
     struct idist__host_step *steps; // the plan, or NULL if not made yet
     size_t step_count;
-    size_t current;                          // the first step of the round under way
-    size_t running_count;                    // steps of the round under way
-    idist__task *running[IDIST__HOST_ROUND]; // their tasks, until we have seen each one end
+    size_t current;                          // the first step of the current round
+    size_t running_count;                    // number of steps of the current round
+    idist__task *running[IDIST__HOST_ROUND]; // tasks of these steps; freed after all have ended
     idist__task *next;                       // the next call in the queue of the group
 } idist__host_op;
 
@@ -86,14 +87,14 @@ typedef struct idist__shared_op { // ring/share/
     int next_rank;                // rank at which the check of the other members continues
     int awaited;                  // the member whose next step this rank waits for
     bool entered;                 // our slot announces the call
-    bool remote;          // we may read contributions in other processes, through the kernel
-    bool in_place;        // other ranks read our contribution where it is
+    bool remote;          // we may read contributions from other processes, through the kernel
+    bool in_place;        // other ranks read our contribution directly from its buffer
     bool direct;          // other ranks write directly to our result
     uint64_t first_chunk; // number of the call's first chunk, counted over all calls of the group
     size_t nchunks;
     size_t chunk_count;   // elements of a block that each chunk holds
-    size_t chunk;         // the chunk under way
-    size_t exposed;       // chunks that we have exposed
+    size_t chunk;         // the current chunk
+    size_t exposed;       // number of chunks that we have exposed
     size_t largest_count; // v-forms: elements of the largest part
     idist__task *next;    // the next call in the queue of the group
 } idist__shared_op;
@@ -105,7 +106,7 @@ struct idist__op {
 
     // Fields of every collective.
     void (*run)(idist__task *t);
-    void (*finish)(idist__task *t);   // after the last step, e.g. to copy the result to its place
+    void (*finish)(idist__task *t);   // called after the last step, e.g. to narrow the result
     idist__algorithm algorithm;       // part of the fingerprint
     int line;                         // line where the coroutine resumes
     bool running;                     // `run` is on the stack
@@ -116,7 +117,7 @@ struct idist__op {
 
     // The operands of the collective.
     int n, rank, root; // size of the group, our rank, the root
-    size_t size;       // size of an element as it is reduced: in messages F16 is sent as F32
+    size_t size;       // size of an element as it is reduced; messages carry F16 as F32
     size_t count;
     size_t nbytes; // count * size
     idist__reduce_fn reduce;
@@ -156,14 +157,14 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
     default: break;      \
         }
 
-// Returns a buffer, or a valid address instead of NULL. A buffer that no rank reads or writes may
-// be NULL, but algorithms add offsets to it, which C does not allow for null pointers.
+// Returns `buffer`, or another valid address if it is NULL. A buffer that no rank reads or writes
+// may be NULL. But algorithms add offsets to it, which C does not allow for null pointers.
 static char *idist__op_buffer(const void *buffer) {
     static const char nothing[1] = {0};
     return (char *)(uintptr_t)(buffer ? buffer : nothing);
 }
 
-// Sets the fields that describe what a collective works on, from its call.
+// Sets the operands of a collective from its call.
 static void idist__op_prepare(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;

@@ -13,8 +13,8 @@
 #include "ring/msg/match.h"
 #include "ring/msg/send.h"
 
-// Posts a receive for a step of a collective: nbytes from a rank of the group, into slot 0 .. 31. A
-// receive in slot -1 is only counted.
+// Posts a receive of nbytes from a rank of the group, for a step of a collective, in slot 0 to 31.
+// Also sets the bit of the slot in slots_pending. A receive in slot -1 is only counted.
 static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
                              size_t nbytes) {
     idist__op *op = idist__op_of(t);
@@ -68,8 +68,8 @@ static idist__link *idist__recv_link(const idist_group *g, const idist__call *ca
     return l->early || l->in_moved || l->ended || ring->failed ? NULL : l;
 }
 
-// Returns true if a receive takes the message that begins with this frame as it is. Otherwise the
-// receive has to become a task.
+// Returns true if a receive can directly take the message that begins with this frame. Otherwise
+// the receive must become a task.
 static bool idist__recv_wants(const idist_group *g, const idist__call *call, const idist__link *l,
                               const idist__frame *frame) {
     if (frame->type != IDIST__EAGER || frame->ctx != g->ctx ||
@@ -95,8 +95,8 @@ static void idist__recv_taken(idist__ring *ring, const idist__call *call, idist_
                              (size_t)frame->fingerprint.check);
 }
 
-// Takes the message with this header out of the link, if the receive wants it and all of it is
-// there.
+// Takes the message with this header out of the link, if the receive accepts the message and the
+// whole message has arrived.
 static bool idist__recv_take(const idist_group *g, const idist__call *call, idist__link *l,
                              const idist__frame *frame) {
     if (!idist__recv_wants(g, call, l, frame)) return false;
@@ -106,8 +106,8 @@ static bool idist__recv_take(const idist_group *g, const idist__call *call, idis
     return true;
 }
 
-// Tries a blocking receive while no other call is in progress. Waits a moment for the next message,
-// and takes it if the receive wants it and all of it is there.
+// Tries a blocking receive while no other call is in progress. Waits briefly for the next message,
+// and takes it if the receive accepts the message and the whole message has arrived.
 static bool idist__recv_quick(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = idist__recv_link(g, call);
@@ -121,15 +121,15 @@ static bool idist__recv_quick(const idist_group *g, const idist__call *call) {
     return idist__recv_take(g, call, l, &frame);
 }
 
-// Returns true if a receive of idist_recv wants this message as one from world rank `from`.
+// Returns true if a receive of idist_recv accepts this message from world rank `from`.
 static bool idist__recv_takes(const idist__task *t, const idist__message *msg, int from) {
     if (msg->peer != from || msg->claim || msg->frame.type > IDIST__RTS) return false;
     if (msg->frame.fingerprint.kind != IDIST__SEND || msg->frame.ctx != t->group->ctx) return false;
     return idist__matching_matches(t, from, (int)msg->frame.tag);
 }
 
-// Returns the first message of a rank that a receive wants, or NULL. Messages of one rank keep
-// their order.
+// Returns the first message from world rank `from` that a receive accepts, or NULL. Messages from
+// one rank keep their order.
 static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
     idist__message *msg = ring->links[from].early;
     idist__index_node *hook;
@@ -163,8 +163,8 @@ static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer 
     idist__transfer_put(ring, &rg->recvs, xfer, key);
 }
 
-// Posts a receive of idist_recv. Gives it the earliest message that it wants, over all links that a
-// message may come from.
+// Posts a receive of idist_recv. If a message that the receive accepts has already arrived from any
+// possible source, gives the earliest such message to the receive.
 static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__transfer *xfer = idist__transfer_new(ring);
@@ -194,7 +194,7 @@ static void idist__recv_start(idist__task *t) {
     }
 
     if (!earliest) return;
-    // No older receive wants the message, so it goes to this receive, or this receive fails.
+    // No older receive accepts the message, so this receive gets the message or fails.
     tag = earliest->frame.tag;
     xfer = idist__match_recv(ring, t->group, earliest->peer, &earliest->frame);
     if (xfer)

@@ -13,7 +13,7 @@
 // frames, transfers, messages, links, the backend's part of world and group
 //------------------------------------------------------------------------------
 
-// A frame of 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
+// A frame has 64 bytes. The handshake checks that both ends have the same byte order. `nbytes` of
 // payload may follow.
 //
 //   type    meaning                       payload    fields besides ctx
@@ -33,19 +33,19 @@
 //                                                    of the group that I have entered), aux (send
 //                                                    / recv messages received so far), id (of an
 //                                                    RTS)
-//   HERE    I am here (to WAITS)          -          fingerprint, of the call in WAITS if I have
-//                                                    entered it, else of my last call of the group
+//   HERE    I am here (to WAITS)          -          fingerprint: of the call in WAITS if I have
+//                                                    entered it, or of my last call of the group
 //   ABORT   the group has failed          text       aux (the status), nbytes
 //   LEFT    I have freed the group        -          -
 //   ASK     whom do you wait for?         -          flags (PASS_ON)
-//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0 if for none),
+//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0 for no rank),
 //                                                    fingerprint (of the call), flags (UNANSWERED)
-//   BYE     I leave the world             text       aux (0 in order, after the last barrier, or
-//                                                    the status with which the world failed),
-//                                                    nbytes (of the text; 0 in order)
+//   BYE     I leave the world             text       aux (0 after the last barrier, or the status
+//                                                    with which the world failed), nbytes (of the
+//                                                    text; 0 if there is none)
 typedef struct idist__frame {
     uint8_t type, flags;
-    uint16_t past; // of EAGER, RTS, DATA in a collective: digest of the calls before it
+    uint16_t past; // in EAGER, RTS, DATA of a collective: digest of the earlier calls
     uint32_t tag;  // step of a collective, or the user's tag
     uint64_t ctx;  // group
     idist__fingerprint fingerprint;
@@ -71,39 +71,41 @@ enum {
 };
 
 enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
-enum { IDIST__PASS_ON = 1 };                         // flag of ASK: ask the rank that you wait for
+enum { IDIST__PASS_ON = 1 };                         // flag of ASK: also ask the rank you wait for
 enum { IDIST__UNANSWERED = 1 };                      // flag of ANSWER: that rank does not answer me
 
 #define IDIST__FRAME_BYTES sizeof(idist__frame)
 typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES ? 1 : -1];
-// Largest payload of a DATA frame. A frame of another message may have to wait behind one of these.
+// Largest payload of a DATA frame. A frame of another message may have to wait until one such frame
+// is written.
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)
-// Limit on the eager bytes, frames included, that are on their way to one rank or wait there to be
-// consumed. Credit comes back only when half has been consumed. So the limit is twice what MPI
-// programs often have in flight, which is 64 messages of 16 KiB.
+// Limit on the eager bytes, frames included, that are in transit to one rank or have not been
+// consumed there. The receiver returns credit only when it has consumed half of the limit. So the
+// limit is twice what MPI programs often have in flight, which is 64 messages of 16 KiB.
 #define IDIST__WINDOW_BYTES ((size_t)2 << 20)
-// Largest eager message if the receiver can read larger ones in our memory, and fast.
+// Largest eager message if the receiver can read larger messages in our memory, and such reads are
+// fast.
 #define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
-// Largest message that goes through a pipe in shared memory if the receiver could also read it fast
-// in our memory. Larger messages would displace too much from the caches on their way through the
-// pipe.
+// Largest message that is sent through a pipe in shared memory if the receiver could also read it
+// quickly in our memory. Copying a larger message through the pipe would evict too much other data
+// from the caches.
 #define IDIST__COPIED_BYTES ((size_t)1 << 20)
 #define IDIST__TEXT_BYTES ((size_t)400) // longest text of an ABORT or BYE
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
-#define IDIST__QUICK_YIELDS 16 // polls of a quick call when cores are oversubscribed
-#define IDIST__TURN_NS 64      // about how long one poll of a quick call takes
+#define IDIST__QUICK_YIELDS 16 // maximum polls of a quick call if it does not spin
+#define IDIST__TURN_NS 64      // approximate time of one poll of a quick call
 #define IDIST__HISTORY 64
 // Interval at which a sleeping rank checks whether processes of its host have ended. The interval
 // may be longer: see ring/shm/liveness.h.
-#ifndef IDIST__LOOK_NS // a test sets it so high that no rank ever looks
+#ifndef IDIST__LOOK_NS // a test sets it so high that no rank ever checks
 #define IDIST__LOOK_NS (10 * IDIST__MS)
 #endif
 
 enum { IDIST__CLOSED = 256 };       // closed groups that a ring remembers
-enum { IDIST__UNKNOWN_MAX = 1024 }; // messages kept from one rank for groups not known here
+enum { IDIST__UNKNOWN_MAX = 1024 }; // messages kept from a rank for groups that do not exist here
 enum { IDIST__BUCKETS = 1024 };
 
-// A node of a hash table, embedded in the struct that the table finds; see ring/msg/transfer.h.
+// A node of a hash table, embedded in the struct that is looked up; see ring/msg/transfer.h.
 typedef struct idist__index_node {
     struct idist__index_node *next, **at; // `at` is the pointer that points here
     struct idist__index_bucket *bucket;   // NULL if in no table
@@ -113,64 +115,66 @@ typedef struct idist__index_bucket {
     idist__index_node *first, **end; // oldest first; `end` is valid unless the bucket is empty
 } idist__index_bucket;
 
-// A send or receive in progress. It is in at most one list: a link's out, waiting, posted or
-// receiving, a group's recvs or wild, or the ring's idle list. It is in no list while it is the
-// in_transfer of an EAGER frame, or the claim on a message.
+// A send or receive in progress. A transfer is in at most one list. The lists are `out`, `waiting`,
+// `posted` and `receiving` of a link, `recvs` and `wild` of a group, and `idle` of the ring. A
+// transfer is in no list while it is `in_transfer` of a link that reads an EAGER frame, or `claim`
+// or `self_send` of a message.
 typedef struct idist__transfer {
     struct idist__transfer *next;
     struct idist__transfer **at;       // the pointer that points here
     struct idist__transfer_list *list; // the list that holds it, if that is an idist__transfer_list
     idist__index_node hook;            // in ring->transfers, if frames look the transfer up
     idist__task *task;         // NULL for control frames and the rest of a cancelled message
-    int slot;                  // of a receive in a collective; -1 if none
+    int slot;                  // slot of a receive in a collective; -1 if none
     bool send;                 // false for a receive
-    bool started;              // the peer knows of the transfer
+    bool started;              // the peer may have seen a frame of this transfer
     char *data;                // the user's buffer
-    size_t nbytes, moved;      // of the whole message
-    idist__frame frame;        // the frame to write, or what the receive wants
+    size_t nbytes, moved;      // size of the whole message, and bytes moved so far
+    idist__frame frame;        // the frame to write, or what a receive expects
     size_t frame_moved;        // bytes of the frame that were written
-    size_t piece, piece_moved; // payload behind the frame
+    size_t piece, piece_moved; // payload that follows the frame: size, and bytes written
     uint64_t id;               // our number in RTS, CTS, DATA and PULLED; 0 if none
-    bool granted;              // a receive whose message the peer may send at once
+    bool granted;              // true if a receive has sent CTS before any RTS
     uint64_t stamp;            // order of posting
-    char *owned;               // payload that is freed with the transfer, or NULL
+    char *owned;               // payload to free with the transfer, or NULL
 } idist__transfer;
 
 typedef struct idist__transfer_list {
     idist__transfer *first, **end; // oldest first; `end` is valid unless the list is empty
 } idist__transfer_list;
 
-// A frame that arrived too early: an EAGER or RTS without a receive, a CTS without a send, or an
-// ABORT for an unknown group.
+// A frame that arrived too early. An EAGER or RTS waits for its receive, a CTS waits for its send,
+// and an ABORT waits for its group.
 typedef struct idist__message {
     struct idist__message *next, **at; // in its link's list; `at` is the pointer that points here
     idist__index_node hook;            // in ring->messages
     int peer;
     idist__frame frame;
-    char *data;             // payload of an EAGER or text of an ABORT, behind this struct
+    char *data;             // payload of an EAGER or text of an ABORT; follows this struct
     size_t moved;           // payload bytes that have arrived
     idist__transfer *claim; // the receive that gets the message once it is complete
-    // The send of a message to ourselves, whose payload is still in the sender's buffer; or NULL.
+    // For a large message to ourselves, the send whose buffer still holds the payload; otherwise
+    // NULL.
     idist__transfer *self_send;
-    bool unknown;   // its group did not exist here on arrival
+    bool unknown;   // the group did not exist here on arrival
     uint64_t stamp; // order of arrival
 } idist__message;
 
 enum { IDIST__SOCKETS_MAX = IDIST__CONFIG_SOCKETS_MAX }; // maximum per link
 
 typedef struct idist__sockets {  // the sockets of a link; see ring/msg/sockets.h
-    int fds[IDIST__SOCKETS_MAX]; // -1 if not connected yet
+    int fds[IDIST__SOCKETS_MAX]; // descriptors; -1 if not connected yet
     int count;
-    int in, out;              // index of the socket to read next, index of the socket to write next
-    size_t in_left, out_left; // bytes until the next socket takes its turn
+    int in, out;              // indexes of the sockets to read and to write next
+    size_t in_left, out_left; // bytes until the link switches to the next socket
 } idist__sockets;
 
-// Limits for writing small sends together. Sends of up to IDIST__CORK_MESSAGE bytes that follow
-// each other within IDIST__CORK_NS are held back, up to IDIST__CORK_BYTES in all.
+// Limits for writing several small sends in one system call. Sends of up to IDIST__CORK_MESSAGE
+// bytes that follow each other within IDIST__CORK_NS are held back, up to IDIST__CORK_BYTES in all.
 #define IDIST__CORK_MESSAGE ((size_t)4096)
 #define IDIST__CORK_BYTES ((size_t)32 * 1024)
 #define IDIST__CORK_NS ((int64_t)20000)
-enum { IDIST__PARTS = 64 }; // frames and payloads that one write takes
+enum { IDIST__PARTS = 64 }; // maximum frames and payloads in one write
 
 typedef struct idist__link { // the connection to one rank
     const idist__transport *transport;
@@ -179,25 +183,25 @@ typedef struct idist__link { // the connection to one rank
     bool open;
     bool polled;                 // the transport's `polled`
     int watched_in, watched_out; // descriptors of this link that ring->watch watches, or -1
-    bool bye;                    // the peer has left the world: the end of the stream is no failure
-    idist_status bye_status;     // IDIST_OK in order, else how the world failed, as `text` says
+    bool bye;                    // the peer has left; the end of the stream is then no failure
+    idist_status bye_status;     // IDIST_OK, or the status of the world's failure; see `text`
     bool ended; // the stream has ended; ring/engine/progress.h decides what that means
     int ended_errno;
     bool write_dead; // writing has failed; the read path finds out why
-    bool corked;     // some output is held back for more, see idist__link_may_cork
+    bool corked;     // some output is held back until more follows, see idist__link_may_cork
 
     idist__transfer *out, **out_end; // the output queue, in order
     size_t corked_nbytes;            // bytes that are held back
     int64_t sent_ns;                 // when the last send of the program began
     idist__transfer_list waiting;    // sends that wait for CTS or PULLED
     idist__transfer_list posted;     // receives of collectives, not matched yet
-    idist__transfer_list receiving;  // receives that are matched; DATA is coming
+    idist__transfer_list receiving;  // matched receives whose DATA is arriving
 
     idist__message *early, **early_end; // unexpected messages, in order of arrival
     int unknown_count;                  // unexpected messages for groups that do not exist here
 
-    // Credits. IDIST__WINDOW_BYTES is always `window` plus the eager bytes that are on their way,
-    // lie unread at the peer, or are still owed to us.
+    // Credits. IDIST__WINDOW_BYTES is always `window` plus the eager bytes that the peer has not
+    // returned as credit. These bytes are in transit, unread at the peer, or still owed to us.
     size_t window;       // eager bytes that we may still send
     size_t owed;         // eager bytes that we have consumed but not yet returned as credit
     size_t their_window; // eager bytes that the peer may still send
@@ -206,22 +210,22 @@ typedef struct idist__link { // the connection to one rank
     size_t at, end;
     idist__frame in;                  // the frame that is being read
     size_t in_moved;                  // bytes of `in` that have arrived
-    size_t left;                      // payload bytes of `in` that have yet to come
-    char *target;                     // where the payload goes; NULL to drop it
+    size_t left;                      // payload bytes of `in` that have not arrived yet
+    char *target;                     // destination of the payload; NULL to drop it
     idist__transfer *in_transfer;     // the transfer that the payload belongs to, or NULL
     idist__message *in_message;       // the message that the payload belongs to, or NULL
     char text[IDIST__TEXT_BYTES + 1]; // text of an ABORT or a BYE
 
-    idist__frame peer_waits;         // the last WAITS, if no other frame has come since
+    idist__frame peer_waits;         // the last WAITS; its type is 0 once a message has arrived
     uint64_t p2p_sent, p2p_received; // messages of send / recv so far
-    int64_t here_ns;                 // when the last HERE came
-    int64_t asked_ns;                // when the last ASK went out
-    int64_t answered_ns;             // when the last ANSWER came
+    int64_t here_ns;                 // when the last HERE arrived
+    int64_t asked_ns;                // when the last ASK was sent
+    int64_t answered_ns;             // when the last ANSWER arrived
     idist__frame answer;             // the last ANSWER
 
     struct idist__link *next_wanted; // see ring->wanted
     bool wanted;
-    bool asks; // an ASK of ours has no answer yet
+    bool asks; // our last ASK has not been answered yet
 } idist__link;
 
 typedef struct idist__closed { // a group that has been closed
@@ -236,34 +240,35 @@ typedef struct idist__ring { // the backend's part of a world
     size_t poll_capacity;        // number of entries in each poll set
     int watch;                   // the watch on the descriptors of links, tagged by rank; or -1
     char *stages;                // stages of all links, in one allocation; most are never touched
-    int wake;                    // the descriptor that ends a sleep
+    int wake;                    // descriptor that wakes a thread from poll
     int corked_count;            // links that are corked
     struct idist__segment *shm;  // memory that the ranks of this host share, or NULL
     int polled_link_count;       // number of open links that are polled
     uint32_t polled_count;       // number of times that a caller has polled
     idist__link *wanted;         // links without a connection that must send or receive a message
-    struct idist__connector *connector; // NULL once no rank makes connections any more
+    struct idist__connector *connector; // NULL if no link lacks a connection
     bool said_bye;                      // all connected peers were told that we leave
     idist_status bye_status;            // the status in our BYE; IDIST_OK in order
     int left_count;                     // number of ranks that have sent BYE
-    int64_t asking_ns;     // when the last round of ASK frames began: ring/engine/ask.h
+    int64_t asking_ns;     // when the last round of ASK frames began; see ring/engine/ask.h
     int64_t ask_again_ns;  // when the ranks of that round are asked again; 0 if never
     char unreachable[200]; // why the last needed connection could not be made
     int64_t no_fds_ns;     // when we last ran out of descriptors; 0 if never
-    bool told_blind;       // we have logged that we cannot see processes end
-    int64_t looked_ns;     // when we last looked for ended processes of this host
-    // Time by which the next sleep beside other ranks exceeds IDIST__LOOK_NS.
+    bool told_blind;       // we have logged that we cannot detect the end of processes
+    int64_t looked_ns;     // when we last checked if processes of this host have ended
+    // Time by which the next sleep exceeds the interval between two checks for ended processes.
     int64_t extra_sleep_ns;
-    // Time when the last task started. After a pause of 1 ms the next task reads the links first.
+    // Time when the last task started. After a pause of more than 1 ms, the next task first reads
+    // the links.
     int64_t last_start_ns;
     idist__transfer *idle; // transfers for reuse
     uint64_t stamp, next_id;
-    // The groups that were closed last, as a ring buffer. Frames that still arrive for them are
-    // dropped.
+    // The most recently closed groups, in a ring buffer. Frames that still arrive for these groups
+    // are dropped.
     idist__closed closed[IDIST__CLOSED];
     uint32_t nclosed;
 
-    // A failure that was recorded and not yet carried out; see the last section of this file.
+    // A failure that was recorded but not yet carried out; see the last section of this file.
     idist_group *failed;
     idist_status failed_status;
     char failed_cause[400];
@@ -271,7 +276,7 @@ typedef struct idist__ring { // the backend's part of a world
     idist__index_bucket transfers[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see transfer.h
 } idist__ring;
 
-typedef struct idist__seen {        // what is known of a member's progress in a group
+typedef struct idist__seen {        // a member's progress in a group, as known here
     uint32_t seq;                   // number of the last call that the member has entered
     idist__fingerprint fingerprint; // fingerprint of that call
 } idist__seen;
@@ -286,17 +291,17 @@ typedef struct idist__ring_group { // the backend's part of a group
     uint16_t past[IDIST__HISTORY];              // digest of the calls before each call
     uint16_t digest;                            // digest of all calls so far
 
-    struct idist__share *share; // shared memory of the members; NULL if collectives are messages
+    struct idist__share *share; // shared memory of the members; NULL if collectives use messages
     bool met;                   // every member knows the regions of all members
 
     // A group over several hosts; see ring/algo/host_plan.h.
     bool spans_hosts;
-    int nhosts;                // 0 if its collectives do not go by host
-    bool in_order;             // the members on each host have successive ranks
-    idist_group *local;        // the members on this host; NULL if only this rank
-    idist_group *leaders;      // the first member of each host; NULL if we are none of them
+    int nhosts;                // number of hosts; 0 if calls cannot run BY_HOST
+    bool in_order;             // the members on each host have consecutive ranks
+    idist_group *local;        // the members on this host; NULL if there is only this rank
+    idist_group *leaders;      // the first member of each host; NULL if we are not one
     idist_group *whole;        // the group for which this group is `local` or `leaders`
-    idist__task *first, *last; // queue of calls by host; only the first one runs
+    idist__task *first, *last; // queue of BY_HOST calls; only the first one runs
 } idist__ring_group;
 
 static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
@@ -315,8 +320,8 @@ static uint64_t idist__ring_group_host(const idist_group *g, int rank) {
 //
 // Failing a group cancels its tasks and frees their transfers. That must not happen while a
 // transfer is in use further up the stack, so the code that notices a failure only records it. The
-// engine carries out the failure after each frame and at the end of each step. The loops that run
-// tasks stop at a recorded failure. So at most one failure is recorded at a time.
+// engine carries out a recorded failure after each frame and at the end of each step. The loops
+// that run tasks stop at a recorded failure. So at most one failure is recorded at a time.
 //------------------------------------------------------------------------------
 
 // Records a failure of a group, unless a failure is already recorded or the group has already
@@ -339,7 +344,7 @@ static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
     idist__ring_fail(ring, g, IDIST_ERR_NO_MEMORY, cause);
 }
 
-// Carries out the recorded failure, and those that it causes.
+// Carries out the recorded failure, and further failures that it causes.
 static void idist__ring_settle(idist__ring *ring) {
     while (ring->failed) {
         idist_group *g = ring->failed;

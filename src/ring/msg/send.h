@@ -17,7 +17,7 @@
 #include "ring/msg/history.h"
 #include "ring/msg/match.h"
 
-// Returns the CTS for a message of a collective that came before its send was posted, or NULL.
+// Returns the CTS that arrived for a message of a collective before its send was posted, or NULL.
 static idist__message *idist__send_find_grant(idist__ring *ring, int peer,
                                               const idist__frame *frame) {
     idist__index_node *hook =
@@ -51,12 +51,12 @@ static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *xfer
     }
 
     idist__transfer_put(ring, &l->waiting, xfer, idist__index_frame_key(peer, &xfer->frame));
-    if (oldest && oldest->task == t) return; // its RTS has told the peer of this call
+    if (oldest && oldest->task == t) return; // the peer already has an RTS of this call
     rts.type = IDIST__RTS;
     idist__link_control(ring, l, &rts, NULL);
 }
 
-// Chooses how to send a message: at once, once it is granted, or after an RTS.
+// Chooses how to send a message: eagerly, after the receiver has granted it, or after an RTS.
 static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *xfer) {
     size_t nbytes = xfer->nbytes;
 
@@ -107,7 +107,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &xfer->frame);
 
     if (!l->open || l->write_dead) {
-        idist__link_push(l, xfer); // its task ends with its group: that rank was lost or has left
+        idist__link_push(l, xfer); // its task ends when the group fails, because that rank has gone
         return;
     }
 
@@ -134,7 +134,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     idist__link_flush(ring, l);
 }
 
-// Posts a send for a step of a collective: nbytes to a rank of the group.
+// Posts a send of nbytes to a rank of the group, for a step of a collective.
 static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
                              size_t nbytes) {
     idist__op *op = idist__op_of(t);
@@ -144,8 +144,9 @@ static void idist__send_step(idist__task *t, int to, uint32_t step, const void *
     idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
 }
 
-// Sends a message to ourselves, which waits among the unexpected messages of our own link. A small
-// message is copied. The receive copies a large message from the sender's buffer.
+// Sends a message to ourselves. Until a receive takes the message, it is one of the unexpected
+// messages of our own link. A small message is copied there. A large message stays in the sender's
+// buffer, and the receive copies it from that buffer.
 static void idist__send_to_self(idist__task *t, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     int me = ring->w->group.rank;
@@ -214,9 +215,9 @@ static void idist__send_start(idist__task *t) {
                      call->send, call->count * idist_dtype_size(call->dtype), &fingerprint);
 }
 
-// Waits a moment for another rank, in a call that needs nothing but that rank. Returns false if the
-// call has waited long enough, or if another thread needs the lock; then the call has to become a
-// task.
+// Waits briefly for another rank, in a call that depends only on that rank. Returns false if the
+// call has waited long enough, if another thread needs the lock, or if a failure is recorded. The
+// call must then become a task.
 static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
     int most =
@@ -230,8 +231,8 @@ static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     return true;
 }
 
-// Tries to send a message at once. Returns true if the transport took all of it, which needs that
-// no earlier send waits for space. Uses no task, transfer or clock.
+// Tries to send a message immediately, without a task, a transfer or the clock. Returns true if the
+// transport accepted the whole message. Returns false if an earlier send still waits for space.
 static bool idist__send_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__group_world_rank(g, call->root)];

@@ -1,14 +1,16 @@
 // ring/msg/sockets.h: the transports tcp, unix and none (a link without a connection)
 //
-// A link over TCP has one or several sockets, because one cannot always fill a network. The socket
-// buffers that the system allows limit what is in flight, and some clouds limit the bandwidth of
-// each connection. The bytes of the link go through its sockets in stripes, in each direction:
+// A link over TCP has one or several sockets, because one socket cannot always saturate a network.
+// The socket buffers that the system allows limit the number of bytes in flight, and some clouds
+// limit the bandwidth of each connection. In each direction, the bytes are striped across the
+// sockets:
 //
 //   stripe   | 0 | 1 | 2 | 3 | 4 | ...     IDIST__STRIPE_BYTES each
 //   socket     0   1   2   0   1
 //
 // Sender and receiver both count bytes, so no frame has to say where a stripe begins. A stripe is
-// so large that it hardly ever cuts a small message, yet small compared with what is in flight.
+// so large that its end rarely falls inside a small message, but small compared with the number of
+// bytes in flight.
 #pragma once
 
 #include "os/poll.h"
@@ -47,8 +49,8 @@ static bool idist__sockets_is_complete(const idist__sockets *s) {
     return true;
 }
 
-// Accounts for nbytes that went through socket number *turn, of whose stripe *left bytes remained.
-// When none remain, the next socket has its turn.
+// Accounts for nbytes that were moved through socket number *turn. *left is the number of bytes
+// that remain in the stripe of this socket. When it reaches 0, switches to the next socket.
 static void idist__sockets_moved(const idist__sockets *s, int *turn, size_t *left, size_t nbytes) {
     *left -= nbytes;
     if (*left) return;
@@ -82,7 +84,7 @@ static ptrdiff_t idist__sockets_write(void *port, const idist__os_part *parts, i
     n = idist__os_socket_write(s->fds[s->out], of_stripe, i);
 
     // Only the read path reports why a link broke, and it may be reading another socket of the
-    // link. So this ends all sockets.
+    // link. So a failed write ends all sockets.
     for (i = 0; n < 0 && s->count > 1 && i < s->count; i++) idist__os_socket_end(s->fds[i]);
 
     if (n > 0) idist__sockets_moved(s, &s->out, &s->out_left, (size_t)n);
@@ -102,9 +104,9 @@ static int idist__sockets_descriptor(void *port, bool output) {
     return s->fds[output ? s->out : s->in];
 }
 
-// The functions below serve a link without a connection, whose output waits until there is one.
-// Such a link counts as polled, so that the rank sleeps in poll, where the connector's sockets can
-// wake it.
+// The functions below are the transport of a link without a connection. The output of such a link
+// stays queued until there is a connection. Such a link counts as polled, so that the rank sleeps
+// in poll, where the connector's sockets can wake it.
 
 static ptrdiff_t idist__sockets_read_nothing(void *port, void *buf, size_t nbytes) {
     (void)port;
@@ -148,7 +150,7 @@ static void idist__sockets_fill_none(idist__transport *transport) {
 
 static idist__transport idist__transport_tcp, idist__transport_unix, idist__transport_none;
 
-// Fills the tables of the socket transports, before the first world opens.
+// Fills in the socket transports. Called before the first world opens.
 static void idist__sockets_fill_transports(void) {
     idist__sockets_fill_stream(&idist__transport_tcp, "tcp");
     idist__transport_tcp.lossy_close = true;

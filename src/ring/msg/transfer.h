@@ -16,15 +16,16 @@
 //------------------------------------------------------------------------------
 // finding transfers and messages by what frames say
 //
-// Thousands of sends and receives may be in progress at once. Every frame is for one of them. So
-// the ring has two hash tables: ring->transfers, and ring->messages for the unexpected messages.
+// Thousands of sends and receives may be in progress at the same time. Every frame belongs to one
+// of them. So the ring has two hash tables: ring->transfers for the transfers, and ring->messages
+// for the unexpected messages.
 //
 //     what a frame asks for                          its key
 //     a posted receive                               group, peer, and tag or number of the call
 //     an unexpected message                          group, peer, and tag or number of the call
 //     a send that waits for a grant                  group, peer, and number of the call
-//     a send that waits for the answer to its RTS    the id that the frame gives
-//     a receive that waits for DATA                  the id that the frame gives
+//     a send that waits for the answer to its RTS    the id in the frame
+//     a receive that waits for DATA                  the id in the frame
 //
 // The key contains the tag for send / recv, and the sequence number of the call for a collective.
 // In a bucket, and so among equal keys, the oldest entry comes first.
@@ -55,8 +56,8 @@ static idist__message *idist__index_message(idist__index_node *hook) {
     return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
 }
 
-// Returns the key of a message that a rank sends in a group. With p2p it is a message of send /
-// recv with this tag, else a step of the collective with this sequence number.
+// Returns the key of a message that a rank sends in a group. If `p2p` is true, it is a message of
+// send / recv with this tag. Otherwise it is a step of the collective with this sequence number.
 static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_or_seq) {
     return idist__hash_mix(ctx + ((uint64_t)(uint32_t)peer << 33),
                            ((uint64_t)p2p << 32) | tag_or_seq);
@@ -106,7 +107,7 @@ static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list,
     idist__index_insert(&xfer->hook, ring->transfers, key);
 }
 
-// Takes a transfer out of its list and out of the index.
+// Removes a transfer from its list and from the index.
 static void idist__transfer_take(idist__transfer *xfer) {
     *xfer->at = xfer->next;
     if (xfer->next) xfer->next->at = xfer->at;

@@ -18,11 +18,11 @@
 //------------------------------------------------------------------------------
 // collectives of small contributions
 //
-// Every rank writes its contribution to its slot, or to a single line of it if the contribution has
-// at most 32 bytes. Then the rank reads the slots of all other ranks and computes the result by
-// itself. All ranks reduce in the order of the ranks, so all get the same bits. That takes one
-// round of n - 1 cache misses. There is no synchronization at the end, because a slot is not reused
-// before all ranks have read it.
+// Every rank writes its contribution to its slot. A contribution of at most 32 bytes fits into the
+// slot's first cache line. Then the rank reads the slots of all other ranks and computes the result
+// itself. All ranks reduce in the order of the ranks, so all get the same bits. Reading the slots
+// takes one round of n - 1 cache misses. There is no synchronization at the end, because a slot is
+// not reused before all ranks have read it.
 //------------------------------------------------------------------------------
 
 static void idist__flat_run(idist__task *t) {
@@ -47,13 +47,13 @@ static void idist__flat_run(idist__task *t) {
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
 //
 // A rank exposes up to one chunk ahead, so that no rank waits while there is something to copy. A
-// rank writes to a buffer again when all ranks have freed the chunk in that buffer.
+// rank writes to a buffer again only when all ranks have freed the chunk in that buffer.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHUNK_OVERSUBSCRIBED ((size_t)128 * 1024)
 
-// Returns true if all members have reached a milestone in all chunks before number `chunks`. With
-// `only_sources`, checks only the members that we read from.
+// Returns true if all members have reached a milestone in all chunks before number `chunks`. If
+// `only_sources` is true, checks only the members that we read from.
 static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone, uint64_t chunks,
                                      bool only_sources) {
     idist__op *op = idist__op_of(t);
@@ -108,8 +108,8 @@ static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t
 }
 
 // Copies our part of a chunk to a buffer. If contributions are not scaled, leaves out the block
-// that only we read. In a split reduction that is the block that we reduce, else the block for
-// ourselves.
+// that only we read. In a split reduction, this is the block that we reduce. In other calls, it is
+// the block for ourselves.
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);

@@ -70,8 +70,8 @@ static bool idist__fetch_reduce(const idist__task *t, void *out, const void *con
 }
 
 // Copies from an address in another rank's memory. Returns false if the group has failed. Also
-// returns false if that rank has left the call; the rank's ABORT, with the reason, is then on its
-// way.
+// returns false if that rank has left the call; an ABORT from that rank, with the reason, will then
+// arrive.
 static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char *buf,
                                 size_t nbytes) {
     const idist__op *op = idist__op_of(t);
@@ -96,7 +96,7 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
 }
 
 // Returns the address of block `to` of a rank's contribution, from element `at` on, in the memory
-// of that rank. Returns 0 if we do not read the contribution there.
+// of that rank. Returns 0 if we do not read the contribution from that memory.
 static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int to, size_t at) {
     const idist__op *op = idist__op_of(t);
     uint64_t address;
@@ -110,7 +110,8 @@ static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int t
 }
 
 // Reduces `count` elements of block `to`, from element `at` on, over the contributions of the first
-// n ranks. Contributions in the memory of other processes are first copied here, in pieces.
+// n ranks. Contributions in the memory of other processes are first copied to our memory, in
+// pieces.
 static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at, size_t count) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -154,7 +155,7 @@ static bool idist__fetch_sum_flat(const idist__task *t, int n) {
     return idist__fetch_reduce(t, op->out, share->operands, n, op->count);
 }
 
-// Returns n if the contributions of ranks 0 .. n - 1 are reduced into our result.
+// Returns the number of contributions, from rank 0 on, that are reduced into our result.
 static int idist__fetch_operand_count(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
 
@@ -188,8 +189,8 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
     return true;
 }
 
-// Copies or reduces all that this rank needs of the chunk at element `at`, or of a FLAT call. The
-// call is not split.
+// Copies or reduces the data that this rank needs from the chunk at element `at`, or from a FLAT
+// call. The call is not split.
 static bool idist__fetch_chunk(idist__task *t, size_t at) {
     const idist__op *op = idist__op_of(t);
     int n = idist__fetch_operand_count(t);
@@ -207,8 +208,8 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
 }
 
 // Returns true if the data that we have just read from the buffers of other ranks was valid. A rank
-// that leaves the call with an error may reuse its buffers, but withdraws its slots first. The
-// rank's ABORT, with the reason, is then on its way.
+// that leaves the call with an error may reuse its buffers, but withdraws its slots first. An ABORT
+// from that rank, with the reason, will then arrive.
 static bool idist__fetch_was_valid(idist__task *t) {
     const idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);

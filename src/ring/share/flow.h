@@ -9,7 +9,7 @@
 #include "ring/shm/segment.h"
 #include "ring/msg/op.h"
 
-// Limit of n * n * nbytes, where each of n ranks contributes nbytes. Beyond the limit, it is faster
+// Limit on n * n * nbytes, where each of n ranks contributes nbytes. Beyond the limit, it is faster
 // if each rank reduces one block for all ranks than if every rank reduces everything.
 #define IDIST__SPLIT_BYTES ((size_t)128 * 1024)
 
@@ -77,8 +77,8 @@ static void idist__flow_prefetch_part(const idist__task *t, int k) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(part->data + at);
 }
 
-// Returns the address of element `at` of a buffer of ours that begins at `base`, or that is in
-// parts. Sets *run to the number of contiguous elements there, at most `count`.
+// Returns the address of element `at` of our buffer, which begins at `base` or is in parts. Sets
+// *run to the number of contiguous elements there, at most `count`.
 static char *idist__flow_place(const idist__task *t, char *base, size_t at, size_t count,
                                size_t *run) {
     const idist__part *parts = t->call.parts;
@@ -106,12 +106,12 @@ static size_t idist__flow_send_nbytes(const idist__task *t) {
     return (idist__kind_gives_blocks(t->call.kind) ? (size_t)op->n : 1) * op->nbytes;
 }
 
-// Returns the number of elements that we get from a rank in calls that do not reduce.
+// Returns the number of elements that we receive from a rank in calls that do not reduce.
 static size_t idist__flow_recv_count(const idist__task *t, int from) {
     return t->call.recvcounts ? t->call.recvcounts[from] : t->call.count;
 }
 
-// Returns the address of the elements that we get from a rank in calls that do not reduce.
+// Returns the address for the elements that we receive from a rank in calls that do not reduce.
 static char *idist__flow_recv_at(const idist__task *t, int from) {
     const idist__op *op = idist__op_of(t);
     const idist__call *call = &t->call;

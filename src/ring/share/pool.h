@@ -1,14 +1,14 @@
 // ring/share/pool.h: lends regions to groups
 //
 // Every rank has a few regions in the shared file. The world gets the first region of each rank
-// without an exchange. This region has memory from the start. The other regions get memory when
-// they are first needed, in the order of their numbers.
+// without an exchange. Memory for this region is reserved from the start. Memory for the other
+// regions is reserved when they are first needed, in the order of their numbers.
 //
 // A new group gets one region of each member. The members exchange the numbers of the regions that
-// they offer (idist__pool_offer_region). If every member offers one, the group's collectives run in
-// these regions (idist__pool_meet). Otherwise the group's collectives are made of messages. A
-// region is free again when all members have freed the group. The members count themselves in the
-// region (members_done). A member that never learned the number of the region sends LEFT.
+// they offer (idist__pool_offer_region). If every member offers one, the group's collectives use
+// these regions (idist__pool_meet). Otherwise the group's collectives use messages. A member that
+// frees the group increments members_done in each of these regions. A region is free again when all
+// members have done so. A member that never learned the numbers of the regions sends LEFT instead.
 #pragma once
 
 #include "os/memory.h"
@@ -42,7 +42,7 @@ static idist__region_progress *idist__pool_progress(const idist__segment *seg, i
     return (idist__region_progress *)(void *)(idist__pool_head(seg, rank, index) + at);
 }
 
-// Reserves memory for one of our regions, once. Returns 0 or an errno.
+// Reserves memory for one of our regions, if that has not been done before. Returns 0 or an errno.
 static int idist__pool_reserve(idist__segment *seg, int index) {
     int error;
     const char *head = idist__pool_head(seg, seg->me, index);
@@ -57,8 +57,8 @@ static int idist__pool_reserve(idist__segment *seg, int index) {
     return error;
 }
 
-// Clears the calls of the group that had this region of ours before. Contributions may stay,
-// because ranks read them only in calls that have been entered.
+// Clears the calls of the group that used this region of ours before. Contributions may stay in the
+// slots, because ranks read them only in calls that have been entered.
 static void idist__pool_clear(const idist__segment *seg, int index) {
     char *head = idist__pool_head(seg, seg->me, index);
     size_t at;
@@ -71,8 +71,8 @@ static void idist__pool_clear(const idist__segment *seg, int index) {
     memset(idist__pool_progress(seg, seg->me, index), 0, sizeof(idist__region_progress));
 }
 
-// Returns the region that we offer to the other members of a new group: its number from 1 on, or 0
-// for none.
+// Chooses the region that we offer to the other members of a new group. Returns 1 plus its number,
+// or 0 if we offer none.
 static uint64_t idist__pool_offer_region(idist_group *g) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     uint32_t nmembers = 0;
@@ -110,8 +110,7 @@ static void idist__pool_discard(const idist_allocator *mem, idist__share *share)
     idist__mem_free(mem, share);
 }
 
-// Counts a member that has freed the group for which we offered a region, and that has not used the
-// region.
+// Counts a member that has freed the group without using the region that we offered for it.
 static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
     idist__segment *seg = ring->shm;
     int i;
@@ -123,8 +122,8 @@ static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
     }
 }
 
-// Tells the other members, in a message, that we are done with their regions. We do not know the
-// numbers of these regions, because the exchange of the numbers failed.
+// Sends LEFT to the other members on this host, because we no longer need their regions. We do not
+// know the numbers of these regions, because the exchange of the numbers failed.
 static void idist__pool_decline(const idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__frame frame;
@@ -141,7 +140,7 @@ static void idist__pool_decline(const idist_group *g) {
     }
 }
 
-// Gives the regions of the members back when the group is freed.
+// Releases the regions of the members when the group is freed.
 static void idist__pool_leave(idist_group *g) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__share *share = rg->share;
@@ -181,9 +180,9 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
     return share;
 }
 
-// Sets up the shared calls of a group. `offers` has the region that each member offers. If a member
-// offers none, or the group is too large for the buffers, the group's collectives are made of
-// messages.
+// Sets up the shared calls of a group. `offers` contains the number of the region that each member
+// offers. If a member offers none, or the group is too large for the buffers, the group's
+// collectives use messages.
 static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     idist__share *share;
@@ -195,7 +194,7 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     }
 
     if (i < g->size || (size_t)g->size * IDIST__LINE > seg->chunk_nbytes[1]) {
-        if (seg && offers[g->rank]) seg->region_members[offers[g->rank] - 1] = 0; // free at once
+        if (seg && offers[g->rank]) seg->region_members[offers[g->rank] - 1] = 0; // free again
         return IDIST_OK;
     }
 

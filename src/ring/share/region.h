@@ -10,7 +10,7 @@
 //   EXPOSED   our part of the chunk is in our buffer
 //   REDUCED   our block of the chunk is reduced over all ranks and is in our buffer; only in
 //             all_reduce and reduce
-//   FREED     we have read what we need of the chunk
+//   FREED     we have read all data that we need from the chunk
 #pragma once
 
 #include "os/cpu.h"
@@ -26,7 +26,7 @@
 #define IDIST__SLOTS_AHEAD 16 // half of the slots; see ring/share/slot.h
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__INLINE_BYTES ((size_t)32)
-// Size of a slot. The last line holds the fingerprint of the previous call if that call was made of
+// Size of a slot. The last line holds the fingerprint of the previous call if that call used
 // messages.
 #define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
 #define IDIST__REGION_HEAD_BYTES \
@@ -44,7 +44,7 @@ typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES of payloa
         struct {                         // CHUNKED
             uint64_t send_at, recv_at;   // offsets of the buffers in the file; 0 if in no window
             // Addresses of the buffers in the rank's memory, or 0 if other ranks do not read these
-            // through the kernel.
+            // buffers through the kernel.
             uint64_t remote_send;
             uint64_t remote_recv;
         } buffers;
@@ -64,20 +64,21 @@ typedef enum idist__milestone {
 typedef struct idist__region_progress { // two cache lines; other ranks write only to members_done
     idist__counter reached[IDIST__MILESTONES];
     char pad[40];
-    // Number of members that have freed the group. Once all have, another group can use the region.
+    // Number of members that have freed the group. Once all members have done so, another group can
+    // use the region.
     uint32_t members_done;
     char pad2[60];
 } idist__region_progress;
 
-// Locations of a rank's contribution and result. `send` and `recv` are addresses in this process,
-// or NULL if the buffer lies in no window. `remote_send` and `remote_recv` are addresses in that
-// rank's memory, from which the kernel reads for us, or 0.
+// Locations of a rank's contribution and result. The fields `send` and `recv` are addresses in this
+// process, or NULL if the buffer is in no window. The fields `remote_send` and `remote_recv` are
+// addresses in that rank's memory, or 0. The kernel reads from these addresses for us.
 typedef struct idist__location {
     char *send, *recv;
     uint64_t remote_send, remote_recv;
 } idist__location;
 
-typedef struct idist__share { // the part of a group whose members share memory
+typedef struct idist__share { // the state of a group whose members share memory
     idist__segment *shm;
     char **heads, **buffers; // heads and buffers of the regions, by rank in the group
     uint32_t *entered;       // by rank: the last shared call that the rank is known to have entered
@@ -88,7 +89,7 @@ typedef struct idist__share { // the part of a group whose members share memory
     idist__fingerprint fingerprints[IDIST__REGION_SLOTS]; // copies of the fingerprints in our slots
     uint16_t pasts[IDIST__REGION_SLOTS];
     uint32_t calls_entered;  // number of shared calls that we have entered
-    uint32_t compared_calls; // the slots of all ranks are compared up to this call
+    uint32_t compared_calls; // the slots of all ranks have been compared up to this call
     uint64_t chunks_done;
     size_t recent_nbytes[2];   // sizes of the contributions in our last two slots
     idist__task *first, *last; // queue of shared calls; only the first call runs
@@ -104,8 +105,8 @@ static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
 }
 
 // Returns the fingerprint of the call that the rank made before this call. The rank writes the
-// fingerprint only if that earlier call was made of messages, so compare its sequence number before
-// use.
+// fingerprint only if that earlier call used messages, so the caller must first compare its
+// sequence number.
 static idist__fingerprint *idist__region_previous_call(const idist__share *share, int rank,
                                                        uint32_t call_number) {
     char *slot = (char *)idist__region_slot(share, rank, call_number);
@@ -127,8 +128,8 @@ static char *idist__region_buffer(const idist__share *share, int rank, uint64_t 
     return share->buffers[rank] + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
 }
 
-// Copies to lines that other cores have in their caches. Writes past the caches, or prefetches the
-// lines ahead while it writes.
+// Copies to cache lines that other cores have in their caches. Bypasses the caches, or prefetches
+// the next lines while it writes.
 static void idist__region_write(const idist__share *share, char *to, const char *from,
                                 size_t nbytes) {
     idist__pace *pace = &share->shm->pace;

@@ -10,11 +10,11 @@
 // HOW IT FITS
 //
 // ring/algo/choose.h decides how a call runs. The algorithms FLAT and CHUNKED are implemented here.
-// All other algorithms are made of messages (ring/algo/).
+// All other algorithms are in ring/algo/.
 //
 // A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
 //
-// idist__share_quick         runs the call without a task or clock if nothing else is under way
+// idist__share_quick         runs the call without a task or clock if no other call is running
 // idist__slot_may_enter      checks that all ranks have read the slot to be overwritten
 // idist__slot_enter          writes fingerprint and contribution to our slot, publishes its number
 // idist__slot_all_entered    polls the slots of the other ranks, compares their fingerprints
@@ -24,7 +24,7 @@
 //
 // idist__share_start         queues the task behind the group's other shared calls
 // idist__split_reduce_run    a coroutine, resumed by idist__share_progress:
-//   idist__slot_enter                publishes the slot, which says where our buffers are
+//   idist__slot_enter                publishes the slot, which has the locations of our buffers
 //   idist__chunk_expose              copies our part of chunk i to buffer i % 3, publishes EXPOSED
 //   idist__split_reduce_sum_block    reduces our block of the chunk over all ranks; then REDUCED
 //   idist__split_reduce_take_blocks  copies the other ranks' blocks to our result; then FREED
@@ -66,8 +66,8 @@ static bool idist__share_serves(idist__algorithm algorithm) {
     return algorithm == IDIST__ALGO_FLAT || algorithm == IDIST__ALGO_CHUNKED;
 }
 
-// Returns FLAT or CHUNKED, or AUTO if the call does not go through shared memory. The result is the
-// same on all members.
+// Returns FLAT or CHUNKED, or AUTO if the call does not use shared memory. The result is the same
+// on all members.
 static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *call) {
     const idist__share *share = idist__ring_group_of(g)->share;
     int setting = g->w->cfg.algorithm;
@@ -95,8 +95,8 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }
 
-// Returns true if the buffer of a call may be in parts. The call must then go through our shared
-// buffers, block by block.
+// Returns true if the buffer of a call may be in parts. This requires that the call goes through
+// our shared buffers, block by block.
 static bool idist__share_takes_parts(const idist_group *g, const idist__call *call) {
     size_t n = (size_t)g->size, nbytes = call->count * idist_dtype_size(call->dtype);
 
@@ -134,7 +134,7 @@ static bool idist__share_count_bytes(idist__task *t) {
     return true;
 }
 
-// Sets up what a shared call works on. Shared calls do not widen narrow floats, unlike the
+// Sets up the operands of a shared call. Shared calls do not widen narrow floats, unlike the
 // algorithms over messages. Returns false if memory is exhausted.
 static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     idist__op *op = idist__op_of(t);
@@ -176,8 +176,8 @@ static void idist__share_start(idist__task *t) {
 }
 
 // Discards the failure of a quick call whose slot differs from another rank's slot. A quick call
-// has not read the links. Another rank may have aborted the group, and the rank that differs from
-// us may not know that. So the call starts as usual, which reads the links first and then compares
+// has not read the links. Another rank may have aborted the group, and the rank whose slot differs
+// may not know that yet. So the call starts as usual: it first reads the links, and then compares
 // again.
 static void idist__share_reconsider(idist__ring *ring) {
     if (!ring->failed) return;
@@ -185,9 +185,9 @@ static void idist__share_reconsider(idist__ring *ring) {
     ring->last_start_ns = 0;
 }
 
-// Runs a small blocking collective without a task and without the clock, if nothing else is under
-// way. Returns false if the call has to start as usual. The call may already have been entered
-// then.
+// Runs a small blocking collective without a task and without the clock, if no other shared call of
+// the group is running. Returns false if the call must start as usual. We may then already have
+// entered the call (entered_early).
 static bool idist__share_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *share = idist__ring_group_of(g)->share;
@@ -245,7 +245,8 @@ static void idist__share_progress(idist__ring *ring) {
     }
 }
 
-// Returns the rank of this host whose next step is the only thing that we wait for, or -1.
+// Returns the rank of this host whose next step we wait for, or -1 if we may also wait for anything
+// else.
 static int idist__share_awaited(const idist__ring *ring) {
     const idist__task *t = ring->w->tasks.running;
     const idist__share *share;
@@ -259,7 +260,7 @@ static int idist__share_awaited(const idist__ring *ring) {
 }
 
 // Withdraws our slots after the group has failed here. A rank that is late must not continue with
-// the contents of our slots. It reads its links instead, and learns of the failure from them.
+// the contents of our slots. Instead, the rank reads its links and learns of the failure.
 static void idist__share_withdraw(idist_group *g) {
     idist__share *share = idist__ring_group_of(g)->share;
     uint32_t i;
@@ -271,8 +272,8 @@ static void idist__share_withdraw(idist_group *g) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller may reuse its buffers
 }
 
-// Returns true if a member may still write to our result. A member checks our slot before each
-// piece that it writes.
+// Returns true if a member may still write to our result. A member checks our slot before it writes
+// each piece.
 static bool idist__share_may_write(const idist_group *g, const idist__op *op, int rank) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
@@ -284,9 +285,9 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *op, in
 
 // Waits until no other member can write to our result. Called when a call in which other ranks
 // write to our result (`direct`) ends early. The wait for a member ends when the member has written
-// everything, has left the call as well, or is dead. We may not know of a death yet, because the
-// failure may come from another rank. A rank that is stopped would never answer, so all waits end
-// after IDIST__WRITERS_MS.
+// everything, has also left the call, or is dead. This function checks for a death itself,
+// because another rank may have reported the failure. A stopped rank would never finish, so all
+// waits end after IDIST__WRITERS_MS.
 static void idist__share_await_writers(const idist_group *g) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
@@ -316,7 +317,7 @@ static void idist__share_cancel(idist__task *t) {
     if (share->last == t) share->last = last;
 }
 
-// Returns true if a call cannot complete before this rank of the group enters the call, or an
+// Returns true if a call cannot complete before rank `rank` of the group enters the call, or an
 // earlier call.
 static bool idist__share_needs(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
@@ -332,8 +333,9 @@ static bool idist__share_needs(const idist__task *t, int rank) {
     if (op->algorithm != IDIST__ALGO_CHUNKED) return false;
     if (!idist__flow_contributes(op, t->call.kind, op->rank)) return false;
 
-    // We can continue only when the rank has read our contribution. If it is read in place, that is
-    // all of it; otherwise, the chunk whose buffer we need next.
+    // We can continue only when the rank has read our contribution. If the contribution is read in
+    // place, the rank must have read all of it. Otherwise it must have read the chunk whose buffer
+    // we need next.
     if (shared->in_place) return true;
     if (shared->exposed >= shared->nchunks || number < IDIST__BUFFERS) return false;
     return idist__region_reached(share, rank, IDIST__FREED) < number - IDIST__BUFFERS + 1;

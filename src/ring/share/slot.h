@@ -1,16 +1,16 @@
 // ring/share/slot.h: announces a call, and compares it with the calls of the other ranks
 //
-// A rank enters a call by writing its slot. Before a rank enters call k, it has compared the slots
-// of all ranks up to call k - 16 with its own calls. During call k, it also compares the slots of
-// the ranks that it reads from, up to call k. So a rank that has entered call k no longer needs the
+// A rank enters a call by writing its slot. Before a rank enters call k, it compares the slots of
+// all ranks up to call k - 16 with its own calls. During call k, it also compares the slots of the
+// ranks that it reads from, up to call k. So a rank that has entered call k no longer needs the
 // slots of call k - 16. There are 32 slots, used in turn: the slot of call k + 16 overwrites the
 // slot of call k - 16.
 //
-// A rank that waits for no other rank gets ahead: the root of a broadcast, or any rank but the root
-// of a gather. That matters if ranks share a processor. The further a rank gets, the fewer context
-// switches there are.
+// A rank that waits for no other rank runs ahead. Examples are the root of a broadcast, and all
+// ranks of a gather except the root. This matters if ranks share a processor: the further a rank
+// runs ahead, the fewer context switches there are.
 //
-// The contribution to a CHUNKED call is read in one of three places:
+// The contribution to a CHUNKED call is read from one of three places:
 //
 //   in a buffer       one chunk at a time; the general case
 //   in a window       idist_alloc allocated the contribution, so all ranks have mapped it
@@ -44,7 +44,7 @@
 #include "ring/share/region.h"
 #include "ring/share/flow.h"
 
-// Sizes from which cross-memory reads pay off, by measurement. A broadcast also has a maximum.
+// Minimum sizes at which cross-memory reads pay off, as measured. A broadcast also has a maximum.
 #define IDIST__REMOTE_BYTES ((size_t)8 * 1024) // size of a block
 #define IDIST__REMOTE_OVERSUBSCRIBED ((size_t)64 * 1024)
 #define IDIST__REMOTE_BROADCAST_MAX ((size_t)2 << 20)
@@ -99,8 +99,8 @@ static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) 
     if ((int32_t)(oldest - share->compared_calls) > 0) number = oldest;
 
     for (; (int32_t)(call_number - number) >= 0; number++) {
-        // Reads the copy of our fingerprint, because the line of our slot is on its way to other
-        // cores.
+        // Reads the copy of our fingerprint, because other cores are fetching the cache line of our
+        // slot.
         uint32_t index = number % IDIST__REGION_SLOTS;
         const idist__call_slot *slot = idist__region_slot(share, rank, number);
 
@@ -133,8 +133,8 @@ static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
     return true;
 }
 
-// Returns true if all ranks have read the slot that the next call overwrites. Checks for a later
-// call first, so that most calls need no check.
+// Returns true if all ranks have read the slot that the next call overwrites. First checks if all
+// ranks have entered a later call, so that most calls need no check.
 static bool idist__slot_may_enter(idist__task *t) {
     const idist__share *share = idist__region_share(t);
     uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;
@@ -146,7 +146,7 @@ static bool idist__slot_may_enter(idist__task *t) {
     return idist__slot_compare_all(t, call_number);
 }
 
-// Maps what the windows of other ranks have gained since the last look.
+// Maps the extents that other ranks have added to their windows since the last call.
 static void idist__slot_look_at_windows(const idist__task *t) {
     idist__world *w = t->group->w;
     idist__segment *seg = idist__region_share(t)->shm;
@@ -154,8 +154,7 @@ static void idist__slot_look_at_windows(const idist__task *t) {
     if (!seg->window || !idist__view_is_news(seg) || idist__view_look(seg)) return;
     idist__log_print(
         &w->log, IDIST_LOG_INFO,
-        "memory that another rank has from idist_alloc cannot be mapped: buffers in it "
-        "are copied");
+        "cannot map memory that another rank allocated with idist_alloc; buffers in that memory are copied");
 }
 
 // Returns the number of extents of our window that all members of the group have mapped.
@@ -173,7 +172,7 @@ static uint32_t idist__slot_count_open(const idist__task *t) {
     return open;
 }
 
-// Returns the offset in the file of a buffer of ours, or 0 if not all members can read it in place.
+// Returns the file offset of one of our buffers, or 0 if not all members can read it in place.
 static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, size_t nbytes) {
     idist__share *share = idist__region_share(t);
     uint64_t offset;
@@ -207,7 +206,7 @@ static bool idist__slot_is_remote(const idist__task *t) {
     return op->nbytes >= (seg->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
 }
 
-// Records where the buffers of a rank are in a CHUNKED call.
+// Records the locations of a rank's buffers in a CHUNKED call.
 static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot *slot) {
     const idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -221,7 +220,7 @@ static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot 
     location->remote_recv = slot->u.buffers.remote_recv;
 }
 
-// Returns the contribution of a rank to a FLAT call.
+// Returns the address of a rank's contribution to a FLAT call.
 static char *idist__slot_payload(const idist__task *t, int rank) {
     const idist__op *op = idist__op_of(t);
     idist__call_slot *slot =
@@ -236,9 +235,9 @@ static void idist__slot_scale(const idist__task *t, char *buf, size_t count) {
 }
 
 // Replaces our contribution by a copy that other ranks can read. Used for memory that the kernel
-// does not let them read, and for an all_to_all in place, which would overwrite what they read. The
-// call cannot go through buffers instead, because all ranks must go the same way. Returns false if
-// the group has failed.
+// does not let them read, and for an all_to_all in place, which would overwrite the data that they
+// read. The shared buffers cannot be used instead, because all ranks must read contributions in the
+// same way. Returns false if the group has failed.
 static bool idist__slot_copy_contribution(idist__task *t) {
     idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
@@ -256,9 +255,9 @@ static bool idist__slot_copy_contribution(idist__task *t) {
     return true;
 }
 
-// Writes the addresses of our buffers in our memory to the slot, if the kernel lets other ranks
-// read the buffers. If not, a contribution to a reduction goes through shared memory, and any other
-// contribution is copied. Returns false if the group has failed.
+// Writes the addresses of our buffers to the slot, if the kernel lets other ranks read the buffers.
+// If not, a contribution to a reduction goes through shared memory, and any other contribution is
+// first copied to memory that can be read. Returns false if the group has failed.
 static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     size_t nbytes = idist__flow_send_nbytes(t);
@@ -277,8 +276,9 @@ static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
     return true;
 }
 
-// Writes to the slot where our buffers are, so that other ranks read them in place. Offers nothing
-// if the call would overwrite what other ranks read. Returns false if the group has failed.
+// Writes the locations of our buffers to the slot, so that other ranks read the buffers in place.
+// Offers no buffer if the call would overwrite the data that other ranks read. Returns false if the
+// group has failed.
 static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -322,8 +322,8 @@ static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
     return idist__fingerprint_pair(t->group->w, call, count / size);
 }
 
-// Writes the counts of a v-form to the slot. Each other rank compares its count with the count that
-// it expects.
+// Writes the counts of a v-form to the slot. Each other rank compares the count for itself with the
+// count that it expects.
 static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -357,7 +357,7 @@ static void idist__slot_write_payload(const idist__task *t) {
     idist__slot_scale(t, payload, count);
 }
 
-// Prefetches the lines of our next slot for writing, while there is nothing to do but wait. Assumes
+// Prefetches the cache lines of our next slot for writing, while the call can only wait. Assumes
 // that the next contribution is as large as the larger of the last two.
 static void idist__slot_prefetch_next(const idist__task *t) {
     const idist__op *op = idist__op_of(t);
@@ -373,8 +373,8 @@ static void idist__slot_prefetch_next(const idist__task *t) {
     for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(next + at);
 }
 
-// Writes our previous call to the slot, if that call was made of messages. A rank that made a
-// different previous call needs it for its error text.
+// Writes our previous call to the slot, if that call used messages. A rank that made a different
+// previous call needs our previous call for its error text.
 static void idist__slot_tell_previous(const idist__task *t, const idist__fingerprint *fingerprint) {
     const idist__op *op = idist__op_of(t);
     const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
@@ -408,8 +408,8 @@ static bool idist__slot_enter(idist__task *t) {
     share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
     share->pasts[number % IDIST__REGION_SLOTS] = op->past;
 
-    // Writes the first line last and all at once. The other ranks poll this line, and would take it
-    // from our cache between two writes.
+    // Writes the first cache line last, and without a pause. The other ranks poll this line, and
+    // would otherwise fetch it from our cache between two writes.
     slot->fingerprint = fingerprint;
     slot->past = op->past;
     idist__os_thread_handover();
@@ -456,7 +456,7 @@ static bool idist__slot_agree(idist__task *t, int rank) {
 }
 
 // Returns true if the ranks that we read from have entered this call, or all ranks if `all` is
-// true. Returns false as well if a rank's call differs from ours; the group has then failed.
+// true. Also returns false if a rank's call differs from ours; the group has then failed.
 static bool idist__slot_all_entered(idist__task *t, bool all) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -480,7 +480,7 @@ static bool idist__slot_all_entered(idist__task *t, bool all) {
     return true;
 }
 
-// Completes the call. The group's next shared call becomes the first one.
+// Completes the call. The group's next shared call becomes the first in the queue.
 static void idist__slot_leave(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);

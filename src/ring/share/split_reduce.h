@@ -1,8 +1,8 @@
 // ring/share/split_reduce.h: all_reduce and reduce in which each rank reduces one block
 //
-// The algorithm is a reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every
-// contribution, and 1/n of the result from every other rank. So the call uses all cores and the
-// whole memory bandwidth. There are three ways:
+// The algorithm is a reduce-scatter followed by an all-gather in the same buffer. Each rank reads
+// 1/n of every contribution, and 1/n of the result from every other rank. So the call uses all
+// cores and the whole memory bandwidth. There are three variants:
 //
 //   through buffers   expose a chunk; reduce our block of the chunk into our buffer; copy the other
 //                     blocks out of the buffers of the other ranks
@@ -23,7 +23,7 @@
 #include "ring/share/fetch.h"
 #include "ring/share/chunk.h"
 
-#define IDIST__DIRECT_PIECE ((size_t)16384) // stays in the first-level cache
+#define IDIST__DIRECT_PIECE ((size_t)16384) // so that a piece stays in the first-level cache
 
 static bool idist__split_reduce_sum_block(idist__task *t) {
     idist__op *op = idist__op_of(t);
@@ -97,9 +97,9 @@ static bool idist__split_reduce_is_direct(const idist__task *t) {
     return true;
 }
 
-// Reduces our block of all contributions into the results of all ranks. Before it writes a piece to
-// the other ranks, it checks that all ranks are still in the call. A rank that has left may reuse
-// its buffer.
+// Reduces our block of all contributions into the results of all ranks. Before each piece is
+// written to the other ranks, checks that all ranks are still in the call. A rank that has left may
+// reuse its buffer.
 static bool idist__split_reduce_sum_direct(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -131,7 +131,7 @@ static bool idist__split_reduce_sum_remote(idist__task *t) {
     return idist__fetch_sum(t, op->out + at * op->size, op->n, 0, at, end - at);
 }
 
-// Reads the blocks that the other ranks have reduced from their results.
+// Reads, from the results of the other ranks, the blocks that those ranks have reduced.
 static bool idist__split_reduce_take_remote(idist__task *t) {
     idist__op *op = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
@@ -189,14 +189,14 @@ static bool idist__split_reduce_skips_buffers(idist__task *t) {
 static void idist__split_reduce_run(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__shared_op *shared = &op->u.shared;
-    // Value that the progress counters reach with the chunk under way.
+    // Value that the progress counters reach with the current chunk.
     uint64_t next = shared->first_chunk + shared->chunk + 1;
 
     IDIST__CO_BEGIN(op)
     IDIST__CO_AWAIT(op, idist__slot_may_enter(t));
     if (!idist__slot_enter(t)) return;
     idist__chunk_plan(t);
-    // Our contribution is not read in place, so the call goes through buffers on all ranks.
+    // If our contribution is not read in place, the call goes through buffers on all ranks.
     if (!shared->in_place) idist__chunk_expose(t);
     shared->next_rank = 0;
     IDIST__CO_AWAIT(op, idist__slot_all_entered(t, false));

@@ -1,21 +1,21 @@
 // ring/shm/doorbell.h: lets a rank sleep until another rank writes something
 //
-// After a rank has written data, it looks for a rank that sleeps and may wait for the data, and
-// wakes that rank. A rank that is about to sleep marks its doorbell and then checks once more for
-// new data. At least one of the two ranks sees what the other wrote, provided that no load
-// overtakes the store of the same rank:
+// After a rank has written data, it wakes the ranks that may wait for the data and are asleep. A
+// rank that is about to sleep marks its doorbell and then checks once more for new data. At least
+// one of the two ranks sees what the other wrote, provided that no load overtakes the store of the
+// same rank:
 //
 //   writer    write data     fence   load asleep: wake the sleeper
 //   sleeper   store asleep   fence   load data: do not sleep
 //
-// A fence in the writer waits until the line that it wrote arrives from the other core. That takes
-// as long as a small collective. So where the kernel can execute a fence in other processes
+// A fence in the writer waits until the cache line of its store arrives from the other core, which
+// takes as long as a small collective. So where the kernel can execute a fence in other processes
 // (membarrier), the sleeper requests that fence, and the writers need none. If there are more ranks
-// than cores, ranks sleep often, and each writer executes a fence of its own (`fenced`).
+// than cores, ranks sleep often, and each writer executes its own fence (`fenced`).
 //
-// In a collective, a rank usually waits for the next step of one particular member. Its doorbell
-// says which one. If each of n members woke every rank that waits, a barrier would take n * n
-// wake-ups.
+// In a collective, a rank usually waits for the next step of one particular member. The rank's
+// doorbell names that member (`awaited`). If each of n members woke every rank that waits, a
+// barrier would take n * n wake-ups.
 #pragma once
 
 #include "os/cpu.h"
@@ -41,8 +41,8 @@ static void idist__doorbell_wake(const idist__segment *seg, int rank) {
         idist__os_beacon_wake(seg->observer, &seg->ports[rank].beacon);
 }
 
-// Wakes a rank after a step of ours in a collective, unless the rank waits for a step of another
-// member. The caller has called idist__doorbell_any_asleep since the step.
+// Wakes a rank after we have made a step in a collective, unless the rank waits for a step of
+// another member. The caller has called idist__doorbell_any_asleep since the step.
 static void idist__doorbell_wake_for_step(const idist__segment *seg, int rank) {
     const idist__doorbell *bell = idist__segment_doorbell(seg, rank);
     uint32_t awaited = __atomic_load_n(&bell->awaited, __ATOMIC_RELAXED);
@@ -71,8 +71,8 @@ static void idist__doorbell_arm(const idist__segment *seg, uint32_t place, int a
     if (!seg->fenced) idist__os_cpu_fence_others(false);
 }
 
-// Lets a step of any rank wake the thread of this process that sleeps. Called when another thread
-// of this process is about to begin a call.
+// Lets a step of any rank wake the sleeping thread of this process. Called when another thread of
+// this process is about to begin a call.
 static void idist__doorbell_widen(const idist__segment *seg) {
     idist__doorbell *bell = idist__segment_doorbell(seg, seg->me);
 

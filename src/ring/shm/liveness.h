@@ -1,9 +1,9 @@
 // ring/shm/liveness.h: notices that a process has ended
 //
-// Shared memory does not show that a process has ended. The beacon of the process does
-// (os/beacon.h). Each sleeping rank looks at the beacons of a few other ranks from time to time,
-// and so at all beacons in turn. A rank that finds a beacon gone records that for all ranks and
-// wakes them:
+// Shared memory does not show that a process has ended, but the beacon of the process does
+// (os/beacon.h). From time to time, mostly before it sleeps, a rank checks the beacons of a few
+// other ranks. Over several such checks, it covers all beacons. A rank that finds a beacon gone
+// records the end of the process in shared memory and wakes all ranks:
 //
 //   doorbell.ended   the process of this rank has died, or has left the world
 //   pipe.closed      the rank writes nothing more to this pipe
@@ -18,12 +18,13 @@
 
 typedef enum idist__ended_how {
     IDIST__ENDED_NOT = 0,
-    IDIST__ENDED_LEFT = 1, // the process said so itself
+    IDIST__ENDED_LEFT = 1, // the process itself reported that it left
     IDIST__ENDED_DIED = 2  // another rank found that its beacon is gone
 } idist__ended_how;
 
-// Number of sleeping ranks that divide the beacons among them, and minimum number of beacons that a
-// rank looks at each time. If more ranks sleep, each of them sleeps longer between two looks.
+// Maximum number of sleeping ranks that divide the beacons among them, and minimum number of
+// beacons that a rank checks each time. If more ranks sleep, each of them sleeps longer between two
+// checks.
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
 
 // Makes all other ranks check their pipes.
@@ -50,7 +51,7 @@ static idist__ended_how idist__liveness_get(const idist__segment *seg, int rank)
                                              __ATOMIC_ACQUIRE);
 }
 
-// Looks at the beacon of a rank. If the beacon is gone, reports to all ranks that the process died.
+// Checks the beacon of a rank. If the beacon is gone, reports to all ranks that the process died.
 // Returns true if the process has ended.
 static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     int error;
@@ -74,15 +75,16 @@ static int idist__liveness_sleepers(const idist__segment *seg) {
     return count ? (int)count : 1;
 }
 
-// Returns how many times longer a rank sleeps between two looks than a rank that sleeps alone.
+// Returns the factor by which this rank sleeps longer between two checks than a rank that sleeps
+// alone.
 static int idist__liveness_patience(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg);
     return sleepers > IDIST__ENDED_SHARERS ? sleepers / IDIST__ENDED_SHARERS : 1;
 }
 
-// Returns the number of beacons that a sleeping rank looks at each time. A rank that sleeps alone
-// looks at all beacons. Ranks that sleep together cover all beacons among them in about the same
-// time.
+// Returns the number of beacons that a sleeping rank checks each time. A rank that sleeps alone
+// checks all beacons. Several sleeping ranks divide the beacons, and check all of them in about the
+// same time.
 static int idist__liveness_share(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg), share;
 
@@ -92,9 +94,9 @@ static int idist__liveness_share(const idist__segment *seg) {
     return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
 }
 
-// Looks at the next beacons, which takes about 1 us each. Marks the port of each rank that has
-// ended, so that we read its pipe. The rank that noticed the end may itself have been killed before
-// it told the other ranks.
+// Checks the next `looks` beacons; each check takes about 1 us. Marks the port of each rank whose
+// end is recorded or noticed here, so that the next read checks the pipe. The rank that recorded an
+// end may itself have been killed before it incremented ended_count.
 static void idist__liveness_look(idist__segment *seg, int looks) {
     int i;
 
@@ -104,8 +106,8 @@ static void idist__liveness_look(idist__segment *seg, int looks) {
     }
 }
 
-// Returns true if any process or pipe has ended since the last call. Reading the pipes then finds
-// out which one.
+// Returns true if any process or pipe has ended since the last call. Marks all ports, so that the
+// next reads find out which one.
 static bool idist__liveness_any(idist__segment *seg) {
     uint32_t count = __atomic_load_n(&idist__segment_header_of(seg)->ended_count, __ATOMIC_ACQUIRE);
     int i;

@@ -13,7 +13,8 @@
 #include "ring/shm/doorbell.h"
 #include "ring/shm/liveness.h"
 
-// Copies bytes out of the pipe from our peer, from the position of the counter value `head` on.
+// Copies bytes out of the pipe from our peer, starting at the position that belongs to the counter
+// value `head`.
 static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head, void *buf,
                                         size_t nbytes) {
     const char *data = (const char *)(p->in + 1);
@@ -27,7 +28,8 @@ static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head
     }
 }
 
-// Copies bytes into the pipe to our peer, from the position of the counter value `tail` on.
+// Copies bytes into the pipe to our peer, starting at the position that belongs to the counter
+// value `tail`.
 static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const void *buf,
                                        size_t nbytes) {
     char *data = (char *)(p->out + 1);
@@ -48,7 +50,8 @@ static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const
     idist__pace_end(&p->pace, begin_ns, nbytes);
 }
 
-// Lets the peer read the next nbytes, which were written before. Wakes the peer if it sleeps.
+// Lets the peer read the next nbytes, which have already been copied into the pipe. Wakes the peer
+// if it sleeps.
 static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
     p->tail += nbytes;
     idist__os_thread_handover();
@@ -56,7 +59,7 @@ static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
 }
 
-// Lets the peer reuse the space of nbytes that were read. `unread` is the number of unread bytes
+// Lets the peer reuse the space of nbytes that we have read. `unread` is the number of unread bytes
 // before the read. The peer waits for space only when the pipe is full, so we wake it only if more
 // than half of the pipe was unread.
 static void idist__pipe_consume(idist__pipe_port *p, size_t nbytes, uint64_t unread) {
@@ -70,7 +73,8 @@ static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
 }
 
-// Returns true if the peer writes nothing more, so that the pipe already holds its last bytes.
+// Returns true if the peer will write nothing more, so that the pipe already holds the peer's last
+// bytes.
 static bool idist__pipe_has_ended(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->closed, __ATOMIC_ACQUIRE) ||
            idist__liveness_get(p->shm, p->peer) != IDIST__ENDED_NOT;
@@ -160,7 +164,7 @@ static bool idist__pipe_peek_header(void *port, void *header) {
     if (unread < IDIST__HEADER_BYTES || unread > size) return false;
     idist__os_thread_handover();
 
-    // The reader needs the lines behind the header next.
+    // The reader next needs the cache lines that follow the header.
     for (at = IDIST__HEADER_BYTES; at < unread && at < 4 * IDIST__LINE; at += IDIST__LINE)
         __builtin_prefetch((const char *)(p->in + 1) + ((p->head + at) & (size - 1)));
     idist__pipe_copy_out(p, p->head, header, IDIST__HEADER_BYTES);
@@ -181,7 +185,7 @@ static bool idist__pipe_read_message(void *port, void *payload, size_t nbytes) {
     return true;
 }
 
-// Returns true if a write of nbytes would go through as a whole.
+// Returns true if the pipe has space for all of nbytes.
 static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
     size_t size = p->shm->pipe_nbytes;
 
@@ -190,8 +194,8 @@ static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
     return p->tail - p->out_head <= size && nbytes <= size - (size_t)(p->tail - p->out_head);
 }
 
-// Prefetches the lines that the next write is likely to fill. They have been in the cache of the
-// peer since the peer read them one lap ago.
+// Prefetches the cache lines that the next write is likely to fill. These lines are in the peer's
+// cache, because the peer read them one lap ago.
 static void idist__pipe_prefetch_space(const idist__pipe_port *p, size_t nbytes) {
     const char *data = (const char *)(p->out + 1);
     size_t at;
@@ -209,7 +213,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
 
     if (!idist__pipe_has_space(p, message_nbytes)) return false;
 
-    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // neither timed nor split
+    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // not timed, not wrapped
         memcpy(data + at, header, IDIST__HEADER_BYTES);
         if (nbytes) memcpy(data + at + IDIST__HEADER_BYTES, payload, nbytes);
     } else {
@@ -218,7 +222,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
     }
 
     idist__pipe_publish(p, message_nbytes);
-    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // a write past the caches needs no lines
+    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // if the next write uses the caches
         idist__pipe_prefetch_space(p, message_nbytes);
 
     return true;
@@ -259,7 +263,8 @@ static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
     return idist__liveness_look_at(p->shm, p->peer);
 }
 
-// Returns -1 because a pipe has no descriptor. See ring/shm/liveness.h.
+// Returns -1 because a pipe has no descriptor. A doorbell wakes a rank that waits for a pipe, and
+// ring/shm/liveness.h notices if the peer has died.
 static int idist__pipe_descriptor(void *port, bool output) {
     (void)port;
     (void)output;
@@ -277,7 +282,7 @@ static void idist__pipe_close(void *port) {
 
 static idist__transport idist__pipe_transport;
 
-// Fills in idist__pipe_transport, before the first world opens.
+// Fills in idist__pipe_transport. Called before the first world opens.
 static void idist__pipe_fill_transport(void) {
     idist__transport *transport = &idist__pipe_transport;
 

@@ -4,9 +4,9 @@
 //
 // The segment is a file in memory that all ranks of a host have mapped. It contains a doorbell for
 // each rank, on which the rank sleeps until another rank wakes it. It also contains a pipe from
-// each rank to each other rank; two pipes are the transport of a link. The rest of the file is for
-// collectives (ring/share/) and for idist_alloc. The ranks need no connections to each other. A
-// rank on a host of 1,000 ranks has as many descriptors as a rank on a host of two.
+// each rank to each other rank. The two pipes between two ranks carry their link. The rest of the
+// file is for collectives (ring/share/) and for idist_alloc. The ranks need no connections to each
+// other. A rank uses as many descriptors on a host with 1,000 ranks as on a host with two.
 //
 // HOW IT FITS
 //
@@ -17,7 +17,7 @@
 // A MESSAGE THROUGH A PIPE
 //
 // idist__pipe_write            copies to the ring buffer, publishes the new tail
-// idist__doorbell_any_asleep   one load in the common case, when no rank sleeps
+// idist__doorbell_any_asleep   takes one load in the common case, when no rank sleeps
 // idist__doorbell_wake         wakes the rank through its futex or its beacon
 // idist__pipe_read             loads the tail, copies the bytes out, publishes the new head
 //
@@ -29,15 +29,16 @@
 //
 //   front    doorbell | head of region 0, for the collectives of the world (ring/share/region.h)
 //   part     catalog | a pipe from each rank | buffers of region 0 | head, buffers of region 1 ...
-//   window   a hole until idist_alloc fills pages of it (base/window.h); not mapped before that
+//   window   a hole until idist_alloc allocates pages in it (base/window.h); mapped only then
 //
-// Each rank has one front, one part and one window. The fronts hold what all ranks of the world
-// look at often, which saves page tables. Each process has its own page tables. If each of 512
-// processes looked at one place in each of 512 parts of 4 MiB, the tables would take 1 GiB.
+// Each rank has one front, one part and one window. The fronts hold the data that all ranks of the
+// host read often. Keeping that data together saves page tables, because each process has its own.
+// If each of 512 processes read one word in each of 512 parts of 4 MiB, the tables would take
+// 1 GiB.
 //
 // Memory is reserved before any rank uses it, so that no access to it can fail. The memory of
-// doorbells, pipes and the world's region is reserved when the file is mapped. The memory of
-// another region is reserved when the region is first lent to a group (ring/share/pool.h).
+// doorbells, pipes and the world's region is reserved when the file is mapped. The memory of any
+// other region is reserved when the region is first offered to a group (ring/share/pool.h).
 #pragma once
 
 #include "os/process.h"
@@ -49,18 +50,18 @@
 
 #define IDIST__LINE ((size_t)64)   // size of a cache line
 #define IDIST__PAGE ((size_t)4096) // unit of the layout
-// Offset of our buffers from the start of a page. Programs align their buffers to pages. A copy
-// between addresses with equal low 12 bits is several times as slow, because the processor assumes
-// that the loads depend on the stores.
+// Offset of our buffers from the start of a page. Programs often align their buffers to pages. If
+// the low 12 bits of two addresses are equal, a copy between them takes several times as long. The
+// processor then assumes that the loads depend on the stores.
 #define IDIST__BUFFERS_SKEW ((size_t)1152)
-#define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // unit of cross-memory reads that are reduced
-#define IDIST__SAMPLE_BYTES ((size_t)64 * 1024)  // size of the sample that measures such reads
+#define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // unit of cross-memory reads that feed a reduction
+#define IDIST__SAMPLE_BYTES ((size_t)64 * 1024)  // size of the sample for timing such reads
 #define IDIST__SAMPLE_PIECE ((size_t)16 * 1024)  // unit in which the sample is read
-// Number of bytes after which a write to a pipe, or a read from it, lets the other side continue.
-// While one side copies in, the other side copies out.
+// Number of bytes after which a write to a pipe, or a read from it, lets the peer continue. So the
+// reader copies out of the pipe while the writer still copies into it.
 #define IDIST__SLICE_BYTES ((size_t)32 * 1024)
 // Maximum size of a pipe. Two ranks that send to each other both write until the pipes are full,
-// then both read. The larger the pipes, the less often the ranks wait for each other in between.
+// then both read. The larger the pipes, the less often the ranks wait for each other.
 #define IDIST__PIPE_MAX ((size_t)512 * 1024)
 #define IDIST__PREFETCH_BYTES ((size_t)1024) // maximum to prefetch for writing
 
@@ -73,15 +74,15 @@ typedef struct idist__doorbell {
     // A random number in that process, and its address. A rank that can read the number can read
     // all memory of the process.
     uint64_t proof, proof_address;
-    idist__counter withdrawn; // sends that ended early; data read from their buffers is invalid
+    idist__counter withdrawn; // number of sends that ended early; reads of their buffers are void
     uint64_t sample_address;  // address of a sample of memory; see ring/join/segment_probe.h
     uint32_t ended;           // an idist__ended_how
     char pad2[20];
 } idist__doorbell;
 
 typedef struct idist__segment_header {
-    // Number of ranks that sleep or are about to sleep. If 0, a writer need not look at any
-    // doorbell.
+    // Number of ranks that sleep or are about to sleep. If the number is 0, a writer need not check
+    // any doorbell.
     uint32_t sleeper_count;
     char pad[60];
     uint32_t fenced; // set once by the lowest rank for all ranks; see idist__doorbell_any_asleep
@@ -91,19 +92,19 @@ typedef struct idist__segment_header {
     uint32_t extent_count;  // number of extents in all windows
 } idist__segment_header;
 
-// The window of a rank as other ranks see it. Only the rank that owns the window writes to the
-// catalog. An array follows the catalog of each rank. Entry k of the array is the number of extents
-// of rank k that the owner of the array has mapped.
+// Describes the window of a rank to the other ranks. Only the rank that owns the window writes to
+// the catalog. An array follows the catalog of each rank. Entry k of the array is the number of
+// extents of rank k that the owner of the array has mapped.
 typedef struct idist__catalog {
-    uint32_t extent_count; // written last
+    uint32_t extent_count; // stored after the extent that it counts
     uint32_t pad;
     struct {
         uint64_t at, nbytes; // offset in the window, and size
     } extents[IDIST__EXTENTS];
 } idist__catalog;
 
-// A ring buffer from one rank to another. The bytes follow this struct. The counters never
-// decrease, and only one side writes to each of them.
+// A ring buffer from one rank to another. The data follows this struct. The counters never
+// decrease. Only the writer stores to `tail` and `closed`, and only the reader stores to `head`.
 typedef struct idist__pipe {
     idist__counter tail; // number of bytes written so far
     uint32_t closed;     // 1 once nothing more will be written
@@ -115,11 +116,11 @@ typedef struct idist__pipe {
 typedef struct idist__pipe_port { // our end of a link through two pipes
     struct idist__segment *shm;
     idist__pipe *in, *out;
-    uint64_t head, tail;      // our own counters, where the peer cannot change them
-    uint64_t out_head;        // out->head when we last had to load it
+    uint64_t head, tail;      // our private counters, which the peer cannot change
+    uint64_t out_head;        // out->head as of our last load
     idist__pace pace;         // times of our writes
     int peer;                 // rank of the peer on this host
-    bool look;                // a process or pipe has ended, perhaps this one
+    bool look;                // some process or pipe has ended; a read checks which
     idist__os_address beacon; // beacon of the peer
 } idist__pipe_port;
 
@@ -137,7 +138,7 @@ typedef struct idist__segment {
     idist__window *window;        // our window, or NULL if there are no windows
     idist__view *views;           // views of the windows, by rank on this host
     uint32_t extents_seen;        // header->extent_count when the views were last updated
-    bool maps_no_more;            // true once an extent of another rank could not be mapped
+    bool maps_no_more;            // true once mapping an extent of another rank has failed
     int n, me;                    // number of ranks on this host, and our rank among them
     bool oversubscribed;          // there are more ranks than cores
     bool fenced;                  // see idist__doorbell_any_asleep
@@ -147,7 +148,7 @@ typedef struct idist__segment {
     idist__pace window_pace;      // times of our writes to the windows of other ranks
     uint64_t proof;               // random number that other ranks read as a test
     idist__os_process *processes; // processes by rank on this host
-    // Scratch for cross-memory reads that are reduced: IDIST__REMOTE_PIECE for each rank.
+    // Scratch for cross-memory reads that feed a reduction: IDIST__REMOTE_PIECE for each rank.
     char *remote_pieces;
     int *local; // rank on this host by world rank, -1 if on another host
 
@@ -156,22 +157,22 @@ typedef struct idist__segment {
     size_t parts_at, part_nbytes;    // offset of the first part, size of each part
     size_t window_at, window_nbytes; // offset of the first window, size of each window
     size_t pipes_at;                 // offset of the pipes in a part
-    size_t buffers_at;      // offset in a part of region 0's buffers and of the other regions
+    size_t buffers_at;      // offset in a part of region 0's buffers; the other regions follow
     size_t chunk_nbytes[2]; // size of a buffer in region 0, and in other regions
 
     int region_count;            // number of regions of each rank
-    int reserved_count;          // number of our regions that have memory: the first ones
-    bool taken[64];              // true if a group has this region of ours
+    int reserved_count;          // number of our regions that have memory; they come first
+    bool taken[64];              // true if a group uses this region of ours
     uint32_t region_members[64]; // number of members of that group on this host
     uint64_t region_groups[64];  // ctx of that group
 
     idist__pipe_port *ports; // ports by rank on this host
 
-    // Our beacon, and the descriptor with which we look at the beacons of other ranks.
+    // Our beacon, and the descriptor with which we check the beacons of other ranks.
     int beacon, observer;
-    int next_look;       // rank whose beacon we look at next
+    int next_look;       // rank whose beacon we check next
     uint32_t ended_seen; // ended_count when our ports were last marked
-    int blind_error;     // errno with which a look at a beacon failed, or 0
+    int blind_error;     // errno of the last check of a beacon that failed, or 0
 } idist__segment;
 
 static char *idist__segment_front(const idist__segment *seg, int rank) {

@@ -1,9 +1,10 @@
 // ring/shm/view.h: maps the memory that other ranks got from idist_alloc
 //
-// A rank that gets memory in a new extent of its window records the extent in its catalog. The
-// other ranks map the extent when they next look at the catalog, and then count it. Only from then
-// on does the owner offer its buffers in the extent to the other ranks. So if a rank cannot map
-// more because of a limit, calls make an additional copy but do not fail:
+// When idist_alloc adds an extent to a rank's window, the rank records the extent in its catalog.
+// The other ranks map the extent when they next read the catalog, and then store how many extents
+// they have mapped. The owner offers a buffer in the extent to a group only after all members of
+// the group have mapped the extent. If a rank cannot map more extents because of a limit, calls
+// make an additional copy and do not fail:
 //
 //   owner     maps extent 3, catalog.extent_count = 4   ...   reads mapped[owner] == 4 everywhere
 //   others    see header.extent_count, map extent 3, mapped[owner] = 4
@@ -17,7 +18,7 @@
 #include "base/window.h"
 #include "ring/shm/segment.h"
 
-// Publishes the extents that our window has by now. Any thread may call.
+// Publishes the new extents of our window. Any thread may call this function.
 static void idist__view_publish(idist__segment *seg) {
     idist__catalog *catalog = idist__segment_catalog(seg, seg->me);
     uint32_t i, count;
@@ -35,8 +36,8 @@ static void idist__view_publish(idist__segment *seg) {
     idist__os_mutex_unlock(&idist__windows_lock);
 }
 
-// Maps one more extent of another rank. Returns false if there are no addresses, or if the rank
-// wrote something impossible to its catalog.
+// Maps one more extent of another rank. Returns false if the system cannot map the extent, or if
+// the rank's catalog describes an impossible extent.
 static bool idist__view_map_next(const idist__segment *seg, int rank, idist__view *view) {
     const idist__catalog *catalog = idist__segment_catalog(seg, rank);
     uint32_t i = view->extent_count;
@@ -57,7 +58,7 @@ static bool idist__view_map_next(const idist__segment *seg, int rank, idist__vie
     return true;
 }
 
-// Returns true if a window has got an extent since the views were last updated.
+// Returns true if any window has a new extent since the views were last updated.
 static inline bool idist__view_is_news(const idist__segment *seg) {
     uint32_t *count = &idist__segment_header_of(seg)->extent_count;
     return __atomic_load_n(count, __ATOMIC_RELAXED) != seg->extents_seen;
@@ -77,8 +78,9 @@ static void idist__view_map_own(const idist__segment *seg) {
     }
 }
 
-// Maps the extents that the windows have got since the last look. Returns false if an extent could
-// not be mapped; later calls do not try again, and return true. Called with the world's lock held.
+// Maps the extents that were added to the windows since the last call. Returns false if an extent
+// could not be mapped. Later calls do not try again, and return true. Called with the world's lock
+// held.
 static bool idist__view_look(idist__segment *seg) {
     uint32_t seen = __atomic_load_n(&idist__segment_header_of(seg)->extent_count, __ATOMIC_ACQUIRE);
     uint32_t *mapped = idist__segment_mapped(seg, seg->me);
@@ -108,8 +110,8 @@ static uint32_t idist__view_mapped_by(const idist__segment *seg, int rank) {
     return __atomic_load_n(&idist__segment_mapped(seg, rank)[seg->me], __ATOMIC_ACQUIRE);
 }
 
-// Returns the offset in the file of a buffer in our window, and sets *extent to the number of its
-// extent. Returns 0 if the buffer does not lie in an extent. Called with the world's lock held.
+// Returns the file offset of a buffer in our window, and sets *extent to the index of its extent.
+// Returns 0 if no extent contains the whole buffer. Called with the world's lock held.
 static uint64_t idist__view_offset(const idist__segment *seg, const void *p, size_t nbytes,
                                    uint32_t *extent) {
     const idist__view *view = &seg->views[seg->me];
@@ -128,8 +130,8 @@ static uint64_t idist__view_offset(const idist__segment *seg, const void *p, siz
     return 0;
 }
 
-// Returns our address for an offset that another rank gave, or NULL if no extent that is mapped
-// here contains the nbytes at that offset.
+// Returns the local address of the file offset that another rank published. Returns NULL if no
+// extent mapped here contains all nbytes at that offset.
 static char *idist__view_pointer(const idist__segment *seg, uint64_t offset, size_t nbytes) {
     const idist__view *view;
     uint64_t rank, at;
