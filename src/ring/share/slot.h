@@ -154,7 +154,8 @@ static void idist__slot_look_at_windows(const idist__task *t) {
     if (!seg->window || !idist__view_is_news(seg) || idist__view_look(seg)) return;
     idist__log_print(
         &w->log, IDIST_LOG_INFO,
-        "cannot map memory that another rank allocated with idist_alloc; buffers in that memory are copied");
+        "cannot map memory that another rank allocated with idist_alloc; buffers in that memory "
+        "are copied");
 }
 
 // Returns the number of extents of our window that all members of the group have mapped.
