@@ -81,7 +81,7 @@ for transport in auto socket tcp; do
     for case in op op-large; do
         ranks c++ $case x
         expect "c++: $case throws, $transport" \
-            '^rank 1 op: IDIST_ERR_CALLBACK .*the user op of rank 1 on .* threw.*: overflow in the op' \
+            '^rank 1 op: IDIST_ERR_CALLBACK .*the user op of rank 1 on .* threw.*: overflow' \
             '^rank 0 (op|next): IDIST_ERR_CALLBACK .*overflow in the op$' \
             '^rank 0 next: IDIST_ERR_CALLBACK' '^rank 1 next: IDIST_ERR_CALLBACK' \
             '^rank 0 finalize' '^rank 1 finalize'
