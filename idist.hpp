@@ -50,23 +50,23 @@ CONTENTS
 
 WHAT IT IS
 
-    Each function calls the function of idist.h whose name has idist_ in front. The contracts are in
-    idist.h: what happens across ranks, in-place rules, errors, threads. This header adds:
+    Each function calls the idist.h function of the same name with the prefix idist_. The contracts
+    are in idist.h: what happens across ranks, in-place rules, errors, threads. This header adds:
 
       errors     A failed call throws idist::error, with the status and the text of
                  idist_last_error().
-      dtypes     The dtype follows from the elements. Types without one do not compile.
+      dtypes     The dtype follows from the element type. Types without a dtype do not compile.
       buffers    A buffer is anything that has data() and size(), such as std::vector, std::array,
                  std::span and idist::span, or a C array. idist::span(pointer, count) makes one.
-      sizes      Buffers whose sizes do not fit together are an error of this rank alone, before
-                 anything is sent: IDIST_ERR_ARG.
+      sizes      Buffers whose sizes do not match cause IDIST_ERR_ARG on this rank alone, before
+                 anything is sent.
       values     all_reduce(1.5, idist::sum) and similar calls return the result.
       owners     Destructors free world, group, request, plan, op, dtype, memory and workers. Owners
                  cannot be copied, only moved.
 
-    C and C++ mix freely: get() of an owner is the handle of idist.h, and options::get() is an
-    idist_opts. Qualify the names: with `using namespace idist`, abort() and others would be
-    ambiguous.
+    C and C++ mix freely: an owner's get() returns the handle for idist.h, and options::get()
+    returns an idist_opts. Qualify the names: with `using namespace idist`, abort() and others would
+    be ambiguous.
 
 ERRORS AND DESTRUCTORS
 
@@ -75,27 +75,29 @@ ERRORS AND DESTRUCTORS
 
     An operation must be complete when its request is destroyed, because the buffers may be gone
     afterwards. Usually the destructor waits. But if an exception unwinds the stack, the operation
-    may wait for ranks that wait for this one. So unless the operation is complete, the destructor
-    calls idist_abort for its group, which ends the calls of all ranks with IDIST_ERR_ABORTED. A
-    world that an exception destroys is aborted, too. Thus an exception on one rank is an error on
-    all ranks, and no rank hangs.
+    may be waiting for ranks that wait for this rank. If the operation is not complete, the
+    destructor therefore calls idist_abort for the operation's group, which ends the calls of all
+    ranks with IDIST_ERR_ABORTED. A world that an exception destroys is aborted, too. Thus an
+    exception on one rank is an error on all ranks, and no rank hangs.
 
     To keep the group, catch the exception while the request still exists, and wait for the request.
 
-    Exceptions do not cross the functions of idist.h, which are C. This header catches what your
-    callables throw and turns it into an error. If the implementation of idist.h is compiled as C++,
-    an exception in a reduction fails the call on all ranks with IDIST_ERR_CALLBACK. If it is
-    compiled as C, that exception ends the process by std::terminate.
+    Exceptions do not cross the functions of idist.h, which are C. This header catches the
+    exceptions that your callables throw, and turns them into errors. If the implementation of
+    idist.h is compiled as C++, an exception in a reduction fails the call on all ranks with
+    IDIST_ERR_CALLBACK. If the implementation is compiled as C, the exception ends the process
+    through std::terminate.
 
 COST
 
     A call costs a few comparisons more than in C, and allocates nothing. Only these allocate:
-    whatever returns or resizes a std::vector or std::string, workers, op with a state, group, plan
-    and memory. From 65 requests on, wait_all and wait_any allocate, too.
+    functions that return or resize a std::vector or std::string, and workers, op, group, plan and
+    memory. With more than 64 requests, wait_all and wait_any allocate, too.
 
 BUILD
 
-    C++11 or later; gcc, clang, nvcc. Exceptions must be on; a program without them uses idist.h.
+    C++11 or later; gcc, clang, nvcc. Exceptions must be enabled; a program without exceptions uses
+    idist.h.
 */
 #ifndef IDIST_HPP
 #define IDIST_HPP
@@ -135,8 +137,8 @@ namespace idist {
 // [hpp:error]  exceptions
 //------------------------------------------------------------------------------
 
-// The exception that a failed call throws. what() is idist_last_error(): operation, ranks, cause,
-// and what to do about it.
+// The exception that a failed call throws. what() returns the text of idist_last_error():
+// operation, ranks, cause, and what to do about it.
 class error : public std::runtime_error {
   public:
     error(idist_status status, const std::string &text)
@@ -147,8 +149,9 @@ class error : public std::runtime_error {
     // Returns the name of the status, such as "IDIST_ERR_TIMEOUT".
     const char *name() const noexcept { return idist_status_name(status_); }
 
-    // Returns true for the errors of a group, which all its ranks get, and after which the group
-    // cannot be used again. A receive that times out is the exception: its group remains usable.
+    // Returns true for an error that ends a group: all ranks of the group get the error, and the
+    // group cannot be used again. A receive that times out is the exception: its group remains
+    // usable.
     bool ends_group() const noexcept {
         return status_ == IDIST_ERR_PEER_LOST || status_ == IDIST_ERR_MISMATCH ||
                status_ == IDIST_ERR_TIMEOUT || status_ == IDIST_ERR_ABORTED;
@@ -159,7 +162,7 @@ class error : public std::runtime_error {
 };
 
 // The exception that spawn, parallel_run and workers throw if a worker failed. The report says
-// which worker, and how it failed. If no worker has run, they throw error.
+// which worker failed, and how. If no worker has run, these functions throw error.
 class worker_error : public error {
   public:
     worker_error(idist_status status, const std::string &text, const idist_report &report)
@@ -171,7 +174,8 @@ class worker_error : public error {
     idist_report report_;
 };
 
-// Throws error unless the status is IDIST_OK. For a C++ program that calls idist.h.
+// Throws error unless the status is IDIST_OK. Meant for C++ programs that call functions of
+// idist.h.
 inline void check(idist_status status) {
     if (status != IDIST_OK) throw error(status, idist_last_error());
 }
@@ -181,9 +185,9 @@ inline void check(idist_status status) {
 //------------------------------------------------------------------------------
 
 // Floating-point formats as bits, for programs whose compiler has no types for them. Collectives
-// compute in these formats; for conversions use a library of your own. Types that the compiler has
-// are elements as they are: float16_t and bfloat16_t of C++23, and _Float16. So are the types of
-// cuda_fp16.h, cuda_bf16.h and cuda_fp8.h, if these are included before this header.
+// compute in these formats; for conversions, use another library. Types that the compiler provides
+// can be elements as they are: float16_t and bfloat16_t of C++23, and _Float16. So can the types of
+// cuda_fp16.h, cuda_bf16.h and cuda_fp8.h, if these headers are included before this one.
 struct float16 {
     std::uint16_t bits;
 };
@@ -200,7 +204,8 @@ struct float8_e5m2 {
     std::uint8_t bits;
 };
 
-// The dtype of T. A program may specialize it for a type that has the bits of a built-in dtype,
+// The dtype of T. A program may specialize this template for a type that has the bits of a built-in
+// dtype,
 //
 //     template <> struct idist::dtype_traits<my_half> : idist::dtype_is<IDIST_F16> {};
 //
@@ -211,7 +216,7 @@ struct float8_e5m2 {
 //     };
 template <class T> struct dtype_traits {};
 
-// A base class of such specializations.
+// A base class for such specializations.
 template <idist_dtype D> struct dtype_is {
     static constexpr idist_dtype value() noexcept { return D; }
 };
@@ -238,7 +243,7 @@ struct has_dtype<T, typename make_void<decltype(dtype_traits<T>::value())>::type
 
 } // namespace detail
 
-// The type bool is U8 and, as in IDIST_DTYPE, char is I8 on every machine.
+// The dtype of bool is U8. The dtype of char is I8 on every machine, as in IDIST_DTYPE.
 template <> struct dtype_traits<bool> : dtype_is<IDIST_U8> {};
 template <> struct dtype_traits<char> : dtype_is<IDIST_I8> {};
 template <> struct dtype_traits<signed char> : dtype_is<IDIST_I8> {};
@@ -296,10 +301,10 @@ template <class T> constexpr idist_dtype dtype_of() {
     typedef typename std::remove_cv<T>::type element;
     static_assert(detail::has_dtype<element>::value,
                   "idist: this type has no dtype. Elements are numbers, bool, characters, the "
-                  "structs float16, bfloat16, ... and idist_f32_i64, ...; for others specialise "
+                  "structs float16, bfloat16, ... and idist_f32_i64, ...; for others specialize "
                   "idist::dtype_traits");
     static_assert(std::is_trivially_copyable<element>::value,
-                  "idist: elements travel as bytes, so their type has to be trivially copyable");
+                  "idist: elements are sent as bytes, so their type must be trivially copyable");
     return dtype_traits<element>::value();
 }
 
@@ -313,8 +318,7 @@ template <class T, class U>
 struct same_elements : std::integral_constant<bool, std::is_convertible<U (*)[], T (*)[]>::value> {
 };
 
-// The type that data() of a container points to. There is none for anything else, such as
-// std::vector<bool>.
+// The type that a container's data() points to. Other types, such as std::vector<bool>, have none.
 template <class C, class = void> struct container_pointee {};
 template <class C>
 struct container_pointee<
@@ -332,7 +336,7 @@ template <class T, std::size_t N> struct pointee<T[N]> { typedef T type; };
 
 } // namespace detail
 
-// A non-owning view of contiguous elements, like std::span of C++20. It is the same type in every
+// A non-owning view of contiguous elements, like std::span of C++20. The type is the same in every
 // version of C++, so the files of a program may be compiled for different versions.
 template <class T> class span {
   public:
@@ -369,7 +373,7 @@ template <class T> class span {
     std::size_t size_;
 };
 
-// Returns span<T>(pointer, count). Needed where C++ does not deduce the T of a class.
+// Returns span<T>(data, size). Needed where C++ does not deduce the T of a class, as before C++17.
 template <class T> constexpr span<T> make_span(T *data, std::size_t size) noexcept {
     return span<T>(data, size);
 }
@@ -395,12 +399,12 @@ using if_buffers = typename std::enable_if<buffer<A>::value && buffer<B>::value>
 template <class T>
 using if_value = typename std::enable_if<!buffer<T>::value && !std::is_pointer<T>::value>::type;
 
-// T, in a place where the compiler must deduce T from other arguments only.
+// The type T, in a parameter from which the compiler must not deduce T.
 template <class T> struct same { typedef T type; };
 template <class T> using identity = typename same<T>::type;
 
-// Is true if a buffer passed as B dies with the call: B is a temporary that owns its elements. A
-// type that can be copied byte by byte, such as a span, does not own its elements.
+// Is true if a buffer passed as B is destroyed after the call: B is a temporary that owns its
+// elements. A type that can be copied byte by byte, such as a span, does not own its elements.
 template <class B>
 struct is_temporary
     : std::integral_constant<
@@ -457,17 +461,17 @@ inline int local_rank() noexcept { return idist_get_local_rank(); }
 // world.
 //
 // The destructor waits until the other ranks leave as well. If an exception destroys the world, the
-// destructor aborts the world first, so that no rank waits. It reports no errors; finalize() throws
-// them.
+// destructor aborts the world first, so that no rank waits. The destructor reports no errors;
+// finalize() throws them.
 class world {
   public:
-    // Joins the default world by idist_initialize.
+    // Joins the default world by calling idist_initialize.
     explicit world(const idist_desc &desc = idist_desc()) : group_(nullptr), open_(false) {
         check(idist_initialize(&desc));
         open_ = true;
     }
 
-    // Joins a further, independent world by idist_open.
+    // Joins another, independent world by calling idist_open.
     static world open(const idist_desc &desc) {
         world opened(nullptr);
 
@@ -488,8 +492,8 @@ class world {
         leave();
     }
 
-    // Leaves the world: idist_finalize or idist_close. After an error the world is gone, too,
-    // except after IDIST_ERR_STATE: then a request is still pending.
+    // Leaves the world by calling idist_finalize or idist_close. After an error the world is gone,
+    // too. The exception is IDIST_ERR_STATE, which means that a request is still pending.
     void finalize() {
         if (open_) check(leave());
     }
@@ -518,13 +522,14 @@ class world {
 
 class any_group;
 
-// A group: some ranks of a world. A rank that is not a member has the group, too, with a rank of
-// -1. The destructor does not wait for other ranks. It does nothing if a request on the group is
-// pending or the world has ended. Then the world frees the group, or has freed it.
+// A group of some ranks of a world. A rank that is not a member has the group, too, with a rank of
+// -1. The destructor does not wait for other ranks. If a request on the group is pending, or if the
+// world has ended, the destructor does nothing. In these cases, the world will free the group, or
+// has already freed it.
 class group {
   public:
     group() noexcept : group_(nullptr) {}
-    explicit group(idist_group *handle) noexcept : group_(handle) {} // takes it over
+    explicit group(idist_group *handle) noexcept : group_(handle) {} // takes ownership
     group(group &&other) noexcept : group_(other.release()) {}
     group &operator=(group &&other) noexcept {
         if (this != &other) reset(other.release());
@@ -536,7 +541,8 @@ class group {
     int size() const noexcept { return group_ ? idist_group_size(group_) : 0; }
     bool is_member() const noexcept { return rank() >= 0; }
 
-    // Returns the rank in `to` (nullptr: the default world) of rank `rank` of this group, or -1.
+    // Returns the rank in `to` of this group's rank `rank`, or -1. If `to` is nullptr, the default
+    // world is meant.
     int translate(int rank, const idist_group *to) const noexcept {
         return idist_group_translate(group_, rank, to);
     }
@@ -558,12 +564,12 @@ class group {
         return flag;
     }
 
-    // Returns the handle, or nullptr if this object has no group because it was moved from. In a
-    // call, nullptr would mean the default world, so options refuse such an object.
+    // Returns the handle, or nullptr if this object has no group, for example because it was moved
+    // from. In a call, nullptr would mean the default world, so options refuse such an object.
     idist_group *get() const noexcept { return group_; }
     explicit operator bool() const noexcept { return group_ != nullptr; }
 
-    // Releases the handle, for idist_free_group.
+    // Releases and returns the handle, for idist_free_group.
     idist_group *release() noexcept {
         idist_group *handle = group_;
 
@@ -584,13 +590,15 @@ class group {
     friend group split(int, int, any_group);
 };
 
-// A group or world of either header; by default the default world.
+// A group or world of idist.h or idist.hpp; by default, the default world.
 class any_group {
   public:
     any_group(idist_group *handle = nullptr) noexcept : group_(handle) {} // NOLINT: converts
     any_group(const world &w) noexcept : group_(w.get()) {}               // NOLINT: converts
     any_group(const group &g) : group_(g.get()) {                         // NOLINT: converts
-        if (!g) throw error(IDIST_ERR_ARG, "idist::group: it is empty, because it was moved from");
+        if (!g)
+            throw error(IDIST_ERR_ARG,
+                        "idist::group: no group: the object was moved from or never set");
     }
 
     idist_group *get() const noexcept { return group_; }
@@ -610,7 +618,8 @@ IDIST_NODISCARD inline group new_group(span<const int> ranks) {
     return made;
 }
 
-// Creates a group of the listed ranks of parent, in this order. Only the listed ranks call it.
+// Creates a group of the listed ranks of parent, in this order. Only the listed ranks make this
+// call.
 IDIST_NODISCARD inline group new_group_by_members(any_group parent, span<const int> ranks,
                                                   int tag) {
     group made;
@@ -635,7 +644,8 @@ IDIST_NODISCARD inline group split(int color, int key = 0, any_group parent = an
 
 class request;
 
-// Options of a call, the last argument of every communication call. Each of these converts to it:
+// The options of a call: the last argument of every communication call. Each of these arguments
+// converts to options:
 //
 //     idist::barrier();                        the default world, blocking, the group's time-out
 //     idist::barrier(group);                   a group or a world
@@ -659,7 +669,7 @@ class options {
     options(bool) = delete;
 
     // Sets the deadline of the call (0 means the deadline of the world, a negative time means
-    // none). A fraction of a millisecond counts as a whole one.
+    // none). A fraction of a millisecond counts as a whole millisecond.
     template <class Rep, class Period>
     options &timeout(std::chrono::duration<Rep, Period> time) noexcept {
         typedef std::chrono::duration<double, std::milli> exact;
@@ -686,7 +696,8 @@ class options {
     idist_group *group() const noexcept { return c_.group; }
     bool is_deferred() const noexcept { return request_ || c_.plan; }
 
-    // Returns the options for a call of idist.h. If there is a request, it completes that call.
+    // Returns the options for a call of idist.h. If there is a request, the request completes that
+    // call.
     idist_opts get() const;
 
   private:
@@ -697,7 +708,8 @@ class options {
 };
 
 // An operation in flight. The program must not touch the buffers until wait() returns or throws, or
-// test() is true. The buffers must outlive the request, so declare the request after them.
+// test() returns true. The buffers must outlive the request, so declare the request after the
+// buffers.
 //
 // The destructor waits for the operation. If an exception destroys the request before the operation
 // is complete, the destructor aborts the group of the call (see ERRORS AND DESTRUCTORS). Move
@@ -762,8 +774,10 @@ inline idist_opts options::get() const {
 
     if (!request_) return c;
     if (request_->is_pending())
-        throw error(IDIST_ERR_STATE, "idist::request: the operation before is not complete: wait "
-                                     "for it before the request is used again");
+        throw error(
+            IDIST_ERR_STATE,
+            "idist::request: the previous operation of the request is not complete: wait for it "
+            "before you reuse the request");
     request_->group_ = c.group;
     c.request = request_->get();
     return c;
@@ -771,8 +785,7 @@ inline idist_opts options::get() const {
 
 namespace detail {
 
-// An array of pointers to requests. It does not allocate for as many requests as programs usually
-// have.
+// An array of pointers to requests. Up to 64 requests need no allocation.
 class request_pointers {
   public:
     request_pointers(request *requests, std::size_t n) : pointers_(few_) {
@@ -812,7 +825,7 @@ inline std::size_t wait_any(span<request> requests) {
 }
 
 // A call that is prepared once and made many times. The callable gets options and makes one call
-// with them, which is checked but not made:
+// with them. At this point the call is checked, but not started:
 //
 //     idist::plan step([&](const idist::options &o) { idist::all_reduce(x, idist::sum, o); },
 //                      group);
@@ -848,7 +861,7 @@ class plan {
     // Makes the call and waits for it.
     void start() const { check(idist_plan_start(plan_, nullptr)); }
 
-    // Makes the call and returns at once; r completes it.
+    // Makes the call and returns at once; r completes the call.
     void start(request &r) const {
         const idist_opts c = options(group_).into(r).get();
 
@@ -864,8 +877,8 @@ class plan {
 
 namespace detail {
 
-// Returns how many nested calls of together this thread is in. Communication calls in them complete
-// later.
+// Returns the number of nested calls of together() that this thread is in. Communication calls
+// inside together() complete later.
 inline int &together_depth() noexcept {
     static thread_local int depth = 0;
     return depth;
@@ -873,9 +886,9 @@ inline int &together_depth() noexcept {
 
 } // namespace detail
 
-// Runs f, whose calls start at once and complete together when f returns. So exchanges that would
-// deadlock one by one work. f must not make a call that returns a value. If f throws, the group is
-// aborted, which ends the calls that f has made on `group`; then the exception passes on.
+// Runs f, whose calls start at once and complete together when f returns. Exchanges that would
+// deadlock one by one therefore work. f must not make a call that returns a value. If f throws,
+// `group` is aborted, which ends the calls that f has made on it. The exception is then rethrown.
 template <class F> void together(F &&f, any_group group = any_group()) {
     check(idist_group_begin());
     detail::together_depth()++;
@@ -940,8 +953,8 @@ template <class T> class op {
         if (state_) idist_op_free(op_, group_);
     }
 
-    // Creates an op for the SUM of factor * x, with a factor of each rank's own. Floating-point
-    // dtypes only.
+    // Creates an op for the SUM of factor * x, with each rank's own factor. Floating-point dtypes
+    // only.
     static op premul_sum(double factor, any_group group = any_group()) {
         op made(group.get());
 
@@ -960,7 +973,7 @@ template <class T> class op {
     template <class F> struct state_of : state {
         explicit state_of(F &&callable) : f(std::move(callable)) {}
 
-        // Applies f to count elements, which may lie at any address. idist.h deals with exceptions.
+        // Applies f to count elements, which need not be aligned. idist.h handles exceptions.
         static void run(const void *in, void *inout, std::size_t count, idist_dtype, void *arg) {
             F &f = static_cast<state_of *>(arg)->f;
             const unsigned char *from = static_cast<const unsigned char *>(in);
@@ -985,7 +998,7 @@ template <class T> class op {
     std::unique_ptr<state> state_;
 };
 
-// The reduction of a call on elements T: a built-in reduction, or an op<T>.
+// The reduction of a call on elements of type T: a built-in reduction, or an op<T>.
 template <class T> class reduction {
   public:
     reduction(idist_op value) noexcept : value_(value) {}         // NOLINT: converts
@@ -1035,8 +1048,8 @@ class dtype {
 //------------------------------------------------------------------------------
 // [hpp:coll]  collectives
 //
-// All ranks of the group make the same call, in the same order. In the rules, n is the number of
-// ranks of the group and r the rank of the caller. "send" and "recv" are buffers whose sizes are
+// All ranks of the group make the same calls, in the same order. In the rules, n is the number of
+// ranks in the group, and r is the caller's rank. "send" and "recv" are buffers whose sizes are
 // given for each function. Other sizes throw error with IDIST_ERR_ARG before anything is sent, and
 // the group remains usable. The forms with one buffer work in place. The forms that take a value
 // return the result; they always block and cannot be planned.
@@ -1084,7 +1097,7 @@ inline bool is_root(int root, const options &o) noexcept {
     return idist_group_rank(o.group()) == root;
 }
 
-// Returns where the blocks of a v-form end, in elements.
+// Returns the end of a v-form's last block, in elements.
 inline std::size_t end_of(span<const std::size_t> counts, span<const std::size_t> displs) {
     std::size_t end = 0, at = 0;
 
@@ -1175,7 +1188,7 @@ IDIST_NODISCARD T reduce(T value, detail::reduction_of<T> op, int root,
     return value;
 }
 
-// Copies buf of root to buf of all ranks, all of the same size.
+// Copies root's buf to buf on all ranks. All these buffers have the same size.
 template <class B, class = detail::if_buffer<B>>
 void broadcast(B &&buf, int root, const options &o = options()) {
     const detail::view<B> both(buf);
@@ -1192,7 +1205,7 @@ IDIST_NODISCARD T broadcast(T value, int root, const options &o = options()) {
     return value;
 }
 
-// Completes when all ranks have called it.
+// Completes when all ranks have made this call.
 inline void barrier(const options &o = options()) {
     const idist_opts c = o.get();
 
@@ -1241,7 +1254,7 @@ void gather(S &&send, R &&recv, int root, const options &o = options()) {
                        &c));
 }
 
-// Returns the values of all ranks, in rank order, on root, and an empty vector on other ranks.
+// On root, returns the values of all ranks, in rank order. On other ranks, returns an empty vector.
 template <class T, class = detail::if_value<T>>
 IDIST_NODISCARD std::vector<T> gather(const T &value, int root, const options &o = options()) {
     static_assert(!std::is_same<T, bool>::value,
@@ -1352,11 +1365,12 @@ IDIST_NODISCARD T exscan(T value, detail::reduction_of<T> op, detail::identity<T
     return first;
 }
 
-// The v-forms: counts[k] elements go to or come from rank k, at element displs[k] of the larger
-// buffer. Without displs the blocks follow each other. The larger buffer must reach to the end of
-// its last block. With a request, the arrays must outlive the request, like the buffers.
+// The v-forms send counts[k] elements to rank k, or receive them from rank k. These elements begin
+// at element displs[k] of the larger buffer. Without displs, the blocks follow each other without
+// gaps. The larger buffer must extend to the end of its last block. With a request, the arrays must
+// outlive the request, like the buffers.
 
-// recv[displs[k] + i] = send[i] of rank k. send: counts[r].
+// recv[displs[k] + i] = send[i] of rank k. Sizes: send == counts[r].
 template <class S, class R, class = detail::if_buffers<S, R>>
 void all_gatherv(S &&send, R &&recv, span<const std::size_t> counts, span<const std::size_t> displs,
                  const options &o = options()) {
@@ -1376,7 +1390,7 @@ void all_gatherv(S &&send, R &&recv, span<const std::size_t> counts, const optio
 }
 
 // recv[displs[k] + i] = send[i] of rank k, on root only. On other ranks recv, counts and displs are
-// ignored. send: counts[r] of root.
+// ignored. Sizes: send == counts[r] of root.
 template <class S, class R, class = detail::if_buffers<S, R>>
 void gatherv(S &&send, R &&recv, span<const std::size_t> counts, span<const std::size_t> displs,
              int root, const options &o = options()) {
@@ -1397,8 +1411,8 @@ void gatherv(S &&send, R &&recv, span<const std::size_t> counts, int root,
             o);
 }
 
-// recv[i] = send[displs[r] + i] of root. On other ranks send, counts and displs are ignored. recv:
-// counts[r] of root.
+// recv[i] = send[displs[r] + i] of root. On other ranks send, counts and displs are ignored. Sizes:
+// recv == counts[r] of root.
 template <class S, class R, class = detail::if_buffers<S, R>>
 void scatterv(S &&send, span<const std::size_t> counts, span<const std::size_t> displs, R &&recv,
               int root, const options &o = options()) {
@@ -1520,7 +1534,7 @@ received<T> all_gather_alloc(const char *call, const T *send, std::size_t size,
 
 } // namespace detail
 
-// Copies the text of root to all ranks.
+// Copies root's text to all ranks.
 inline void broadcast(std::string &text, int root, const options &o = options()) {
     const detail::received<char> got =
         detail::broadcast_alloc("broadcast", text.data(), text.size(), root, o);
@@ -1528,7 +1542,7 @@ inline void broadcast(std::string &text, int root, const options &o = options())
     text.assign(got.begin(), got.count);
 }
 
-// Copies the elements of root to all ranks, and gives each vector the size of root's vector.
+// Copies root's elements to all ranks, and gives each vector the size of root's vector.
 template <class T>
 void broadcast_resize(std::vector<T> &values, int root, const options &o = options()) {
     const detail::received<T> got =
@@ -1555,7 +1569,7 @@ IDIST_NODISCARD inline std::vector<std::string> all_gather(const std::string &te
 }
 
 // Returns the elements of all ranks, in rank order. The number of elements may differ between
-// ranks. If counts is not nullptr, it gets the numbers.
+// ranks. If counts is not nullptr, *counts receives the number of each rank.
 template <class S, class = detail::if_buffer<S>>
 IDIST_NODISCARD std::vector<detail::element<S>>
 all_gather_concat(S &&send, const options &o = options(),
@@ -1589,7 +1603,7 @@ void send(S &&buf, int dst, int tag, const options &o = options()) {
 
 template <class T, class = detail::if_value<T>>
 void send(const T &value, int dst, int tag, const options &o = options()) {
-    // In together, the value must outlive the call of together, like any buffer.
+    // Inside together(), the value must outlive the call of together(), like any buffer.
     if (o.is_deferred()) detail::check_blocks("send", o);
     if (detail::together_depth()) {
         const idist_opts c = o.get();
@@ -1609,8 +1623,8 @@ void recv(R &&buf, int src, int tag, idist_recv_info &info, const options &o = o
     check(idist_recv(to.data(), to.size(), dtype_of<detail::element<R>>(), src, tag, &info, &c));
 }
 
-// Receives a message of at most as many elements as buf has, and returns what came: source, tag,
-// count. With a request, and in together, these are not known yet.
+// Receives a message of at most as many elements as buf has, and returns its source, tag and count.
+// With a request, and inside together(), these are not known yet.
 template <class R, class = detail::if_buffer<R>>
 idist_recv_info recv(R &&buf, int src, int tag, const options &o = options()) {
     const detail::view<R> to(buf);
@@ -1633,8 +1647,8 @@ template <class T> IDIST_NODISCARD T recv_value(int src, int tag, const options 
 }
 
 // Receives a message of any size. If several threads receive with any_source, each gets one
-// message. The message is lost if there is no memory for it, or if its elements are of another
-// type.
+// message. The message is lost if memory for it cannot be allocated, or if its elements are of
+// another type.
 template <class T>
 IDIST_NODISCARD std::vector<T> recv_vector(int src, int tag, const options &o = options(),
                                            idist_recv_info *info = nullptr) {
@@ -1650,8 +1664,8 @@ IDIST_NODISCARD std::vector<T> recv_vector(int src, int tag, const options &o = 
     return values;
 }
 
-// Sends and receives at once, so that neighbors can exchange data without deadlock. Returns a
-// description of the received message.
+// Sends and receives at the same time, so that neighbors can exchange data without deadlock.
+// Returns a description of the received message.
 template <class S, class R, class = detail::if_buffers<S, R>>
 idist_recv_info sendrecv(S &&sendbuf, int dst, int sendtag, R &&recvbuf, int src, int recvtag,
                          const options &o = options()) {
@@ -1668,7 +1682,7 @@ idist_recv_info sendrecv(S &&sendbuf, int dst, int sendtag, R &&recvbuf, int src
     return info;
 }
 
-// Waits for a message and describes it; the message stays.
+// Waits for a message and returns its description. The message can still be received.
 inline idist_recv_info probe(int src, int tag, const options &o = options()) {
     idist_recv_info info = idist_recv_info();
 
@@ -1691,9 +1705,9 @@ inline bool iprobe(int src, int tag, idist_recv_info *info = nullptr,
 //------------------------------------------------------------------------------
 // [hpp:spawn]  worker processes, and functions that some ranks run first
 //
-// A callable f may be f(local_rank) or f(), such as a lambda with captures. It returns an int, 0
-// for success, or nothing. If it throws, the worker fails, and the error that the caller of spawn
-// gets has the text of the exception.
+// A callable f, such as a lambda with captures, is called as f(local_rank) or f(). It returns an
+// int, 0 for success, or nothing. If it throws, the worker fails, and the caller of spawn gets an
+// error with the exception's text.
 //------------------------------------------------------------------------------
 
 namespace detail {
@@ -1711,8 +1725,8 @@ template <class F> int call_for_code(F &f, int local_rank, std::false_type) {
     return static_cast<int>(call(f, local_rank, 0));
 }
 
-// Adapts a callable of the caller for the functions of idist.h, which no exception may pass
-// through. The exception stays in `thrown`.
+// Adapts the caller's callable to the functions of idist.h, through which no exception may pass.
+// The exception is stored in `thrown`.
 template <class F> struct callable {
     F &f;
     std::exception_ptr thrown;
@@ -1737,7 +1751,8 @@ template <class F> struct callable {
     }
     static int task(void *arg) noexcept { return static_cast<callable *>(arg)->run(0); }
 
-    // Throws what f threw in this process, or else the error of the call.
+    // Rethrows the exception that f threw in this process. Otherwise throws the call's error, if
+    // any.
     void finish(idist_status status) const {
         if (thrown) std::rethrow_exception(thrown);
         check(status);
@@ -1759,8 +1774,9 @@ inline idist_report no_report() noexcept {
 
 } // namespace detail
 
-// Forks nproc_per_node processes, or one per core if that is 0. Each runs f in a new world. Waits
-// until all have ended, and throws worker_error if one failed. The workers do not return.
+// Forks nproc_per_node processes, or one per core if nproc_per_node is 0. Each process runs f in a
+// new world. Waits until all processes have ended, and throws worker_error if one failed. In a
+// worker, spawn does not return.
 template <class F>
 void spawn(F &&f, int nproc_per_node = 0, const idist_desc &desc = idist_desc()) {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
@@ -1774,9 +1790,9 @@ void spawn(F &&f, int nproc_per_node = 0, const idist_desc &desc = idist_desc())
     detail::check_workers(status, *d.report);
 }
 
-// Calls spawn if desc.nproc_per_node is set. Otherwise joins the world of the launcher, runs f in
-// this process and leaves the world. If f throws there, the exception passes on after the world has
-// ended.
+// Calls spawn if desc.nproc_per_node is set. Otherwise joins the launcher's world, runs f in this
+// process and leaves the world. If f throws in this process, the exception is rethrown after the
+// world has ended.
 template <class F> void parallel_run(const idist_desc &desc, F &&f, const char *name = "callable") {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable work = {f, nullptr};
@@ -1835,12 +1851,12 @@ class workers {
 
   private:
     idist_workers *workers_;
-    std::unique_ptr<idist_report> report_; // stays in place even if *this moves
+    std::unique_ptr<idist_report> report_; // keeps its address if *this moves
     detail::unwinding unwinding_;
 };
 
-// Runs f on the given rank first, and on the others when it is done. If f throws, the exception
-// passes on, and the other ranks get IDIST_ERR_CALLBACK.
+// Runs f on the given rank first, and then on the other ranks. If f throws on the given rank, the
+// exception is rethrown there, and the other ranks get IDIST_ERR_CALLBACK.
 template <class F> void one_rank_first(F &&f, int rank = 0, const options &o = options()) {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable task = {f, nullptr};
@@ -1849,8 +1865,8 @@ template <class F> void one_rank_first(F &&f, int rank = 0, const options &o = o
     task.finish(idist_one_rank_first(&callable::task, &task, rank, false, &c));
 }
 
-// Runs f first on the rank with the given local rank, on each host, and on the others when it is
-// done.
+// On each host, runs f first on the rank with the given local rank, and then on the host's other
+// ranks.
 template <class F> void local_rank_first(F &&f, int rank = 0, const options &o = options()) {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable task = {f, nullptr};
@@ -1859,7 +1875,7 @@ template <class F> void local_rank_first(F &&f, int rank = 0, const options &o =
     task.finish(idist_one_rank_first(&callable::task, &task, rank, true, &c));
 }
 
-// Runs f on the given rank only; the others wait for it.
+// Runs f on the given rank only; the other ranks wait until f returns.
 template <class F> void one_rank_only(F &&f, int rank = 0, const options &o = options()) {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable task = {f, nullptr};
@@ -1873,7 +1889,7 @@ template <class F> void one_rank_only(F &&f, int rank = 0, const options &o = op
 //------------------------------------------------------------------------------
 
 // Zeroed elements in memory that all ranks of the host map, so that large collectives move the data
-// directly. May be destroyed before or after the end of the world.
+// directly. The memory may be destroyed before or after the end of the world.
 template <class T> class memory {
     static_assert(std::is_trivially_copyable<T>::value && std::is_trivially_destructible<T>::value,
                   "idist: elements in shared memory are plain data");
@@ -1924,8 +1940,7 @@ template <class T, void (*Free)(T **)> struct freed_by {
 
 } // namespace detail
 
-// Owns an object that a function of another header, such as idist_train.h, has created, and frees
-// it:
+// Owns and frees an object that a function of another header, such as idist_train.h, has created:
 //
 //     idist::handle<idist_ddp, idist_ddp_free> ddp;
 //     ddp = idist::create<idist_ddp, idist_ddp_free>(idist_ddp_create, ddp_desc);

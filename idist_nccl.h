@@ -333,9 +333,9 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 // gpu/gpu_model.h: what the device adds to worlds, groups and calls
 //
-// This file defines the data of the device backend. gpu_device.h, pinned.h, gpu_task.h and stage.h
-// work on the data. gpu/ipc and gpu/nccl build on these files, and gpu/route chooses between IPC,
-// NCCL and staging.
+// This file defines the device backend's data structures. gpu_device.h, pinned.h, gpu_task.h and
+// stage.h operate on these structures. gpu/ipc and gpu/nccl build on these files, and gpu/route
+// chooses between IPC, NCCL and staging.
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
@@ -343,11 +343,11 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 //     idist_group.device  -> idist__gpu_group   streams, communicator or arenas, queue of calls
 //     idist__task.device  -> idist__gpu_op      a call on device memory, and its progress
 //
-// The world's lock protects all three structures, until the world has ended and one thread closes
-// it. Some CUDA and NCCL calls may wait for work on the device, which may wait for another rank.
-// Such calls are made without the lock. Meanwhile gpu->user_count keeps the structures alive. A
-// function that releases the lock says so. Its callers must check again what may have changed: the
-// group's status, the queue, gpu->stuck.
+// The world's lock protects all three structures, until the world has ended and a single thread
+// closes it. Some CUDA and NCCL calls may wait for work on the device, which may wait for another
+// rank. Such calls are made without the lock. Meanwhile gpu->user_count keeps the structures alive.
+// A function that releases the lock says so. Its callers must check again what may have changed:
+// the group's status, the queue, gpu->stuck.
 //
 // Anything that has not returned by its deadline is abandoned. Its memory stays allocated:
 //
@@ -374,7 +374,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 #endif
 #define IDIST__IPC_LOAD_MS 300000 // time that another thread may take to load the kernels
 #define IDIST__IPC_SLOTS 4        // chunks in an arena
-#define IDIST__IPC_SMALL 65536    // bytes up to which each rank of an all_reduce reduces everything
+#define IDIST__IPC_SMALL 65536    // largest all_reduce, in bytes, that every rank reduces in full
 #define IDIST__IPC_RANKS 16
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // this CUDA version can load PTX kernels
 
@@ -415,7 +415,7 @@ typedef struct idist__ipc_arena {
     uint32_t serial; // number of the arena among the owner's arenas
 } idist__ipc_arena;
 
-// Result of the search for a device of this rank, from best to worst.
+// Results of the search for this rank's device, from best to worst.
 typedef enum idist__gpu_presence {
     IDIST__GPU_FOUND,
     IDIST__GPU_NONE,    // no device found and none requested by name, or "cpu" requested
@@ -445,9 +445,9 @@ typedef struct idist__gpu_rank_info {
 
 struct idist__nccl;      // NCCL's functions (gpu/nccl/nccl_load.h)
 struct idist__nccl_gate; // says whether a thread is inside NCCL (gpu/nccl/nccl_job.h)
-struct idist__nccl_job;  // a thread that makes a blocking call of NCCL (gpu/nccl/nccl_job.h)
+struct idist__nccl_job;  // a thread that makes a blocking NCCL call (gpu/nccl/nccl_job.h)
 
-// The device's part of a world.
+// The device backend's data for a world.
 typedef struct idist__gpu {
     idist_backend_api api;                 // the world's backend
     const idist_backend_api *host_backend; // the backend below, which moves host memory
@@ -461,26 +461,26 @@ typedef struct idist__gpu {
     idist__gpu_rank_info *rank_infos; // one for each rank
     idist__pinned *free_pinned;
     idist__pinned *abandoned_pinned;     // a copy to or from the memory may never end
-    struct idist__pinning *pinning_job;  // pins memory that will go to free_pinned, or NULL
+    struct idist__pinning *pinning_job;  // pins memory for free_pinned, or NULL
     int waiting_call_count;              // calls that wait for the device
     int64_t sleep_ns;                    // next sleep of a thread that waits for the device
     int64_t spin_until_ns;               // until this time, a waiting thread does not sleep
     bool queue_changed;                  // a call left its group's queue: the next call may start
-    int64_t checked_nccl_ns;             // time of the last check for errors of NCCL
+    int64_t checked_nccl_ns;             // time of the last check for NCCL errors
     struct idist__nccl_job *ending_jobs; // jobs that finalize or abort a communicator
-    int *barrier_word; // barriers on streams reduce this; NULL without NCCL, or without memory
+    int *barrier_word; // word that stream barriers reduce; NULL without NCCL, or after an error
     // Pool for memory that idist allocates on a stream and gives to NCCL. If NULL, the default pool
     // is used.
     cudaMemPool_t pool;
     idist__ipc_arena *arenas;  // arenas of this rank that no group uses
     idist__ipc_arena *imports; // arenas mapped from other ranks
     uint32_t arena_count;      // arenas that this rank has ever made
-    cudaError_t nccl_error;    // the error of making barrier_word and pool
-    bool closed;    // idist_finalize has begun: the memory of other ranks is not read any more
-    bool stuck;     // some work on the device never ends: what waits for the device is not freed
-    int user_count; // threads that use this struct, or a group's part, without the lock
+    cudaError_t nccl_error;    // error from allocating barrier_word and pool
+    bool closed;    // idist_finalize has begun: the memory of other ranks is no longer read
+    bool stuck;     // some work on the device never ends: no mapped or pinned memory is freed
+    int user_count; // threads that use this struct or an idist__gpu_group without the lock
     int64_t leave_deadline_ns; // deadline of these threads when the world closes, or 0
-    bool loading;              // a thread loads the kernels, without the lock
+    bool loading;              // a thread is loading the kernels, without the lock
 #if IDIST__IPC_KERNELS
     cudaLibrary_t library;
     cudaKernel_t kernels[5]; // numbered in gpu/ipc/ptx.h
@@ -491,10 +491,10 @@ typedef struct idist__gpu {
 // The streams of a group. IPC uses only the first stream.
 enum { IDIST__STREAM_OUT, IDIST__STREAM_IN, IDIST__STREAM_NCCL, IDIST__STREAM_COUNT };
 
-// The device's part of a group, created by the group's first call on device memory.
+// The device backend's data for a group, created by the group's first call on device memory.
 typedef struct idist__gpu_group {
     idist__gpu_path path;
-    bool preparing, ready; // state of what the members set up together
+    bool preparing, ready; // state of the set-up that the members share
     cudaStream_t stream[IDIST__STREAM_COUNT];
     idist__task *queue, **queue_end; // calls with parts left for the host's backend, in order
     void *comm;                      // NULL if there is none, or if comm was aborted
@@ -506,7 +506,7 @@ typedef struct idist__gpu_group {
     // aborts comm.
     struct idist__nccl_gate *gate;
     int fault;                 // NCCL's error about another rank, or 0
-    int64_t fault_deadline_ns; // end of the time to find out which rank caused it
+    int64_t fault_deadline_ns; // deadline for finding the rank that caused it
     // comm must be aborted. Without ncclCommRevoke, a thread inside NCCL starts the abort when its
     // call returns.
     bool must_abort;
@@ -514,7 +514,7 @@ typedef struct idist__gpu_group {
     bool waited_for_abort;             // has waited for abort_job, and must not wait again
     bool stuck;                        // copies on the group's streams never end
     idist__ipc_arena *own_arena;
-    char *arena[IDIST__IPC_RANKS]; // the arena of each member, as mapped here
+    char *arena[IDIST__IPC_RANKS]; // each member's arena, as mapped in this process
 } idist__gpu_group;
 
 // A chunk that is being staged.
@@ -538,22 +538,22 @@ typedef struct idist__gpu_op {
     idist__user_op user;            // a copy, because the program may free the op meanwhile
     bool waits_for_device;          // true if counted in gpu->waiting_call_count
     bool waits_for_memory;          // true if the next chunk waits for pinned memory
-    bool with_backend;              // the host's backend has a part of the call
+    bool with_backend;              // the host's backend is performing a part of the call
     uint32_t ticket; // place in NCCL's order of the group's calls (idist__nccl_launch_call)
-    bool launched;   // NCCL has the call, or the hand-over failed
+    bool launched;   // the call was handed to NCCL, even if NCCL refused it
     bool met;        // NCCL: all ranks have made the call
     // NCCL: the error if a message failed on the host, or if the ranks' counts differ.
     idist_status meeting_status;
     size_t size;        // bytes per element
-    size_t chunk_count; // elements of each part of the buffers that move at a time
+    size_t chunk_count; // elements of each part that move at a time
     size_t nchunks;
     size_t enqueued_count;      // chunks (IPC: phases) enqueued on the device
     size_t started_count;       // chunks (IPC: phases) given to the host's backend
-    cudaError_t error;          // the first error of a copy, reported at the next safe place
+    cudaError_t error;          // the first error of a copy, reported at the next safe point
     idist_recv_info info;       // for a staged receive, if the program passes no info
     uint64_t message_nbytes;    // NCCL: size of a message, which the sender tells the receiver
     void *comm;                 // the communicator of this call; NULL if aborted
-    void *send_copy;            // the send buffer of an all_to_all in place
+    void *send_copy;            // copy of the send buffer of an in-place all_to_all
     uint64_t *counts;           // v-forms: sent by us, sent to us, expected by us, each by rank
     const void *holding_thread; // the thread whose idist_group_begin holds the call back
     idist__task *next_held;     // next call in gpu->held_calls
@@ -613,7 +613,7 @@ static void idist__gpu_device_fail_group(idist_group *g, idist_status status) {
 }
 
 // Finds cuDevicePrimaryCtxGetState. Searches the program first, which may be linked with the
-// driver's library. Then searches libcuda.so.1, which the runtime has loaded by now.
+// driver's library. Then searches libcuda.so.1, which the runtime has already loaded.
 static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
     static const char name[] = "cuDevicePrimaryCtxGetState";
     void *library = idist__os_library_open(NULL),
@@ -625,8 +625,8 @@ static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
 }
 
 // Returns true if cudaSetDevice(device) would create a context on a device that has none, as CUDA
-// does from version 12 on. A context takes hundreds of MB of a GPU that may belong to another rank.
-// (cudaGetDevice returns device 0 in a thread that never chose a device.)
+// does from version 12 on. A context takes hundreds of MB of memory on a GPU that may belong to
+// another rank. (cudaGetDevice returns device 0 in a thread that has never chosen a device.)
 static bool idist__gpu_device_lacks_context(const idist__gpu *gpu, int device) {
     unsigned flags = 0;
     int active = 1;
@@ -644,8 +644,8 @@ static int idist__gpu_device_set(const idist__gpu *gpu) {
     return device;
 }
 
-// Makes the previous device the current one again. A thread that had not chosen a device keeps
-// ours, and so does our progress thread.
+// Makes the previous device the current one again. A thread that had not chosen a device keeps our
+// device, and so does our progress thread.
 static void idist__gpu_device_restore(const idist__gpu *gpu, int device) {
     if (device == gpu->device || idist__gpu_device_lacks_context(gpu, device)) return;
     if (gpu->thread && idist__os_thread_equal(*gpu->thread, idist__os_thread_self())) return;
@@ -653,7 +653,7 @@ static void idist__gpu_device_restore(const idist__gpu *gpu, int device) {
 }
 
 // The state that idist__gpu_device_enter saves for idist__gpu_device_leave. Between these two calls
-// our device is the current one, and a stream capture of another thread does not make CUDA calls
+// our device is the current one, and a stream capture in another thread does not make CUDA calls
 // fail.
 typedef struct idist__gpu_guard {
     int device;
@@ -674,13 +674,13 @@ static void idist__gpu_device_leave(const idist__gpu *gpu, idist__gpu_guard guar
     idist__gpu_device_restore(gpu, guard.device);
 }
 
-// The device that a world chose last, plus 1, or 0 if no world ever chose one. Atomic. The value
-// outlives the world, as the context of the device does.
+// The device that the most recent world chose, plus 1, or 0 if no world has chosen a device.
+// Atomic. The value outlives the world, as does the device's context.
 static int idist__gpu_home_device;
 
-// The state between idist__gpu_device_home_enter and idist__gpu_device_home_leave. Both act like
-// idist__gpu_device_enter and idist__gpu_device_leave, for memory that belongs to no world. Both do
-// nothing if no world ever had a device.
+// The state between idist__gpu_device_home_enter and idist__gpu_device_home_leave. The two
+// functions act like idist__gpu_device_enter and idist__gpu_device_leave, but for memory that
+// belongs to no world. They do nothing if no world has ever had a device.
 typedef struct idist__gpu_home {
     idist__gpu gpu; // only the members that the guard needs
     idist__gpu_guard guard;
@@ -702,7 +702,7 @@ static void idist__gpu_device_home_leave(const idist__gpu_home *home) {
 
 // gpu/pinned.h: pinned host memory, which the device copies to and from
 
-// A job that pins memory in a thread of its own. Pinning may wait for all work of the device, for
+// A job that pins memory in a thread of its own. Pinning may wait for all work on the device, for
 // example for an NCCL kernel that waits for a lost rank. The thread that would abort the kernel
 // needs the world's lock, so no thread that holds the lock may wait for the pinning.
 typedef struct idist__pinning {
@@ -726,8 +726,8 @@ static void *idist__pinned_work(void *arg) {
     return NULL;
 }
 
-// Allocates memory that the ranks of a host share if the backend provides it, otherwise plain
-// memory. No memory is freed before the world ends, so sizes are powers of two.
+// Allocates memory that the ranks on a host share, if the backend provides such memory. Otherwise
+// allocates plain memory. No memory is freed before the world ends, so sizes are powers of two.
 static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     const idist_backend_api *under = idist__gpu_of(w)->host_backend;
     idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
@@ -743,8 +743,8 @@ static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     return NULL;
 }
 
-// Adds the memory that a thread has pinned to the free memory. Returns false if the thread is still
-// pinning.
+// If the pinning thread has finished, moves its memory to the list of free memory. Returns false if
+// the thread is still pinning.
 static bool idist__pinned_finish(const idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinning *job = gpu->pinning_job;
@@ -766,9 +766,9 @@ static bool idist__pinned_finish(const idist__world *w) {
     return true;
 }
 
-// Takes at least nbytes of memory, pinned if possible: the smallest free memory that fits, or new
-// memory. Returns NULL and sets *later if a thread is pinning memory; the caller tries again later.
-// Returns NULL without *later if there is no memory.
+// Takes at least nbytes of memory, pinned if possible: the smallest free block that fits, or a new
+// block. Returns NULL and sets *later if a thread is pinning memory; the caller tries again later.
+// Returns NULL and clears *later if memory cannot be allocated.
 static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, bool *later) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinned **at, **best = NULL, *p;
@@ -810,7 +810,8 @@ static void idist__pinned_give(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// Puts memory aside for good, because a copy may still use the memory. Sets *p to NULL.
+// Moves memory to the list of abandoned memory, because a copy may still use the memory. Sets *p to
+// NULL.
 static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     if (!*p) return;
     (*p)->next = gpu->abandoned_pinned;
@@ -818,7 +819,7 @@ static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// Waits for the thread that pins memory when the world ends. If the thread does not return within
+// When the world ends, waits for the thread that pins memory. If the thread does not return within
 // IDIST__GPU_ABORT_MS, the device is busy: the thread is detached, and gpu->stuck is set.
 static void idist__pinned_end(const idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
@@ -836,8 +837,8 @@ static void idist__pinned_end(const idist__world *w) {
     }
 }
 
-// Frees a list of memory that has been unpinned. If the device is stuck, the memory is still pinned
-// and stays allocated.
+// Frees a list of unpinned memory. If the device is stuck, the memory is still pinned and stays
+// allocated.
 static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
     idist__pinned *p;
 
@@ -856,7 +857,7 @@ static void *idist__pinned_alloc(size_t nbytes, void *user) {
     idist__gpu_device_home_enter(&home);
 
     if (cudaMallocHost(&p, nbytes ? nbytes : 1) != cudaSuccess) {
-        cudaGetLastError(); // the caller reports it
+        cudaGetLastError(); // the caller reports the error
         p = NULL;
     }
 
@@ -1063,8 +1064,8 @@ typedef struct idist__gpu_outcome {
     char reason[200];
 } idist__gpu_outcome;
 
-// Sets *all to true if all members succeeded. If a member failed, `reason` becomes the reason of
-// the first member that failed.
+// Sets *all to true if all members succeeded. Otherwise replaces `reason` with the rank and the
+// reason of the first member that failed.
 static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, char *reason,
                                                    size_t capacity, bool *all) {
     idist__gpu_outcome mine, *theirs;
@@ -1097,7 +1098,7 @@ static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, 
 // the thread returns from its call.
 
 // Returns `status`, or IDIST_ERR_STATE instead of IDIST_OK if another thread is closing the world
-// and waits for this thread to leave. Called when this thread holds the lock again after a release.
+// and waits for this thread to leave. Called when this thread has reacquired the lock.
 static idist_status idist__gpu_leave_goes_on(const idist_group *g, idist_status status) {
     if (status != IDIST_OK || !g->w->progress.stops) return status;
     return idist__fail(IDIST_ERR_STATE, "another thread is closing the world");
@@ -1107,7 +1108,8 @@ static bool idist__gpu_leave_is_unused(const void *arg) {
     return !idist__gpu_of((const idist__world *)arg)->user_count;
 }
 
-// Sets, once, the deadline by which other threads must have left the world.
+// Sets the deadline by which other threads must have left the world, unless the deadline is already
+// set.
 static void idist__gpu_leave_set_deadline(idist__gpu *gpu) {
     if (!gpu->leave_deadline_ns)
         gpu->leave_deadline_ns = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
@@ -1129,9 +1131,10 @@ static bool idist__gpu_leave_lock(idist__world *w) {
     return !w->life.abandoned;
 }
 
-// Waits for the threads that use the world without the lock, before closing the world frees what
-// they use. If a thread has not left by the deadline, the world is abandoned (w->life.abandoned),
-// and nothing that such a thread uses is freed. Called once per world, without the lock.
+// Waits for the threads that use the world without holding the lock. Called before closing the
+// world frees the memory that these threads use. If a thread has not left by the deadline, the
+// world is abandoned (w->life.abandoned), and nothing that such a thread uses is freed. Called once
+// per world, without the lock.
 static void idist__gpu_leave_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 
@@ -1150,11 +1153,11 @@ static void idist__gpu_leave_wait_unused(idist__world *w) {
 //
 // Any call on device memory that no other path supports is staged. The host's backend gets each
 // chunk as a call of its own, with pinned memory for its buffers. Meanwhile the next chunk leaves
-// the device and the previous chunk arrives there:
+// the device, and the previous chunk returns to the device:
 //
-//     out   0  1  2  3        If a buffer has n parts, a chunk is a piece of each part. So a chunk
-//     host     0  1  2  3     of any collective of k elements per rank is a collective of fewer
-//     in          0  1  2  3  elements per rank.
+//     out   0  1  2  3        If a buffer has n parts, a chunk is a piece of each part. A chunk of
+//     host     0  1  2  3     any collective of k elements per rank is therefore a collective of
+//     in          0  1  2  3  fewer elements per rank.
 //
 // Calls whose parts differ in size (v-forms, send and receive) consist of one chunk.
 //
@@ -1181,9 +1184,9 @@ static void idist__stage_plan_chunks(idist__task *t, size_t nbytes, size_t parts
     if (op->chunk_count) op->nchunks = (call->count + op->chunk_count - 1) / op->chunk_count;
 }
 
-// Fills in the host's call for chunk `nth`. Its buffers are pinned memory, one inside the other as
-// in a call in place, except in an all_to_all. Returns false if there is no pinned memory yet
-// (op->waits_for_memory), or no memory at all.
+// Fills in the host's call for chunk `nth`. The call's buffers are in pinned memory. Except in an
+// all_to_all, one buffer is inside the other, as in an in-place call. Returns false if there is no
+// pinned memory yet (op->waits_for_memory), or no memory at all.
 static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -1230,7 +1233,7 @@ static bool idist__stage_may_copy(const idist__task *t, const idist__pinned *mem
     return true;
 }
 
-// Copies the next chunk out of the device. Returns false if there is no pinned memory for the chunk
+// Copies the next chunk from the device. Returns false if there is no pinned memory for the chunk
 // (yet), or if the copy would block.
 static bool idist__stage_out(idist__task *t) {
     idist_group *g = t->group;
@@ -1272,7 +1275,7 @@ static bool idist__stage_out(idist__task *t) {
     return true;
 }
 
-// Copies to the device what a call of one chunk has received: the parts of a v-form, or the
+// Copies to the device the data that a call of one chunk has received: the parts of a v-form, or a
 // message.
 static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part,
                                          cudaStream_t stream) {
@@ -1357,9 +1360,9 @@ static bool idist__stage_step(idist__task *t) {
     return true;
 }
 
-// Handles a chunk that the host's backend has finished. Returns true if the call is complete. The
-// caller's stream need not wait for op->event, because the call itself waits for the event before
-// it returns.
+// Handles a chunk that the host's backend has finished. Returns true if the call is complete. After
+// the last chunk, the call completes when op->event does. The caller's stream therefore need not
+// wait for the event. With idist_wait_stream, a stream waits for the event instead (t->followed).
 static bool idist__stage_part_done(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     cudaError_t error = idist__stage_in(t);
@@ -1382,20 +1385,21 @@ static bool idist__stage_part_done(idist__task *t) {
 // gpu/ipc/ptx.h: kernels that reduce and pack data that one GPU can read
 //
 // idist_reduce_f32, _f64, _f16 and _bf16 compute out[i] = in[0][i] (op) ... (op) in[n - 1][i]. The
-// results have the same bits as results of idist__reduce_many. idist_pack_halves converts floats,
-// with the same bits as train/compress/compress.h. No kernel waits for anything.
+// results have the same bits as idist__reduce_many's results. idist_pack_halves converts between
+// floats and 16-bit floats, with the same bits as train/compress/compress.h. No kernel waits for
+// anything.
 //
-// The strings below, joined, are the PTX that the driver compiles for its GPU. They are generated
-// from tests/gpu/reduce.cu and tests/gpu/pack.cu.
+// The strings below, joined, are the PTX that the driver compiles for its GPU. The strings are
+// generated from tests/gpu/reduce.cu and tests/gpu/pack.cu.
 
 #define IDIST__PTX_OPERANDS 16
 #define IDIST__PTX_SCALED 16   // an op: the SUM of all operands, each times `factor`
 #define IDIST__PTX_THREADS 512 // per block, at most
 #define IDIST__PTX_NBYTES 16   // bytes of each operand that a thread handles per turn
 
-// The only parameter of a kernel that reduces. All pointers are aligned to an element. The kernel
-// is faster if all pointers are aligned to 16 bytes. `out` and `also` may equal any of in[];
-// otherwise no buffers overlap.
+// The only parameter of a reduction kernel. All pointers are aligned to an element. The kernel is
+// faster if all pointers are aligned to 16 bytes. `out` and `also` may equal any of in[]; otherwise
+// no buffers overlap.
 typedef struct idist__ptx_args {
     const void *in[IDIST__PTX_OPERANDS];
     void *out;
@@ -1737,9 +1741,9 @@ static void idist__ipc_kernel_unload(idist__gpu *gpu) {
     gpu->library = NULL;
 }
 
-// Loads the kernels. The driver compiles a kernel when the kernel is first needed. Asking for the
-// kernel's attributes makes the driver do so now. So PTX that the driver cannot read is found
-// before a call needs the kernels, and no launch waits for the compiler.
+// Loads the kernels. The driver compiles a kernel when the kernel is first needed. Querying the
+// kernel's attributes makes the driver compile it now. PTX that the driver cannot compile is
+// therefore found before a call needs the kernels, and no launch waits for the compiler.
 static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     static const char *const names[] = {"idist_reduce_f16", "idist_reduce_bf16", "idist_reduce_f32",
                                         "idist_reduce_f64", "idist_pack_halves"};
@@ -1766,8 +1770,8 @@ static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     return error;
 }
 
-// Launches a kernel with one thread for each of `count` items, or with fewer threads that take
-// turns.
+// Launches a kernel with one thread for each of `count` items, or with fewer threads that each
+// handle several items.
 static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, const void *args,
                                             size_t count, cudaStream_t stream) {
     void *params[1];
@@ -1780,8 +1784,8 @@ static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, c
     return cudaLaunchKernel((const void *)gpu->kernels[kernel], grid, block, params, 0, stream);
 }
 
-// Reduces on the device. The caller sets out, count and also. Each operand in[i] that is NULL is
-// read from offset `at` of rank i's arena.
+// Reduces on the device. The caller sets args->out, args->also and args->count. Each operand in[i]
+// that is NULL is read from offset `at` of rank i's arena.
 static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *arena, size_t at,
                                             idist__ptx_args *args) {
     const idist_group *g = t->group;
@@ -1800,7 +1804,7 @@ static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *a
     args->n = g->size;
     args->op = idist__reduce_op_is_arithmetic(call->op) ? (int)call->op : IDIST_SUM;
 
-    // The kernel needs its output aligned to an element.
+    // The kernel needs output that is aligned to an element.
     if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);
     if (away) args->out = away;
     if (error == cudaSuccess)
@@ -1872,8 +1876,8 @@ static bool idist__ipc_kernel_has_loaded(const void *arg) {
 }
 
 // Loads the kernels once per world. Called with the lock held. Releases the lock meanwhile, because
-// loading may wait for the device. On the device a kernel of NCCL may wait for a lost rank, and the
-// thread that aborts this kernel needs the lock. The caller is counted in gpu->user_count.
+// loading may wait for the device. On the device, an NCCL kernel may be waiting for a lost rank,
+// and the thread that aborts this kernel needs the lock. The caller is counted in gpu->user_count.
 static cudaError_t idist__ipc_kernel_need(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
@@ -1899,10 +1903,10 @@ static cudaError_t idist__ipc_kernel_need(idist__world *w) {
 // gpu/ipc/ipc_arena.h: device memory that other ranks map
 //
 // Each rank of a group has an arena: IDIST__IPC_SLOTS chunks of device memory, which the other
-// members map once. Allocating and mapping device memory may wait for all work of the device, so
+// members map once. Allocating and mapping device memory may wait for all work on the device, so
 // these CUDA calls are made without the lock.
 
-// The information about its arena that each member sends to the other members.
+// The information that each member sends to the other members about its arena.
 typedef struct idist__ipc_rank_info {
     cudaIpcMemHandle_t handle;
     char *data; // for ranks of the same process, which cannot open the handle
@@ -1949,7 +1953,7 @@ static cudaError_t idist__ipc_arena_take(idist_group *g, idist__ipc_rank_info *i
     return g->size > 1 ? cudaIpcGetMemHandle(&info->handle, a->data) : cudaSuccess;
 }
 
-// Maps an arena of another rank, unless the arena is mapped already. Releases the lock meanwhile.
+// Maps an arena of another rank, unless the arena is already mapped. Releases the lock meanwhile.
 static cudaError_t idist__ipc_arena_map(idist__world *w, int rank, const idist__ipc_rank_info *info,
                                         char **at) {
     idist__gpu *gpu = idist__gpu_of(w);
@@ -2018,7 +2022,7 @@ static void idist__ipc_arena_release(idist_group *g) {
     gg->own_arena = NULL;
 }
 
-// Abandons this rank's arena in a group where a copy never ends, on any rank. No other group gets
+// Abandons this rank's arena in a group in which some rank's copy never ends. No other group gets
 // the arena, and the arena is never freed.
 static void idist__ipc_arena_abandon(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -2031,13 +2035,13 @@ static void idist__ipc_arena_abandon(idist_group *g) {
 
 // gpu/ipc/ipc_leave.h: how the end of a world frees device memory
 //
-//     idist_finalize      idist__ipc_leave_unmap_arenas   this rank maps no arena any more
-//                         the ranks meet                  no rank maps our arenas any more
+//     idist_finalize      idist__ipc_leave_unmap_arenas   this rank no longer maps any arena
+//                         the ranks meet                  no rank still maps our arenas
 //     groups are closed   gpu/gpu_leave.h                 other threads leave the world
-//     world is freed      idist__ipc_leave_free_all       frees all memory that the device knows
+//     world is freed      idist__ipc_leave_free_all       frees all memory that the device uses
 
-// A clean-up job, which frees memory of the device in a thread of its own. The thread is needed
-// because each of these CUDA calls may wait for all work of the device.
+// A clean-up job, which frees the device's memory in a thread of its own. The thread is needed
+// because each CUDA call that frees memory may wait for all work on the device.
 typedef struct idist__ipc_cleanup {
     idist__gpu gpu; // only the device, and what the thread frees: imports, arenas, library,
                     // free_pinned, barrier_word, pool
@@ -2068,8 +2072,9 @@ static void *idist__ipc_leave_cleanup_run(void *arg) {
 }
 
 // Frees the memory that `what` lists, in a thread of its own, and waits up to IDIST__GPU_ABORT_MS
-// for the thread. Returns false if the device is busy, so that the thread continues by itself, or
-// if no thread can be started. Called without the lock.
+// for the thread. Returns false if the thread has not finished by this deadline, because the device
+// is busy. The thread then continues by itself. Also returns false if the thread cannot be started.
+// Called without the lock.
 static bool idist__ipc_leave_clean_up(const idist__gpu *what) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
@@ -2154,16 +2159,16 @@ static void idist__ipc_leave_unmap_arenas(idist__world *w) {
     else gpu->stuck = true;
 }
 
-// Frees all memory of this rank that the device uses. Each of these CUDA calls may wait for the
-// device, where a kernel of NCCL that could not be aborted may still run.
+// Frees all of this rank's memory that the device uses. Each of these CUDA calls may wait for the
+// device, on which an NCCL kernel that could not be aborted may still run.
 static void idist__ipc_leave_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    // If the device is stuck, a thread may still load the kernels.
+    // If the device is stuck, a thread may still be loading the kernels.
     bool any = !gpu->stuck && (gpu->imports || gpu->arenas || gpu->free_pinned ||
                                gpu->barrier_word || gpu->pool || idist__ipc_kernel_is_loaded(gpu));
     bool busy = any && !idist__ipc_leave_clean_up(gpu);
 
-    if (!busy && !w->life.abandoned) { // otherwise, a thread still reads the lists
+    if (!busy && !w->life.abandoned) { // otherwise, a thread may still read the lists
         idist__ipc_leave_free_list(w, gpu->imports);
         idist__ipc_leave_free_list(w, gpu->arenas);
         idist__pinned_free_list(w, gpu->free_pinned);
@@ -2182,11 +2187,11 @@ static void idist__ipc_leave_free_all(idist__world *w) {
 
 // gpu/ipc/ipc_probe.h: checks that this rank can read the memory of other ranks
 //
-// Each rank writes a pattern into its arena, and all ranks read it. The numbers of the pattern are
-// whole, never 0, and small enough that their sum is exact. A driver that grants peer access does
-// not know whether the machine delivers the data. An IOMMU, or the access control (ACS) of a PCIe
-// switch, may corrupt what one GPU reads from another. The GPU then reads zeros or garbage, without
-// an error.
+// Each rank writes a pattern into its arena, and all ranks read it. The pattern's values are
+// nonzero integers, small enough that their sum over all ranks is exact. A driver that grants peer
+// access does not know whether the data arrives intact. An IOMMU, or the access control (ACS) of a
+// PCIe switch, may corrupt the data that one GPU reads from another. The GPU then reads zeros or
+// garbage, without an error.
 
 #define IDIST__IPC_PROBE 4096
 #define IDIST__IPC_PROBE_MS 10000 // time that reading the patterns may take
@@ -2198,13 +2203,13 @@ static float idist__ipc_probe_value(int rank, size_t i) {
 
 typedef struct idist__ipc_probe {
     cudaStream_t stream; // for the probe alone; abandoned if a copy never ends
-    float *seen;         // pinned memory for what the probe has read
+    float *seen;         // pinned memory for the data that the probe reads
     int64_t deadline_ns;
     char text[200];
 } idist__ipc_probe;
 
-// Sets the deadline for a part of the probe. Each part has its own deadline, because the ranks may
-// begin a part at very different times.
+// Sets the deadline for one step of the probe. Each step has its own deadline, because the ranks
+// may begin a step at very different times.
 static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_probe *probe) {
     int most_ms = w->cfg.init_timeout_ms / 2;
 
@@ -2212,8 +2217,8 @@ static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_prob
     probe->deadline_ns = idist__os_clock_deadline(most_ms);
 }
 
-// Waits until the stream finishes. Returns false after an error or at the deadline, because the
-// stream may never finish.
+// Waits until the stream finishes, or until the deadline, because the stream may never finish.
+// Returns false at the deadline or after an error.
 static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *error) {
     int turns = 0;
 
@@ -2245,7 +2250,7 @@ static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe
     return error;
 }
 
-// Copies the device's memory at `from` to the host. Returns true if the copy equals the pattern of
+// Copies device memory at `from` to the host. Returns true if the copy equals the pattern of
 // `rank`, or the sum of all ranks' patterns if `rank` is -1.
 static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe, const char *from,
                                    int rank, cudaError_t *error) {
@@ -2265,9 +2270,9 @@ static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe
     return true;
 }
 
-// Checks that this rank reads the arenas of all ranks, by copies from device to device and with a
-// kernel. A copy to the host would prove nothing, because the device that owns the memory makes the
-// copy.
+// Checks that this rank reads correct data from all ranks' arenas, both by copies from device to
+// device and with a kernel. A copy to the host would prove nothing, because the device that owns
+// the memory would make the copy.
 static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe *probe) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -2304,7 +2309,9 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
     if (right || (error != cudaSuccess && error != cudaErrorNotReady)) return error;
 
     if (strcmp(mine, other))
-        cause = ": an IOMMU or PCIe ACS is in the way; boot with iommu=pt, or disable ACS";
+        cause =
+            ": an IOMMU or PCIe ACS redirects the reads of peers; boot with iommu=pt, or disable "
+            "ACS";
     snprintf(probe->text, sizeof probe->text, "GPU %.16s %s GPU %.16s%s", mine,
              error == cudaSuccess ? "reads wrong data from" : "timed out reading from", other,
              cause);
@@ -2313,7 +2320,7 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
 }
 
 // Frees the probe. Returns false if the stream has not finished. Such a stream may never finish, so
-// the stream and the memory that it works on are abandoned.
+// the stream and the memory that it uses are abandoned.
 static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
     cudaError_t error = cudaSuccess;
     bool done =
@@ -2394,8 +2401,8 @@ static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *se
     return status;
 }
 
-// Abandons the arenas of all ranks if a probe never ends on any rank. Such a probe may read the
-// arena of any other rank.
+// Abandons the arenas of all ranks if any rank's probe never ends. Such a probe may read the arena
+// of any other rank.
 static idist_status idist__ipc_setup_strand_all(idist_group *g, idist__ipc_setup *setup) {
     idist_status status;
     bool any = false;
@@ -2424,8 +2431,8 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
     return status == IDIST_OK && !all ? idist__ipc_setup_without(g, reason) : status;
 }
 
-// Sets up the arenas of a group. If a rank cannot set up its arena, the group is staged. All
-// members call this function. Releases the lock meanwhile.
+// Sets up the arenas of a group. If a rank cannot set up its arena, the group is staged, or the
+// call fails if the user requires IPC. All members call this function. Releases the lock meanwhile.
 static idist_status idist__ipc_setup_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -2466,21 +2473,22 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 // NCCL is missing. IPC needs CUDA 12.8 or later. With an older CUDA, and wherever IPC does not
 // work, the group is staged through host memory.
 //
-// The device backend "ipc" supports all collectives except barriers, prefix sums and v-forms. It
-// reduces F16, BF16, F32 and F64 by SUM, PROD, MIN, MAX and AVG, and F32 and F64 also by
+// The device backend "ipc" supports all collectives except barriers, prefix sums and v-forms. The
+// backend reduces F16, BF16, F32 and F64 by SUM, PROD, MIN, MAX and AVG, and F32 and F64 also by
 // premultiplied sums. All other calls are staged. Operands are combined in rank order, so the
-// results have the same bits as results in host memory that the ranks share.
+// results have the same bits as a reduction in host memory that the ranks share.
 //
 // WHAT IT COSTS
 //
-// In each group that makes IPC calls, every rank allocates 64 MiB of device memory. The memory is
-// kept for the next group. Each call first copies its data into this memory.
+// In each group that makes IPC calls, every rank allocates 64 MiB of device memory. When the group
+// is closed, the memory is kept for the next group. Each call first copies its data into this
+// memory.
 //
 // The kernels are compiled once per world, in the world's first IPC call. The first call of each
 // group also reads the memory of every rank once. If the driver is too old for the kernels, the
 // group is staged, with a warning. The group is also staged, with a warning, if the machine
-// corrupts what one GPU reads from another. An IOMMU or PCIe ACS may cause such errors: boot with
-// iommu=pt, or disable ACS.
+// corrupts the data that one GPU reads from another. An IOMMU or PCIe ACS may cause such errors:
+// boot with iommu=pt, or disable ACS.
 //
 // The ranks of a host can read each other's device memory, even if they share a GPU. Each rank has
 // an arena that the other ranks map. A chunk of a call is first given and then taken:
@@ -2502,28 +2510,27 @@ static idist_status idist__ipc_setup_prepare(idist_group *g) {
 // memory must not be freed, and idist cannot know when the program frees a buffer.
 //
 // The device's work for a call is divided into phases. A rank that has finished a phase meets the
-// other ranks on the host, where the first meeting compares the call. So what is given in one phase
-// can be taken `depth` phases later:
+// other ranks on the host, where the first meeting compares the ranks' calls. Data that is given in
+// one phase can therefore be taken `depth` phases later:
 //
 //     phase      0      1      2      3      4      5      6         three chunks, depth 2
 //     give       0      1      2
 //     take                     0      1      2
 //     collect                                0      1      2
-//     met            0      1      2      3      4      5      6     the device has the next one
+//     met            0      1      2      3      4      5      6     the device runs the next phase
 //
 // Phase p begins when all ranks have met for phase p - depth. Chunk c is in slot c % 4 of the
-// arena. In phase c + 4 a rank gives chunk c + 4 into the same slot. By then all ranks have
-// finished at least phase c + 2, in which they took chunk c. A rank's own slice of the slot holds
+// arena. In phase c + 4 a rank gives chunk c + 4 into the same slot. Before phase c + 4 begins, all
+// ranks have finished phase c + 2, in which they took chunk c. A rank's own slice of the slot holds
 // the result of the reduction. The other ranks collect this result in phase c + 4, and the rank
-// overwrites it only in phase c + 6. A single chunk needs no pipeline: its depth is 1. After the
-// last phase the ranks meet as well, so that no rank reads an arena whose owner has finished the
-// call.
+// overwrites it only in phase c + 6. A single chunk needs no pipeline: its depth is 1. The ranks
+// also meet after the last phase, so that no rank reads an arena whose owner has finished the call.
 //
 // No kernel waits for another rank, so processes that share a GPU may take turns on the GPU.
 //
 //     idist__gpu_engine_start      the call gets its fingerprint and enters the group's queue
 //     idist__ipc_call_step         enqueues the next phases; starts a meeting when a phase ends
-//     idist__gpu_engine_part_done  the ranks have met; then the next idist__ipc_call_step
+//     idist__gpu_engine_part_done  the ranks have met; idist__ipc_call_step is called again
 
 enum { IDIST__IPC_ELEMENT = 256 }; // largest element, in bytes
 
@@ -2532,7 +2539,7 @@ static bool idist__ipc_call_supports(const idist_group *g, const idist__call *ca
     if (idist__kind_is_p2p(call->kind) || idist__kind_is_v(call->kind)) return false;
     if (call->kind == IDIST__SCAN || call->kind == IDIST__EXSCAN || call->kind == IDIST__BARRIER)
         return false;
-    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // a chunk holds many
+    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // a chunk must hold many
     if (!idist__kind_reduces(call->kind)) return true;
     if (!idist__dtype_is_float(call->dtype) || idist_dtype_size(call->dtype) < 2) return false;
     if (idist__gpu_task_op_is_premul(g, call))
@@ -2549,8 +2556,8 @@ static bool idist__ipc_call_is_large(const idist__task *t) {
 
 // Returns the index of the first element of the slice of `rank` in a chunk of k elements. Slices
 // consist of whole cache lines and are at the same place in all chunks of a call. So a rank can
-// give the other slices of a new chunk while its own slice of the slot's previous chunk is
-// collected.
+// give the other slices of a new chunk while the other ranks collect its own slice of the slot's
+// previous chunk.
 static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
@@ -2610,9 +2617,9 @@ static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_
     return error == cudaSuccess ? idist__ipc_call_premultiply(t, arena, k * shape.send) : error;
 }
 
-// Reduces this rank's slice of a large all_reduce into the rank's arena and receive buffer. If a
-// buffer of the program is not aligned to 16 bytes, a separate copy is faster than an unaligned
-// kernel.
+// Reduces this rank's slice of a large all_reduce into the rank's arena and receive buffer. If one
+// of the program's buffers is not aligned to 16 bytes, a separate copy is faster than a kernel that
+// accesses unaligned data.
 static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const *arena, size_t at,
                                               size_t k) {
     const idist_group *g = t->group;
@@ -2736,9 +2743,9 @@ static cudaError_t idist__ipc_call_enqueue_step(const idist__task *t, idist__ipc
     return idist__ipc_call_collect(t, arena, at, k);
 }
 
-// Performs one step of the call at the head of its group's queue. enqueued_count phases are
-// enqueued. For started_count of these phases the ranks have met, or are about to meet. Returns
-// false if the call waits or has failed.
+// Performs one step of the call at the head of its group's queue. op->enqueued_count is the number
+// of phases that are enqueued. For op->started_count of these phases, the ranks have met or are
+// about to meet. Returns false if the call waits or has failed.
 static bool idist__ipc_call_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     size_t depth = idist__ipc_call_depth(op), lag = idist__ipc_call_is_large(t) ? 2 : 1;
@@ -2779,7 +2786,7 @@ static bool idist__ipc_call_step(idist__task *t) {
 
 // gpu/ipc/own.h: device memory of this rank alone, for idist_train.h
 //
-// All work is enqueued on a stream of the program.
+// All work is enqueued on the program's stream (opts->stream).
 
 typedef struct idist__own {
     idist__world *w;
@@ -2791,7 +2798,7 @@ typedef struct idist__own {
 
 // Makes the device of the group's world the current device until idist__own_end. Loads the kernels
 // if `kernels` is true. The lock is not held meanwhile, because allocating may wait for the device,
-// and so may enqueuing on a full queue. Closing the world waits for us.
+// as may enqueuing on a full queue. Closing the world waits for us.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *opts,
                                      bool kernels) {
     idist_group *g;
@@ -2827,7 +2834,7 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
     return own->error == cudaSuccess ? IDIST_OK : idist__gpu_device_fail(name, own->error);
 }
 
-// Copies nbytes of device memory, or sets them to zero if `from` is NULL.
+// Copies nbytes of device memory, or zeroes the memory at `to` if `from` is NULL.
 IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *opts,
                                                   void *to, const void *from, size_t nbytes) {
     idist__own own;
@@ -2882,7 +2889,8 @@ IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist
     return idist__own_end(&own, name);
 }
 
-// Multiplies elements of type F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
+// Multiplies elements of type F16, BF16, F32 or F64 by a factor. The data must be aligned to an
+// element.
 IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *opts,
                                                    void *data, size_t count, idist_dtype dtype,
                                                    double factor) {
@@ -2918,7 +2926,7 @@ typedef struct idist__nccl_id { // ncclUniqueId
 } idist__nccl_id;
 
 // NCCL's enums are ints and ncclComm_t is a pointer, so nccl.h is not needed. tests/gpu/nccl_abi.c
-// compares these numbers with an nccl.h.
+// compares these numbers with those in an nccl.h.
 enum {
     IDIST__NCCL_OK = 0,
     IDIST__NCCL_CUDA_ERROR = 1,
@@ -2993,17 +3001,17 @@ typedef struct idist__nccl {
 #define IDIST__NCCL_FILE "libnccl.so.2"
 #endif
 
-// Opens NCCL where the loader finds it, or otherwise in Python's environments.
+// Opens NCCL's library where the loader finds it, or otherwise in Python's environments.
 static void *idist__nccl_load_library(void) {
     void *library = idist__os_library_open(IDIST__NCCL_FILE);
 
     if (!library) library = idist__python_library("nvidia/nccl/lib/" IDIST__NCCL_FILE);
-    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the reason
+    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the error text
 }
 
 // Fills the table of functions, or stores in `reason` why NCCL cannot be used. IDIST_NCCL_LIB names
-// the library to load. Without it, a library that is linked with the program comes first. The
-// library is never unloaded, because it has threads.
+// the library to load. If it is not set, a library that is linked with the program takes
+// precedence. The library is never unloaded, because its threads may still run.
 static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capacity) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
     void *library = file ? NULL : idist__os_library_open(NULL); // the program and its libraries
@@ -3039,14 +3047,14 @@ static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capaci
 // such a call in a thread of its own. The thread that started the job waits until a deadline, and
 // then leaves the job to itself:
 //
-//     group set up   JOB_INIT      idist__gpu_setup_init_wait, up to the init time-out
-//     group failed   JOB_ABORT     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
-//     group closed   JOB_FINALIZE  idist__nccl_abort_reap, at the end of the world
+//     group set up   init job      idist__gpu_setup_init_wait, up to the init time-out
+//     group failed   abort job     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
+//     group closed   finalize job  idist__nccl_abort_reap, at the end of the world
 //
-// A communicator must not be aborted while a thread uses the communicator inside NCCL. From 2.28.7
-// on, ncclCommRevoke makes every such call return first. With earlier versions idist makes
-// communicators non-blocking, so that calls return at once. The abort then waits at the gate until
-// no thread is inside.
+// A communicator must not be aborted while a thread uses the communicator inside NCCL. From NCCL
+// 2.28.7 on, the abort first calls ncclCommRevoke, which makes every such call return. With earlier
+// versions, idist makes communicators non-blocking, so that calls return at once. In all versions,
+// the abort then waits at the gate until no thread is inside.
 
 #define IDIST__NCCL_CONFIG_MAGIC 0xcafebeef
 
@@ -3063,13 +3071,13 @@ typedef enum idist__nccl_job_kind {
     IDIST__JOB_FINALIZE // ends the communicator together with the other ranks
 } idist__nccl_job_kind;
 
-// A flag that is set while a thread is inside a call of NCCL with a communicator. Allocated on the
+// A flag that is set while a thread is inside an NCCL call with a communicator. Allocated on the
 // heap, because a job that never ends outlives the world.
 typedef struct idist__nccl_gate {
     int inside; // atomic: 1 or 0
 } idist__nccl_gate;
 
-// The phases of a JOB_INIT.
+// The phases of an init job.
 typedef enum idist__nccl_phase {
     IDIST__INIT_CREATING,
     IDIST__INIT_CONNECTING, // the communicator exists
@@ -3085,15 +3093,15 @@ typedef struct idist__nccl_job {
     void *comm;
     idist__os_thread thread;
     struct idist__nccl_job *next; // in gpu->ending_jobs
-    // JOB_INIT:
+    // Init jobs only:
     int phase; // atomic: idist__nccl_phase
     idist__nccl_id id;
     void *config;        // a copy
     cudaStream_t stream; // stream on which the job connects the ranks
     char *buffer;        // memory for connecting; the job's thread frees both
-    // JOB_ABORT:
+    // Abort jobs only:
     idist__nccl_gate *gate;           // the job waits until no thread is inside
-    struct idist__nccl_job *init_job; // the job waits for this JOB_INIT, and frees it
+    struct idist__nccl_job *init_job; // the job waits for this init job, and frees it
     int64_t deadline_ns;              // deadline of both waits
     bool keep_memory; // a CUDA graph holds calls: do not free a revoked communicator
 } idist__nccl_job;
@@ -3107,16 +3115,16 @@ static bool idist__nccl_job_is_given_up(const idist__nccl_job *job) {
     return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__INIT_GIVEN_UP;
 }
 
-// Returns true if a job must stop waiting. A JOB_FINALIZE waits for the other ranks until the end
-// of the world leaves the job to itself.
+// Returns true if a job must stop waiting. A finalize job waits for the other ranks until it is
+// left to itself at the end of the world.
 static bool idist__nccl_job_must_stop(const idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_INIT) return idist__nccl_job_is_given_up(job);
     if (job->kind == IDIST__JOB_ABORT) return idist__os_clock_now_ns() > job->deadline_ns;
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) == IDIST__JOB_STATE_LEFT;
 }
 
-// Waits for the final result of a call with a non-blocking communicator. Returns IN_PROGRESS if the
-// job must stop waiting first.
+// Waits for the final result of a call with a non-blocking communicator. Returns
+// IDIST__NCCL_IN_PROGRESS if the job must stop waiting first.
 static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
     int turns = 0;
 
@@ -3134,11 +3142,12 @@ static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
 // the call. A program whose ranks run ahead of each other would hang there. Here, all ranks make
 // the calls together.
 //
-// The algorithm that NCCL chooses depends on the operation, the size, and whether a switch can do
-// the reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as do
-// products of some sizes. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get an
-// algorithm that no smaller size gets. Pairs of ranks are connected only by their first message.
-// Connecting all pairs here would take hundreds of MB that a program without messages never needs.
+// The algorithm that NCCL chooses depends on the operation, the size, and whether a switch can
+// perform the reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as
+// do products of some sizes. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get
+// an algorithm that no smaller size gets. Pairs of ranks are connected only by their first message.
+// Connecting all pairs here would take hundreds of MB of memory that a program without messages
+// never needs.
 static int idist__nccl_job_connect(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     char *at = job->buffer;
@@ -3185,7 +3194,7 @@ static int idist__nccl_job_connected(idist__nccl_job *job) {
     return result;
 }
 
-// Moves a JOB_INIT to its next phase. Returns false if the job was given up.
+// Moves an init job to its next phase. Returns false if the job was given up.
 static bool idist__nccl_job_enter_phase(idist__nccl_job *job, idist__nccl_phase to) {
     int from = (int)to - 1;
 
@@ -3193,7 +3202,7 @@ static bool idist__nccl_job_enter_phase(idist__nccl_job *job, idist__nccl_phase 
                                        __ATOMIC_ACQUIRE);
 }
 
-// Runs a JOB_INIT. If the job is given up, its thread aborts the communicator, unless another job
+// Runs an init job. If the job is given up, its thread aborts the communicator, unless another job
 // does so (idist__gpu_setup_give_up).
 static void idist__nccl_job_run_init(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
@@ -3217,7 +3226,7 @@ static void idist__nccl_job_run_init(idist__nccl_job *job) {
         nccl->CommAbort(job->comm);
 }
 
-// Frees the resources of a JOB_INIT on the device. Neither CUDA call waits for work there.
+// Frees an init job's stream and device memory. Neither CUDA call waits for work on the device.
 static void idist__nccl_job_free_buffer(idist__nccl_job *job) {
     if (job->buffer) cudaFreeAsync(job->buffer, job->stream);
     if (job->stream) cudaStreamDestroy(job->stream);
@@ -3229,8 +3238,8 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) != 0;
 }
 
-// Frees a job and, after a completed abort, the gate. If the abort is IN_PROGRESS, a thread is
-// still inside NCCL and clears the gate when its call returns.
+// Frees a job and, after a completed abort, the gate. If the result is IDIST__NCCL_IN_PROGRESS, a
+// thread is still inside NCCL and clears the gate when its call returns.
 static void idist__nccl_job_free(idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
     free(job->config);
@@ -3238,7 +3247,7 @@ static void idist__nccl_job_free(idist__nccl_job *job) {
 }
 
 // Waits for a job until the deadline, then frees the job. Returns false if the job has not ended.
-// The job is then left to itself, and *result is IN_PROGRESS.
+// The job is then left to itself, and *result is IDIST__NCCL_IN_PROGRESS.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
     idist__os_thread thread;
 
@@ -3269,7 +3278,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
 //     4. Free the communicator, unless it was revoked and keep_memory is set.
 //
 // If a thread stays inside NCCL beyond the deadline, the communicator stays in memory and the
-// result is IN_PROGRESS.
+// result is IDIST__NCCL_IN_PROGRESS.
 static void idist__nccl_job_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
@@ -3334,8 +3343,8 @@ static void idist__nccl_job_discard(idist__nccl_job *job) {
     free(job);
 }
 
-// Starts the thread of a job, which may be NULL. If there is no job or no thread can be started,
-// frees the job and returns false.
+// Starts the thread of a job. If the thread cannot be started, frees the job and returns false.
+// Also returns false if `job` is NULL.
 static bool idist__nccl_job_start(idist__nccl_job *job) {
     if (job && idist__os_thread_start(&job->thread, idist__nccl_job_run, job) == 0) return true;
     idist__nccl_job_discard(job);
@@ -3373,7 +3382,7 @@ static int idist__nccl_issue_type(idist_dtype dtype) {
     }
 }
 
-// Returns the ncclRedOp_t of an op that NCCL has.
+// Returns the ncclRedOp_t of an op that NCCL supports.
 static int idist__nccl_issue_op(idist_op op) {
     switch ((int)op) {
     case IDIST_PROD: return IDIST__NCCL_PROD;
@@ -3386,7 +3395,7 @@ static int idist__nccl_issue_op(idist_op op) {
 
 // Returns true if NCCL supports the call. All ranks get the same answer. NCCL has no tags and
 // matches messages by order alone, so messages are supported only on a stream. A message that a
-// probe has matched (IDIST__MRECV) did not come through NCCL.
+// probe has matched (IDIST__MRECV) was not sent through NCCL.
 static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *call,
                                        const void *stream) {
     if (idist__kind_is_p2p(call->kind)) return stream != NULL && call->label != IDIST__MRECV;
@@ -3399,14 +3408,14 @@ static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *
            (idist__reduce_op_is_arithmetic(call->op) || idist__gpu_task_op_is_premul(g, call));
 }
 
-// Returns true if NCCL reports no error. With a non-blocking communicator, IN_PROGRESS is not an
-// error of a call in an NCCL group.
+// Returns true if NCCL reports no error. In an NCCL group, a call with a non-blocking communicator
+// may return IDIST__NCCL_IN_PROGRESS, which is not an error.
 static bool idist__nccl_issue_is_ok(int result) {
     return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
 }
 
-// Returns the result of an NCCL group: the first error, or otherwise IN_PROGRESS if NCCL still
-// works on the group.
+// Returns the result of an NCCL group: the first error, or otherwise IDIST__NCCL_IN_PROGRESS if
+// NCCL is still working on the group.
 static int idist__nccl_issue_merge_results(int calls, int end) {
     if (!idist__nccl_issue_is_ok(calls)) return calls;
     return end == IDIST__NCCL_OK ? calls : end;
@@ -3492,8 +3501,8 @@ static cudaError_t idist__nccl_issue_alloc(const idist__gpu *gpu, void **p, size
                      : cudaMallocAsync(p, nbytes, stream);
 }
 
-// Performs an all_to_all or all_to_allv in place: sends a copy of the buffer. Stores the copy in
-// *away, which the caller frees in stream order.
+// Performs an in-place all_to_all or all_to_allv by sending a copy of the buffer. Stores the copy's
+// address in *away; the caller frees the copy in stream order.
 static int idist__nccl_issue_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
                                                  const idist__call *call, void *comm,
                                                  cudaStream_t stream, void **away) {
@@ -3568,7 +3577,7 @@ static int idist__nccl_issue_call(const idist__gpu *gpu, const idist_group *g, i
 
 // gpu/nccl/nccl_abort.h: aborting communicators, and handling NCCL errors
 
-// Returns true if a thread is inside a call of NCCL with the group's communicator.
+// Returns true if a thread is inside an NCCL call with the group's communicator.
 static bool idist__nccl_abort_is_inside(const idist__gpu_group *gg) {
     return gg->gate && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST);
 }
@@ -3606,7 +3615,7 @@ static void idist__nccl_abort_group(idist_group *g) {
                      "cannot start a thread to abort NCCL: the device may stay busy");
 }
 
-// Starts the abort, and waits up to IDIST__GPU_GRACE_MS for the device to leave the caller's
+// Starts the abort, and waits up to IDIST__GPU_GRACE_MS for the device to stop using the caller's
 // buffers. The rest of the abort proceeds by itself, because NCCL also waits for the program's own
 // work on the streams.
 static void idist__nccl_abort_wait(idist_group *g) {
@@ -3621,8 +3630,8 @@ static void idist__nccl_abort_wait(idist_group *g) {
         idist__gpu_device_nap(&turns);
 }
 
-// Leaves an abort to its thread, which idist__nccl_abort_reap collects. The gate now belongs to the
-// job.
+// Leaves the rest of an abort to its thread, which idist__nccl_abort_reap collects later. The gate
+// then belongs to the job.
 static void idist__nccl_abort_leave(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -3633,7 +3642,7 @@ static void idist__nccl_abort_leave(idist_group *g) {
     gg->abort_job->next = gpu->ending_jobs;
     gpu->ending_jobs = gg->abort_job;
     gg->abort_job = NULL;
-    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // else the group is not freed
+    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // otherwise, the group is not freed
 }
 
 static void idist__nccl_abort_log_stays(const idist__world *w) {
@@ -3655,7 +3664,7 @@ static void idist__nccl_abort_end(idist_group *g) {
 }
 
 // Logs how an abort ended, unless it succeeded. `left` is true if ncclCommAbort has not returned.
-// If `left` is false and the result is IN_PROGRESS, the communicator stays in memory.
+// If `left` is false and the result is IDIST__NCCL_IN_PROGRESS, the communicator stays in memory.
 static void idist__nccl_abort_log(const idist__world *w, int result, bool left) {
     char text[256];
 
@@ -3668,10 +3677,10 @@ static void idist__nccl_abort_log(const idist__world *w, int result, bool left) 
                          idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 }
 
-// Waits until the deadline for a thread that ends a communicator. Returns false if a thread that
-// finalizes has not returned. If a CUDA graph holds calls, NCCL without ncclCommRevoke stays in the
-// abort until the graph is destroyed. Such an abort gets at most IDIST__GPU_GRACE_MS and is not an
-// error.
+// Waits until the deadline for a thread that ends a communicator. Returns false if the thread
+// finalizes a communicator and has not returned. If a CUDA graph holds calls, an NCCL without
+// ncclCommRevoke stays in the abort until the graph is destroyed. The wait for such an abort takes
+// at most IDIST__GPU_GRACE_MS. If the abort has still not returned, this is not an error.
 static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *job,
                                        int64_t deadline_ns) {
     bool aborts = job->kind == IDIST__JOB_ABORT;
@@ -3689,7 +3698,7 @@ static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *j
 
 // Collects the threads that end communicators. If deadline_ns is 0, collects only jobs that have
 // finished. Otherwise waits for all threads until the deadline. Returns false if a thread that
-// finalizes has not returned.
+// finalizes a communicator has not returned.
 static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
     idist__nccl_job **at = &idist__gpu_of(w)->ending_jobs, *job;
     bool all = true;
@@ -3708,8 +3717,8 @@ static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
 }
 
 // Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which rank.
-// The host's backend knows the rank, or finds out within a second. Until then, no call of the group
-// completes, even if the call's event has.
+// The host's backend knows the rank, or finds out within IDIST__GPU_FAULT_MS. During this time no
+// call of the group completes, even if the call's event is complete.
 static void idist__nccl_abort_report_error(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];
@@ -3756,14 +3765,14 @@ static void idist__nccl_abort_check_errors(idist_group *g) {
 //
 // NCCL gets a call at once, on the caller's stream or on the group's own stream. At the same time
 // the ranks meet through the host's backend. The host's backend detects calls that differ, late
-// ranks and lost ranks, as it does for host memory. NCCL alone would hang. When a group fails, its
-// communicator is aborted, which ends the group's work on the device.
+// ranks and lost ranks, as it does for host memory. In these cases, NCCL alone would hang. When a
+// group fails, its communicator is aborted, which ends the group's work on the device.
 //
 //     idist__gpu_engine_start           the call gets its fingerprint, and enters the group's queue
 //     idist__nccl_launch_start_meeting  the host's backend sends the fingerprint, and any counts
 //     idist__nccl_launch_call           NCCL gets the call: now, or at idist_group_end
 //     idist__gpu_engine_part_done       the ranks have met
-//     idist__gpu_engine_complete_calls  the event behind the call is complete, and so is the call
+//     idist__gpu_engine_complete_calls  the event after the call is complete, and so is the call
 
 // Returns the stream that a call is enqueued on.
 static cudaStream_t idist__nccl_launch_stream(const idist__task *t) {
@@ -3771,13 +3780,14 @@ static cudaStream_t idist__nccl_launch_stream(const idist__task *t) {
                                     : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
-// Returns true if a call has been ended before NCCL gets the call.
+// Returns true if a call was ended before NCCL received the call.
 static bool idist__nccl_launch_is_ended(const idist__task *t) {
     return t->group->status != IDIST_OK || t->group->w->progress.stops;
 }
 
 // Returns true if it is the turn of these calls in all their groups. A thread with an earlier turn
-// may stay inside an old NCCL, so calls that have been ended do not wait for their turn.
+// may be stuck inside an old version of NCCL. Calls that were ended therefore do not wait for their
+// turn.
 static bool idist__nccl_launch_can_launch(void *arg) {
     const idist__task *t;
 
@@ -3789,16 +3799,17 @@ static bool idist__nccl_launch_can_launch(void *arg) {
     return true;
 }
 
-// Saves the counts of a call. In most v-forms, only the two ranks of a pair know how much one sends
-// to the other. Stores what this rank sends to each rank and what it expects from each rank. The
-// caller's counts may be gone when the other ranks answer. Between the two arrays is space for what
-// the other ranks say they send. Returns false if out of memory; the group has then failed.
+// Saves the counts of a call, because the caller's counts may be gone when the other ranks answer.
+// In most v-forms, only the two ranks of a pair know how much one sends to the other. Stores what
+// this rank sends to each rank and what it expects from each rank. Between the two arrays is space
+// for the counts that the other ranks report. Returns false if memory cannot be allocated; the
+// group has then failed.
 static bool idist__nccl_launch_save_counts(idist__task *t) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i, n = g->size;
 
-    if (!idist__kind_is_by_pair(op->call.kind)) return true; // the fingerprint has the counts
+    if (!idist__kind_is_by_pair(op->call.kind)) return true; // the fingerprint holds the counts
     if (!op->counts_memory)
         op->counts_memory =
             (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
@@ -3872,7 +3883,7 @@ static void idist__nccl_launch_end_meeting(idist__task *t, idist_status status) 
         op->meeting_status = IDIST_ERR_MISMATCH;
 }
 
-// Moves a call that all ranks have made, and that NCCL has accepted, to its last state. Returns
+// Moves a call that all ranks have made, and that NCCL has accepted, to its final state. Returns
 // true if there is nothing left to wait for.
 static bool idist__nccl_launch_set_complete(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -3881,8 +3892,8 @@ static bool idist__nccl_launch_set_complete(idist__task *t) {
     return !op->waits_for_device;
 }
 
-// Tells an abort, by the gates, whether this thread is inside NCCL with the communicators of these
-// calls.
+// Records in the gates, where an abort looks, whether this thread is inside NCCL with the
+// communicators of these calls.
 static void idist__nccl_launch_set_inside(const idist__task *first, int inside) {
     const idist__task *t;
 
@@ -3920,7 +3931,7 @@ static int idist__nccl_launch_wait_begun(const idist__task *first) {
     return result;
 }
 
-// Hands calls to NCCL, as one NCCL group if there are several calls. On the device the calls come
+// Hands calls to NCCL, as one NCCL group if there are several calls. On the device, the calls run
 // after the earlier work in the callers' streams. Runs without the lock, because NCCL may wait for
 // other ranks here.
 static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) {
@@ -3961,8 +3972,9 @@ static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) 
     return result;
 }
 
-// Handles what happened to a call's group while NCCL got the call. If the world is being closed,
-// the closing thread has ended the call, and aborts the communicator if necessary.
+// Fails the call's group if handing the call to NCCL failed. Aborts the communicator if the group
+// failed meanwhile. If the world is being closed, the closing thread has ended the call, and aborts
+// the communicator if necessary.
 static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t error) {
     idist_group *g = t->group;
 
@@ -3974,10 +3986,10 @@ static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t
     else if (result != IDIST__NCCL_OK) idist__nccl_abort_report_error(g, result);
 }
 
-// Assigns tickets to the calls of this thread. NCCL gets the calls of a group in ticket order, and
-// calls of one group share a ticket. Tickets follow the numbers of the calls, because the lock has
-// not been released since the calls were numbered. Calls that idist_group_begin holds back are in
-// order, too: no other thread may use their groups before idist_group_end.
+// Assigns tickets to the calls of this thread. NCCL gets the calls of a group in ticket order. This
+// thread's calls on the same group share a ticket. Tickets follow the numbers of the calls, because
+// the lock has not been released since the calls were numbered. Calls that idist_group_begin holds
+// back are in order, too: no other thread may use their groups before idist_group_end.
 static void idist__nccl_launch_draw_tickets(idist__task *first) {
     idist__task *t;
 
@@ -3987,9 +3999,9 @@ static void idist__nccl_launch_draw_tickets(idist__task *first) {
         idist__gpu_group_of(t->group)->ticket_count = idist__gpu_op_of(t)->ticket + 1;
 }
 
-// Hands calls of this thread to NCCL when it is their turn. Their groups launch no other call
-// meanwhile. Completes each call that all ranks have made by then and that need not wait for the
-// device. Releases the lock while it waits and while NCCL has the calls.
+// Hands this thread's calls to NCCL when it is their turn. Their groups launch no other call
+// meanwhile. Completes each call that all ranks have already made and that need not wait for the
+// device. Releases the lock while it waits for its turn and while it is inside NCCL.
 static void idist__nccl_launch_call(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -4036,7 +4048,7 @@ static void idist__nccl_launch_call(idist__task *first) {
         if (left) idist__task_free(t);
     }
 
-    // Other threads may wait for their turn, and the driver may be one of them.
+    // Other threads may be waiting for their turn, and the driver may be one of them.
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
     idist__world_wake_driver(w);
 }
@@ -4083,8 +4095,8 @@ static idist__gpu_path idist__gpu_setup_choose_path(const idist_group *g) {
                : IDIST__BY_STAGING;
 }
 
-// Abandons a communicator that is not created, or not connected, yet. Returns false if its thread
-// still runs and keeps its resources for now.
+// Abandons a communicator that is not yet created or not yet connected. Returns false if its thread
+// is still running and keeps its resources for now.
 static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
     int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL);
     int ignored;
@@ -4100,7 +4112,8 @@ static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
 }
 
 // Waits for the communicator until the init time-out, while the backend watches the other ranks.
-// Returns false with a reason if the communicator cannot be used. Releases the lock between checks.
+// Returns false and stores the reason if the communicator cannot be used. Releases the lock between
+// checks.
 static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
                                        size_t capacity) {
     idist__world *w = g->w;
@@ -4138,15 +4151,15 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
     gg->comm = job->comm;
     idist__nccl_job_join(job, 0, &result);
     if (result == IDIST__NCCL_OK) return true;
-    idist__nccl_abort_group(g); // NCCL may have created the communicator in part
+    idist__nccl_abort_group(g); // NCCL may have partly created the communicator
     snprintf(reason, capacity, "ncclCommInitRank: %s",
              idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 
     return false;
 }
 
-// Returns the user's own communicator, for the world's group. Returns NULL with a reason if the
-// communicator does not fit the world.
+// Returns the user's own communicator, for the world's group. Returns NULL and stores the reason if
+// the communicator does not match the world.
 static void *idist__gpu_setup_adopt(idist_group *g, char *reason, size_t capacity) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
@@ -4176,8 +4189,9 @@ static size_t idist__gpu_setup_config_nbytes(const idist__nccl_config *config) {
                : sizeof *config;
 }
 
-// Creates a communicator, or takes the user's, and connects the ranks. Returns false with a reason
-// on failure. The job gets a copy of the configuration, because the job may outlive the world.
+// Creates a communicator, or takes the user's, and connects the ranks. Returns false and stores the
+// reason on failure. The job gets a copy of the configuration, because the job may outlive the
+// world.
 static bool idist__gpu_setup_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
                                   char *reason, size_t capacity) {
     static const idist__nccl_config patient = {sizeof patient, IDIST__NCCL_CONFIG_MAGIC, 21400, 0};
@@ -4210,7 +4224,7 @@ typedef struct idist__nccl_rank_info {
 } idist__nccl_rank_info;
 
 // Creates a memory pool that the other GPUs of this process can access. If ranks of this process
-// have other GPUs, NCCL reads and writes the buffers of this rank from these GPUs (unless
+// have other GPUs, NCCL reads and writes this rank's buffers from these GPUs (unless
 // NCCL_P2P_DIRECT_DISABLE=1). The default pool belongs to the program, and its addresses are
 // illegal on other GPUs. Leaves *pool NULL if no other GPU accesses our memory.
 static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool_t *pool) {
@@ -4242,8 +4256,8 @@ static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool
 }
 
 // Allocates what all communicators share: the word that barriers on streams reduce, and a pool.
-// Called once, before a second thread can know the world, because freeing a second word would wait
-// for the device. Releases the lock meanwhile.
+// Called once, before a second thread can use the world. If two threads each allocated a word,
+// freeing the spare word would wait for the device. Releases the lock meanwhile.
 static void idist__gpu_setup_alloc_shared(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     cudaMemPool_t pool = NULL;
@@ -4266,10 +4280,10 @@ static void idist__gpu_setup_alloc_shared(idist__world *w) {
     gpu->nccl_error = error;
 }
 
-// Allocates what a JOB_INIT needs on the device. The job owns the memory, because the job may
-// outlive the group. The function uses cudaMallocAsync, because cudaMalloc may wait for all work of
-// the device. This work may include a call that another rank makes only after this group is set up.
-// Releases the lock meanwhile.
+// Creates the stream and allocates the device memory that an init job needs. The job owns them,
+// because the job may outlive the group. The function uses cudaMallocAsync, because cudaMalloc may
+// wait for all work on the device. This work may include a call that another rank makes only after
+// this group is set up. Releases the lock meanwhile.
 static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job *job) {
     size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // space to round up
     cudaError_t error = cudaSuccess;
@@ -4285,8 +4299,8 @@ static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job
     return error;
 }
 
-// Performs all steps of the set-up that need no other rank. Returns NULL if out of memory.
-// Otherwise info->failed is true if this rank failed, and `reason` says why.
+// Performs all steps of the set-up that need no other rank. Returns NULL if memory cannot be
+// allocated. Otherwise info->failed is true if this rank failed, and `reason` says why.
 static idist__nccl_job *idist__gpu_setup_prepare_local(idist_group *g, idist__nccl_rank_info *info,
                                                        char *reason, size_t capacity) {
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -4318,8 +4332,8 @@ static idist__nccl_job *idist__gpu_setup_prepare_local(idist_group *g, idist__nc
     return job;
 }
 
-// Creates the communicator if all members did their part, as `infos` says. Otherwise frees the job.
-// Returns false if this rank failed.
+// Creates the communicator if `infos` shows that no member failed. Otherwise frees the job. Returns
+// false if this rank failed.
 static bool idist__gpu_setup_create(idist_group *g, const idist__nccl_rank_info *infos,
                                     idist__nccl_job *job, char *reason, size_t capacity) {
     bool own_failed = infos[g->rank].failed;
@@ -4333,7 +4347,8 @@ static bool idist__gpu_setup_create(idist_group *g, const idist__nccl_rank_info 
     return !own_failed;
 }
 
-// Exchanges what the members need and creates the communicator. All members get the same outcome.
+// Exchanges the members' information and creates the communicator. All members get the same
+// outcome.
 static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t nbytes = sizeof(idist__nccl_rank_info) * (size_t)g->size;
@@ -4367,8 +4382,8 @@ static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
 }
 
 // Makes NCCL ready for a group. From now on the progress thread watches the other ranks. Without
-// this thread nobody would notice a lost rank, not even while NCCL connects the ranks. If the
-// thread cannot be started, or if the set-up fails, the next call may try again.
+// this thread, a lost rank would go unnoticed, even while NCCL connects the ranks. If the thread
+// cannot be started, or if the set-up fails, the next call may try again.
 static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     idist__world *w = g->w;
     bool has_thread = idist__progress_thread_need(w) == IDIST_OK;
@@ -4439,8 +4454,8 @@ static bool idist__gpu_setup_is_prepared(const void *arg) {
     return !idist__gpu_group_of(g)->preparing || g->w->progress.stops;
 }
 
-// Returns the deadline of a thread that prepares a group. The thread needs the time-outs of two
-// exchanges and of the set-up.
+// Returns the deadline of a thread that prepares a group. The deadline allows for the time-outs of
+// two exchanges and of the set-up.
 static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
 
@@ -4448,7 +4463,7 @@ static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     return idist__os_clock_deadline(2 * call_ms + init_ms);
 }
 
-// Sets up what the members of a group share, for the path of the group.
+// Sets up what the members of a group share on the group's path.
 static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -4460,7 +4475,7 @@ static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     if (gg->path == IDIST__BY_IPC) status = idist__ipc_setup_prepare(g);
     idist__gpu_device_leave(gpu, guard);
     if (status == IDIST_ERR_NO_MEMORY && !g->w->progress.stops)
-        idist__group_fail_memory(g); // the other members wait for this rank
+        idist__group_fail_memory(g); // the other members are waiting for this rank
     gg->preparing = false;
     gg->ready = status == IDIST_OK;
 
@@ -4495,8 +4510,8 @@ static idist_status idist__gpu_setup_prepare(idist_group *g) {
 
 // gpu/route/gpu_route.h: decides which calls the device serves, and on which path
 
-// Sets *on_device if the buffers of a call are device memory. A rank without elements shows by its
-// pointers, or by its stream, that the other ranks use device memory. Fails if only one of two
+// Sets *on_device if the buffers of a call are device memory. For a rank without elements, its
+// pointers or its stream show that the other ranks use device memory. Fails if only one of two
 // buffers is device memory, or if a call on host memory has a stream.
 static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *call,
                                                    const idist_opts *opts, bool *on_device) {
@@ -4564,7 +4579,7 @@ static bool idist__gpu_route_is_capturing(cudaStream_t stream) {
     return capture != cudaStreamCaptureStatusNone;
 }
 
-// Refuses a call that the running capture of its stream cannot hold.
+// Refuses a call that cannot be captured, if its stream is being captured.
 static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *call,
                                                   const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];
@@ -4601,8 +4616,8 @@ static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__ca
     return idist__gpu_setup_prepare(g);
 }
 
-// Refuses what NCCL cannot do: wildcards of a send or receive, and device memory of two worlds
-// between idist_group_begin and idist_group_end.
+// Refuses what NCCL cannot do: a send or receive with wildcards, and calls on device memory of two
+// worlds between idist_group_begin and idist_group_end.
 static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *call) {
     const char *name = idist__kind_names[call->label];
 
@@ -4619,8 +4634,8 @@ static idist_status idist__gpu_route_check_call(const idist_group *g, const idis
     return IDIST_OK;
 }
 
-// Handles what depends on the kind of memory, before a call becomes a task. Sets *detached if the
-// call returns as soon as NCCL has the call.
+// Performs the checks and the set-up that depend on the kind of memory, before a call becomes a
+// task. Sets *detached if the call returns as soon as NCCL has received the call.
 static idist_status idist__gpu_route_call(idist_group *g, const idist__call *call,
                                           const idist_opts *opts, bool *on_device, bool *detached) {
     idist_status status = idist__gpu_route_check_buffers(g, call, opts, on_device);
@@ -4669,21 +4684,21 @@ static idist_status idist__gpu_route_find(idist_group *g, const idist__call *cal
 
 // gpu/route/gpu_engine.h: the backend functions of a world with a device
 //
-// A world with a device has a backend that consists of these functions. They pass calls on host
-// memory to the host's backend.
+// A world with a device has a backend that consists of these functions. The functions pass calls on
+// host memory to the host's backend.
 //
 // A group gives calls, and parts of calls, to the host's backend in the program's order, so that
 // all ranks number them alike. A call whose next part is not ready holds up all later calls, even
 // calls on host memory.
 
-// Passes a call on host memory, which had to wait for earlier calls, to the host's backend.
+// Passes to the host's backend a call on host memory that had to wait for earlier calls.
 static void idist__gpu_engine_host_part(idist__task *t) {
     t->state = IDIST__TASK_ON_HOST;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
     idist__gpu_of(t->group->w)->host_backend->start(t);
 }
 
-// Gives the parts that are ready to the host's backend.
+// Gives to the host's backend the parts that are ready.
 static void idist__gpu_engine_run_queue(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -4708,8 +4723,9 @@ static void idist__gpu_engine_run_queue(idist_group *g) {
     }
 }
 
-// Handles a part of a call that the host's backend has finished. Returns true if the call is over,
-// false if the call continues. May be called in the middle of any function of the host's backend.
+// Handles a part of a call that the host's backend has finished. Returns true if the whole call is
+// complete, and false if it continues. May be called from within any function of the host's
+// backend.
 static bool idist__gpu_engine_part_done(idist__task *t, idist_status status) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -4819,9 +4835,9 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__together_now.held_world = w;
 }
 
-// Releases the lock until idist__gpu_engine_relock, for a CUDA call that adds to a stream of the
-// program's. The CUDA call blocks if the stream's queue is full, perhaps behind an NCCL kernel that
-// waits for a lost rank. The thread that aborts the kernel needs the lock.
+// Releases the lock until idist__gpu_engine_relock is called, for a CUDA call that enqueues work on
+// one of the program's streams. The CUDA call blocks if the stream's queue is full, perhaps behind
+// an NCCL kernel that waits for a lost rank. The thread that aborts the kernel needs the lock.
 static idist__gpu_guard idist__gpu_engine_unlock(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_guard guard = idist__gpu_device_enter(gpu);
@@ -4864,7 +4880,7 @@ static void idist__gpu_engine_unstart(idist__task *t) {
     memset(t->impl, 0, idist__gpu_of(t->group->w)->host_backend->task_nbytes);
 }
 
-// Fills in what the device needs to know about a call.
+// Fills in the device backend's data for a call.
 static void idist__gpu_engine_op_fill(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -4880,7 +4896,7 @@ static void idist__gpu_engine_op_fill(idist__task *t) {
     }
 }
 
-// Starts a call that goes to the device in chunks, through CUDA IPC or pinned memory.
+// Starts a call that moves its data in chunks, through CUDA IPC or pinned memory.
 static void idist__gpu_engine_start_chunks(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__gpu_shape shape = idist__gpu_task_shape_of(t->group, &op->call);
@@ -4893,8 +4909,8 @@ static void idist__gpu_engine_start_chunks(idist__task *t) {
     idist__gpu_engine_run_queue(t->group);
 }
 
-// Starts a task. A part of a running call goes to the host's backend at once. So does a call on
-// host memory if the queue is empty.
+// Starts a task. If the task is on host memory and the group's queue is empty, passes the task
+// directly to the host's backend.
 static void idist__gpu_engine_start(idist__task *t) {
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
     bool on_device = t->on_device;
@@ -4931,8 +4947,8 @@ static void idist__gpu_engine_start(idist__task *t) {
     idist__gpu_engine_start_nccl(t);
 }
 
-// Sends or receives without a task, unless the call would overtake one that waits in the queue of
-// the group, for the device or for pinned memory.
+// Sends or receives a message without a task. Returns false if a call waits in the group's queue,
+// for the device or for pinned memory, because the message would overtake that call.
 static bool idist__gpu_engine_quick_message(idist_group *g, const idist__call *call) {
     const idist__gpu_group *gg = idist__gpu_group_of(g);
 
@@ -4987,7 +5003,7 @@ static void idist__gpu_engine_fail_mismatch(idist__task *t) {
     idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);
 }
 
-// Completes the calls that waited only for an event of the device, if the event is complete.
+// Completes each call that waits only for an event of the device, if the event is complete.
 static void idist__gpu_engine_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
@@ -5039,7 +5055,7 @@ static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
     int64_t now = idist__os_clock_now_ns(), soon = now + gpu->sleep_ns;
 
-    // Polls at first, because sleeping and waking up takes longer than most small calls take on the
+    // Polls at first, because sleeping and waking up take longer than most small calls take on the
     // device. With fewer cores than ranks, spin_ns is 0: another rank needs the core.
     if (gpu->waiting_call_count && w->wait.spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
@@ -5091,8 +5107,8 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     }
 
     if (op->with_backend) done = gpu->host_backend->cancel(t);
-    // It is too late to cancel a call that involves other ranks already, or that NCCL has. If the
-    // group has failed or the world ends, this does not matter.
+    // It is too late to cancel a call that already involves other ranks, or that NCCL has received.
+    // If the group has failed or the world ends, this does not matter.
     if (g->status == IDIST_OK && !g->w->progress.stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
     op->with_backend = false;
@@ -5139,8 +5155,8 @@ static int idist__gpu_engine_missing(idist__task *t, char *text, size_t capacity
     return 1;
 }
 
-// Finalizes a communicator in a thread of its own. NCCL finalizes a communicator only when all its
-// ranks do so, and does not say which rank waits for which.
+// Finalizes a communicator in a thread of its own. NCCL finalizes a communicator only when all of
+// its ranks ask for this, and does not say which rank waits for which.
 static void idist__gpu_engine_finalize(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -5159,7 +5175,7 @@ static void idist__gpu_engine_finalize(idist_group *g) {
     gpu->ending_jobs = job;
 }
 
-// Ends the calls of other threads, as idist_device_api demands. Such a call may wait for work on
+// Ends the calls of other threads, as idist_device_api requires. Such a call may wait for work on
 // the device, of its own group or of another group.
 static void idist__gpu_engine_end_calls(idist__world *w) {
     idist_group *g;
@@ -5183,7 +5199,7 @@ static void idist__gpu_engine_group_close(idist_group *g) {
         guard = idist__gpu_device_enter(gpu);
 
         if (w->life.leaves && !w->life.abandoned && !gg->adopted)
-            idist__nccl_abort_group(g); // a thread may have created it meanwhile
+            idist__nccl_abort_group(g); // a thread may have created comm meanwhile
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_abort_is_inside(gg)) idist__gpu_engine_finalize(g);
         idist__nccl_abort_reap(w, 0);
@@ -5194,8 +5210,8 @@ static void idist__gpu_engine_group_close(idist_group *g) {
     gpu->host_backend->group_close(g);
 }
 
-// Frees the device's part of a world. If a thread is still inside a call (w->life.abandoned), all
-// that the thread may use stays in memory.
+// Frees the device backend's data for a world. If a thread is still inside a call
+// (w->life.abandoned), everything that the thread may use stays in memory.
 static void idist__gpu_engine_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
@@ -5298,7 +5314,7 @@ static void idist__gpu_join_describe_error(const char *what, cudaError_t error,
                  cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
 }
 
-// Returns what the user can do about an error, as a text.
+// Returns a text that tells the user what to do about an error.
 static const char *idist__gpu_join_remedy(cudaError_t error) {
     switch ((int)error) {
     case cudaErrorInsufficientDriver: return "update the driver, or build with an older toolkit";
@@ -5319,14 +5335,14 @@ static const char *idist__gpu_join_remedy(cudaError_t error) {
 }
 
 // Parses desc.device, and sets *number if the name contains a number. Returns false if no device is
-// wanted, or if the name is wrong; info gives the reason.
+// wanted, or if the name is invalid; info gives the reason.
 static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info *info,
                                          int *number) {
     int64_t value;
 
     if (strcmp(asked, "cpu") == 0) {
         info->presence = IDIST__GPU_NONE;
-        snprintf(info->reason, sizeof info->reason, "the device asked for is \"cpu\"");
+        snprintf(info->reason, sizeof info->reason, "the requested device is \"cpu\"");
         return false;
     }
 
@@ -5405,7 +5421,7 @@ static int idist__gpu_join_path_named(const char *asked) {
     return -1;
 }
 
-// Fills in what this rank tells the other ranks about its device and its version of NCCL.
+// Fills in what this rank tells the other ranks about its device and its NCCL version.
 static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
     idist__config real = w->cfg;
 
@@ -5426,13 +5442,14 @@ static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_r
     }
 }
 
-// The ranks that keep all ranks from using NCCL. -1 if there is no such rank.
+// The ranks that prevent the world from using NCCL. A member is -1 if there is no such rank.
 typedef struct idist__nccl_obstacles {
     int without; // the first rank without NCCL
     int other;   // the first rank whose version differs from the version of rank 0
 } idist__nccl_obstacles;
 
-// Compares the information of all ranks, and sets what depends on it.
+// Compares the information of all ranks. Disables NCCL if a rank lacks it or has a different
+// version, and sets gpu->nccl_reduces_f8.
 static idist_status idist__gpu_join_compare_infos(idist__world *w, idist__nccl_obstacles *nccl) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist__gpu_rank_info *infos = gpu->rank_infos;
@@ -5481,22 +5498,21 @@ static idist_status idist__gpu_join_check_wanted(const idist__world *w,
         b, a, infos[a].bus_id, infos[a].nccl);
 }
 
-// Logs why NCCL, the best backend for GPUs, is not used. Called if the user asked for no device
-// backend.
+// Logs why NCCL, the best backend for GPUs, is not used. Called if the user did not ask for a
+// particular device backend.
 static void idist__gpu_join_log_obstacles(const idist__world *w,
                                           const idist__nccl_obstacles *nccl) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     const idist_group *g = &w->group;
     int a, b;
-    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL serves them
+    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL could serve them
 
     if (nccl->without >= 0)
-        idist__log_print(&w->log,
-                         useful && nccl->without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
-                         "no NCCL, without which GPUs communicate at a fraction of their speed: "
-                         "%s; install it (pip install nvidia-nccl-cu%d), or say where it is with "
-                         "IDIST_NCCL_LIB",
-                         infos[nccl->without].no_nccl_reason, CUDART_VERSION / 1000);
+        idist__log_print(
+            &w->log, useful && nccl->without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+            "no NCCL, without which GPUs communicate at a fraction of their speed: %s; install it "
+            "(pip install nvidia-nccl-cu%d), or set its path in IDIST_NCCL_LIB",
+            infos[nccl->without].no_nccl_reason, CUDART_VERSION / 1000);
     else if (nccl->other >= 0)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "no NCCL: rank 0 has version %d, rank %d has version %d", infos[0].nccl,
@@ -5530,7 +5546,7 @@ static idist_status idist__gpu_join_agree_backend(idist__world *w) {
     return IDIST_OK;
 }
 
-// Logs that no rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
+// Logs that no rank uses a device. If GPUs stay idle, the rank that causes this logs a warning.
 static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
     const idist__gpu_rank_info *mine = &idist__gpu_of(w)->rank_infos[w->group.rank];
 
@@ -5622,7 +5638,7 @@ static idist_status idist__gpu_join_copy_config(idist__world *w) {
     return IDIST_OK;
 }
 
-// Allocates what the device backend keeps for a world.
+// Allocates the device backend's data for a world.
 static idist_status idist__gpu_join_allocate(idist__world *w) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__nccl_world *device = (idist__nccl_world *)idist__mem_alloc(mem, sizeof *device);
@@ -5638,8 +5654,7 @@ static idist_status idist__gpu_join_allocate(idist__world *w) {
 }
 
 // Finds out which device each rank has. Sets *all if every rank has one. `nthreads` is the number
-// of threads of this process before CUDA starts its own threads. Called with the lock of the world
-// held.
+// of threads of this process before CUDA starts its own threads. Called with the world's lock held.
 static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *all) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_rank_info mine;
@@ -5653,7 +5668,7 @@ static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *al
     return idist__gpu_join_agree_device(w, all);
 }
 
-// Puts the device backend in front of the host's backend. Called with the lock of the world held.
+// Puts the device backend in front of the host's backend. Called with the world's lock held.
 static idist_status idist__gpu_join_begin(idist__world *w) {
     idist__gpu_path path = IDIST__BY_HOST_MEMORY;
     idist_status status;
@@ -5679,8 +5694,8 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     idist__world_lock(w);
     if (status == IDIST_OK) status = idist__gpu_join_meet(w, nthreads, &all);
     if (status == IDIST_OK && all) status = idist__gpu_join_begin(w);
-    // The world has failed. Ranks that finished this function earlier find out in their next call,
-    // and so will this rank.
+    // If the world has failed, this rank reports the failure in its next call, as do ranks that
+    // returned from this function earlier.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
     if (!all && !w->about.no_device[0])
@@ -5691,7 +5706,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s",
                          w->about.device_name, w->about.device_backend);
-    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // or closing the world does
+    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // or closing frees it
 
     return status;
 }
@@ -5699,7 +5714,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
 static idist_status idist__gpu_join_claim(idist__config *config, const char **reason) {
     const char *asked = config->device_backend, *device = config->device;
 
-    *reason = "desc.device or desc.device_backend names what idist_xla.h has";
+    *reason = "desc.device or desc.device_backend names a device or a path of idist_xla.h";
     if (strcmp(asked, "xla") == 0) return IDIST_ERR_NO_BACKEND;
     if (strncmp(device, "xla", 3) == 0 || strncmp(device, "tpu", 3) == 0)
         return IDIST_ERR_NO_BACKEND;

@@ -3053,7 +3053,7 @@ static void idist__xla_join_probe(idist__world *w, bool is_alone, idist__xla_ran
                   (!asked[0] && pjrt_device && strcmp(pjrt_device, "TPU") == 0);
     info->wanted = idist__xla_join_path_named(w->cfg.device_backend);
     idist__os_random(&info->launch_base, sizeof info->launch_base);
-    snprintf(info->reason, sizeof info->reason, "the device asked for is \"cpu\"");
+    snprintf(info->reason, sizeof info->reason, "the requested device is \"cpu\"");
     if (strcmp(asked, "cpu") == 0) return;
 
     if (!idist__xla_join_open(w, is_alone, info->reason, sizeof info->reason)) return;
@@ -3260,7 +3260,7 @@ static idist_status idist__xla_join_claim(idist__config *cfg, const char **why) 
     if (!cfg->xla_api != !cfg->xla_client)
         return idist__fail(IDIST_ERR_ARG,
                            "initialize: set both of desc.xla_api and desc.xla_client, or neither");
-    *why = "desc.device or desc.device_backend names what idist_nccl.h has";
+    *why = "desc.device or desc.device_backend names a device or a path of idist_nccl.h";
     if (strcmp(path, "nccl") == 0 || strcmp(path, "ipc") == 0) return IDIST_ERR_NO_BACKEND;
     if (strncmp(device, "cuda", 4) == 0) return IDIST_ERR_NO_BACKEND;
     if (device[0] && strcmp(device, "cpu") != 0 && !idist__xla_join_device_named(device, &number))

@@ -18,7 +18,7 @@ static int hello(int local_rank, void *arg) {
     (void)local_rank; // equals idist_get_local_rank()
     (void)arg;
 
-    for (int turn = 0; turn < size; turn++) { // in order of the ranks
+    for (int turn = 0; turn < size; turn++) { // in rank order
         if (turn == rank) {
             printf("hello from rank %d of %d: local rank %d of %d, node %d of %d, ", rank, size,
                    idist_get_local_rank(), idist_get_nproc_per_node(), idist_get_node_rank(),

@@ -33,7 +33,7 @@ static int all_reduce(int rank) {
 }
 
 static int all_gather(int rank) {
-    double mine = 2.0 * rank, all[RANKS]; // one element from each rank, in order of the ranks
+    double mine = 2.0 * rank, all[RANKS]; // one element from each rank, in rank order
 
     CHECK(idist_all_gather(&mine, all, 1, IDIST_F64, NULL));
     printf("rank %d: all_gather of %.1f -> [%.1f, %.1f, %.1f]\n", rank, mine, all[0], all[1],
@@ -65,7 +65,7 @@ static int worker(int local_rank, void *arg) {
 
     EXPECT(idist_get_world_size() == RANKS);
     if (all_reduce(rank) || all_gather(rank) || broadcast(rank)) return 1;
-    CHECK(idist_one_rank_first(prepare, NULL, 0, true, NULL)); // rank 0 of each host comes first
+    CHECK(idist_one_rank_first(prepare, NULL, 0, true, NULL)); // local rank 0 of each host first
     return 0;
 }
 

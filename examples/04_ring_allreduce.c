@@ -12,9 +12,9 @@
 //
 //                             rank 0          rank 1          rank 2
 //     start                   a0  b0   c0     a1  b1  c1      a2   b2  c2
-//     add what comes in       a0  b0   c02    a01 b1  c1      a2   b12 c2
+//     add received chunk      a0  b0   c02    a01 b1  c1      a2   b12 c2
 //                             a0  b012 c02    a01 b1  c012    a012 b12 c2
-//     keep what comes in      a012 b012 c02   a01 b012 c012   a012 b12 c012
+//     keep received chunk     a012 b012 c02   a01 b012 c012   a012 b12 c012
 //                             a012 b012 c012  a012 b012 c012  a012 b012 c012
 //
 // Each rank sends 2 (n - 1) / n of the array, which is the least possible, in 2 (n - 1) steps.
@@ -27,7 +27,7 @@ enum { RANKS = 3, COUNT = 100003, TAG = 1 };
 
 static size_t begin(int chunk, int n) { return (size_t)COUNT * (size_t)chunk / (size_t)n; }
 
-// Sends chunk `out` of x to the right and receives chunk `in` from the left, at `to`.
+// Sends chunk `out` of x to the right and receives chunk `in` from the left into `to`.
 static int step(const int64_t *x, int out, int64_t *to, int in) {
     int rank = idist_get_rank(), n = idist_get_world_size();
     size_t nout = begin(out + 1, n) - begin(out, n), nin = begin(in + 1, n) - begin(in, n);

@@ -63,7 +63,7 @@ static int worker(int local_rank, void *arg) {
     (void)local_rank, (void)arg;
 
     if (!digits_load(&data)) return 1;
-    digits_initialise(w, (uint64_t)idist_get_rank());
+    digits_initialize(w, (uint64_t)idist_get_rank());
     if (train(w, &data)) return 1;
     for (size_t i = TRAIN; i < DIGITS_COUNT; i++) right += digits_is_right(w, &data, i);
     if (idist_get_rank() == 0) printf("%d of %d test images right\n", right, DIGITS_COUNT - TRAIN);

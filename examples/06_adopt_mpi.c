@@ -8,9 +8,9 @@
 //    the halves have 2 and 2 ranks: sums 10 and 50 of rank numbers times 10
 //    MPI goes on: 4 ranks at the end
 //
-// The program owns MPI. It initializes MPI, passes a communicator to idist (or nothing, for
+// The program owns MPI: it initializes MPI, passes a communicator to idist (or nothing, for
 // MPI_COMM_WORLD), and finalizes MPI. Messages of idist use a duplicate of the communicator, so
-// they never mix with messages of the program. After idist_finalize nothing is left behind.
+// they never mix with the program's messages. After idist_finalize nothing is left behind.
 //
 // Exits with 0 if every number is right, otherwise with 1.
 #include "../idist_mpi.h"

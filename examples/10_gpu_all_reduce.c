@@ -20,8 +20,8 @@
 // Bus bandwidth is defined as in nccl-tests: bytes / time * 2(n-1)/n. It is the speed of the
 // slowest link if every rank sends and receives the minimum that an all_reduce needs.
 //
-// Exits with 0 if every element is right on every rank, with 1 if not or if something failed, with
-// 2 for bad arguments.
+// Exits with 0 if every element is right on every rank. Exits with 2 for bad arguments, otherwise
+// with 1.
 #include "../idist.h"
 #include "lib/addends.h"
 #include "lib/arguments.h"
@@ -45,8 +45,8 @@ static int reduce_on_stream(const addends *a, cudaStream_t stream) {
     return addends_verify(a, idist_get_rank(), idist_get_world_size(), "on a stream");
 }
 
-// Sums without a stream. The call begins after the work that the default stream holds, and returns
-// when the result is there.
+// Sums without a stream. The call begins after the work that is already in the default stream, and
+// returns when the result is complete.
 static int reduce_blocking(const addends *a) {
     addends_fill(a, idist_get_rank());
     if (addends_copy(a, a->send, a->host)) return 1;
@@ -55,7 +55,7 @@ static int reduce_blocking(const addends *a) {
     return addends_verify(a, idist_get_rank(), idist_get_world_size(), "blocking");
 }
 
-// Measures the time of an all_reduce. All results were right up to here: a rank with a wrong result
+// Measures the time of an all_reduce. All earlier results were right: a rank with a wrong result
 // exits, and the other ranks then fail.
 static int measure(const addends *a, const char *how, cudaStream_t stream) {
     int n = idist_get_world_size();
@@ -83,7 +83,7 @@ typedef struct place { // where a GPU is
 } place;
 
 // Sets *shared to true if two ranks use the same GPU. Compares the addresses on the PCI bus, which
-// are unique on a host. The number of a GPU can differ between ranks (CUDA_VISIBLE_DEVICES).
+// are unique on a host. A GPU's number can differ between ranks (CUDA_VISIBLE_DEVICES).
 static int ranks_share_a_gpu(bool *shared) {
     int device, n = idist_get_world_size();
     place mine = {idist_get_node_rank(), ""}, *all = (place *)malloc((size_t)n * sizeof *all);

@@ -17,15 +17,15 @@
 // Without a device the program says so and runs the same functions on the processor.
 //
 // Every rank computes the gradient of its share of each batch of 64 images. An all_reduce with AVG
-// turns it into the gradient of the batch. The gradient of the last layer is ready first. It
-// travels to the other ranks while the gradient of the first layer is still being computed:
+// turns these gradients into the gradient of the batch. The gradient of the last layer is ready
+// first. Its all_reduce runs while the gradient of the first layer is still being computed:
 //
 //     stream    forward | gradient 2 | back | gradient 1 | sum 1 | wait for sum 2 | step |
 //     beside                         | sum 2 ....... |
 //
-// Sum 2 has a stream and a request. It begins after the work that the stream holds at that time,
-// and runs beside later work. A call of idist_wait_stream makes the stream wait for sum 2. With
-// NCCL the host never waits within an epoch.
+// Sum 2 has a stream and a request. Sum 2 begins after the work that is already in the stream, and
+// runs at the same time as later work. A call of idist_wait_stream makes the stream wait for sum 2.
+// With NCCL the host never waits within an epoch.
 //
 // Exits with 0 if all ranks have the same parameters and recognize 95 % of the test images or more.
 // Exits with 2 for a bad argument, otherwise with 1.
@@ -88,7 +88,7 @@ static int train(const trainer *t) {
     return gpu_copy(host->w, t->t->w, sizeof host->w, t->stream);
 }
 
-// Sets *hits to the number of recognized test images. Each rank classifies its share of them.
+// Sets *hits to the number of recognized test images. Each rank classifies its share of the images.
 static int test(const trainer *t, int64_t *hits) {
     int from = TEST * t->rank / t->ranks, to = TEST * (t->rank + 1) / t->ranks;
     batch b = {TRAIN + from, to - from, 0};

@@ -19,10 +19,10 @@
 //     unsharded    all_reduce(g)       update all             the same on every rank
 //     sharded      reduce_scatter(g)   update own n-th        all_gather(parameters)
 //
-// Both ways send the same number of bytes, but sharding divides the memory and the work of the
-// optimizer by n. The parameters are padded to a multiple of the number of ranks. The program
-// trains both ways from the same start. With 1 and 2 ranks, both end with the same bits. With more
-// ranks, additions come in another order, and parameters differ by up to 1e-4.
+// Both ways send the same number of bytes, but sharding divides the optimizer's memory and work by
+// n. The parameters are padded to a multiple of the number of ranks. The program trains both ways
+// from the same start. With 1 and 2 ranks, both ways end with the same bits. With more ranks,
+// additions are done in a different order, and parameters differ by up to 1e-4.
 //
 // Exits with 0 if the parameters agree to this extent and the loss has fallen to a tenth. Exits
 // with 2 for a bad argument, otherwise with 1.
@@ -46,7 +46,7 @@ template <void (*element)(model *, adam, int)> __global__ void kernel(model *t, 
     if (i < n) element(t, a, i);
 }
 
-// Runs elements 0 .. n-1 on the stream, or right here if the stream is NULL.
+// Runs elements 0 .. n-1 on the stream, or on the processor if the stream is NULL.
 template <void (*element)(model *, adam, int)>
 static void each(model *t, adam a, int n, cudaStream_t stream) {
     if (stream) kernel<element><<<(n + 127) / 128, 128, 0, stream>>>(t, a, n);

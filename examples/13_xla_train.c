@@ -8,7 +8,7 @@
 //    1 rank on xla: loss 25.86, after 200 steps 2.16
 //    the weights are equal within 1e-4
 //
-// IDIST_XLA_LIB names a PJRT plug-in. The package xla-cpu-pjrt on PyPI has one.
+// IDIST_XLA_LIB names a PJRT plug-in. The package xla-cpu-pjrt on PyPI contains one.
 //
 // Each rank is a thread with a device of its own and a quarter of the samples. A step is one
 // program: forward pass, gradients, all_reduce, update. The weights stay on the device. Then rank 0
@@ -25,7 +25,8 @@
 
 enum { RANKS = 4, SAMPLES = 64, HIDDEN = 8, STEPS = 200, OUTPUTS = 3 };
 
-// B is the number of samples of a rank, and SUM the rest of an all_reduce over all ranks.
+// In this program, B stands for the number of samples per rank, and SUM for the rest of an
+// all_reduce over all ranks.
 static const char step[] =
     "module @step {\n"
     "func.func public @main(%w1: tensor<8x2xf32>, %w2: tensor<1x8xf32>, %x: tensor<Bx2xf32>"
@@ -82,16 +83,17 @@ typedef struct network {
     float w1[HIDDEN * 2], w2[HIDDEN], first_loss, last_loss;
 } network;
 
-// What the ranks of a group, which are threads, have in common.
+// The data that the ranks of a group share. The ranks are threads.
 typedef struct training {
     void *program;
-    network net; // rank 0's
+    network net; // rank 0's network
 } training;
 
 static idist_store *store;
 static training by_all, by_one;
 
-// Fills in `count` samples from number `first` on: two coordinates, and a cubic function.
+// Fills in `count` samples from number `first` on: two coordinates in x, and a cubic function of
+// the coordinates in y.
 static void make_samples(float *x, float *y, int first, int count) {
     for (int i = 0; i < count; i++) {
         x[2 * i] = (float)((first + i) % 8) / 4 - 1;
@@ -116,16 +118,17 @@ static void *compile_step(idist_group *group) {
     return stablehlo_compile(text, group);
 }
 
-// Replaces a buffer by a result of a program.
+// Replaces a buffer with a result of a program.
 static int replace(idist_xla_buffer **buffer, void *result, idist_group *group) {
     CHECK(idist_xla_buffer_free(buffer));
     CHECK(idist_xla_buffer_adopt(result, group, buffer));
     return 0;
 }
 
-// Trains on the samples of this rank. Ranks that are threads share one compiled program: XLA knows
-// the collectives of a program by numbers that differ between compilations. The barrier before each
-// step makes a rank that is lost an error with a name; XLA itself would wait for the rank.
+// Trains on the samples of this rank. Ranks that are threads share one compiled program, because
+// XLA identifies a program's collectives by numbers that differ between compilations. If a rank is
+// lost, the barrier before each step fails with an error that names the rank. XLA itself would wait
+// for the rank.
 static int train(idist_group *group, training *shared) {
     int n = idist_group_size(group), rank = idist_group_rank(group), count = SAMPLES / n;
     idist_xla_buffer *b[4] = {NULL}, *loss = NULL;
@@ -203,7 +206,7 @@ int main(void) {
     int ranks[RANKS], failed = 0;
     void *result;
 
-    setenv("IDIST_XLA_CPU_DEVICES", "4", 0); // a TPU has the devices that it has
+    setenv("IDIST_XLA_CPU_DEVICES", "4", 0); // the number of TPUs is fixed
     CHECK(idist_store_open("mem://", NULL, &store));
 
     for (int i = 0; i < RANKS; i++) {

@@ -50,7 +50,7 @@ static int worker(int local_rank, void *arg) {
     (void)local_rank, (void)arg;
 
     if (!digits_load(&data) || partition_dataset(&mine, &test)) return 1;
-    digits_initialise(w, SUBSET_SEED); // the same on all ranks
+    digits_initialize(w, SUBSET_SEED); // the same on all ranks
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         double loss = 0;
 

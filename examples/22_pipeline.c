@@ -19,20 +19,20 @@
 //    accuracy: 366 of 384 test images
 //
 // A batch of 64 images is split into 8 micro-batches. F2 is the forward pass of micro-batch 2
-// through the layers of one rank, B2 its backward pass. Activations go to the next rank, and their
-// gradients go back to the previous rank. In the 1F1B schedule a rank starts each backward pass as
-// soon as it can. It therefore keeps the activations of at most n - rank micro-batches, not of the
-// whole batch:
+// through the layers of one rank, B2 its backward pass. Each rank sends activations to the next
+// rank, and their gradients back to the previous rank. In the 1F1B schedule a rank starts each
+// backward pass as soon as it can. It therefore keeps the activations of at most n - rank
+// micro-batches, not of the whole batch:
 //
 //     rank 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 .. B6 .. B7
 //     rank 1   .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 .. B7 ..
 //     rank 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7 .. ..
 //              warm-up        steady: one forward, one backward     cool-down
 //
-// Idle steps are shown as dots: they are 2 (n-1) of all 2 (8 + n-1) steps, and a smaller share with
-// more micro-batches. Each rank adds the gradients of its layers in the order of the micro-batches,
-// for any n. The weights therefore have the same bits as after training on 1 rank. Rank 0 gathers
-// the weights, trains alone as well, and compares.
+// Dots are idle steps, which are 2 (n-1) of all 2 (8 + n-1) steps. With more micro-batches, a
+// smaller share of the steps is idle. Each rank adds the gradients of its layers in the order of
+// the micro-batches, for any n. The weights therefore have the same bits as after training on 1
+// rank. Rank 0 gathers the weights, trains alone as well, and compares the results.
 //
 // Exits with 0 if the weights are the same and the accuracy is 90 % or more. Exits with 2 for a bad
 // argument, otherwise with 1.
@@ -83,7 +83,7 @@ static int backward_micro(pipeline *p, int image, int m) {
     return 0;
 }
 
-// Trains one batch by the 1F1B schedule: runs a forward pass while a slot is free, otherwise a
+// Trains one batch by the 1F1B schedule: runs a forward pass if a slot is free, and otherwise a
 // backward pass, which frees a slot. Writes the schedule to `text`.
 static int train_batch(pipeline *p, int first, char *text) {
     int forwards = 0, backwards = 0;

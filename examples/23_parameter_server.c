@@ -17,8 +17,8 @@
 //    worker 3: ... updates, staleness ... on average and ... at most
 //    accuracy ... %
 //
-// There is no collective and no common step. The server answers the messages of all workers in the
-// order in which they arrive:
+// The program uses no collective, and the ranks take no common step. The server answers the
+// messages of all workers in the order in which they arrive:
 //
 //     worker                                     server
 //     PULL  (empty)                        ->
@@ -27,11 +27,11 @@
 //     PUSH  gradient, loss, same number    ->    weights -= rate * gradient, one update more
 //     ... and so on, until the answer to PULL is STOP
 //
-// While a worker computes, other workers push. Its gradient then belongs to weights that are some
-// updates old. This staleness is the price for not waiting for the slowest worker. A step along an
-// old gradient overshoots, so the server divides the learning rate by 1 + staleness. With one
-// worker no gradient is stale, and every run gives the same result. If a worker dies, every rank
-// gets an error that names the worker.
+// While a worker computes, other workers push. The worker's gradient then belongs to weights that
+// are some updates old. This staleness is the price of not waiting for the slowest worker. A step
+// along an old gradient overshoots, so the server divides the learning rate by 1 + staleness. With
+// one worker no gradient is stale, and every run gives the same result. If a worker dies, every
+// rank gets an error that names the worker.
 //
 // Exits with 0 if the accuracy is 90 % or more, or if fewer than 2000 updates were requested. Exits
 // with 2 for a bad argument, otherwise with 1.
@@ -91,7 +91,7 @@ static int serve(server *s, int workers) {
 static int run_server(const digits *d, const subset *train, const subset *test, int size) {
     static server s;
 
-    digits_initialise(s.weights, SUBSET_SEED);
+    digits_initialize(s.weights, SUBSET_SEED);
     printf("server on rank 0, %d worker%s: %zu images to train, %zu to test\n", size - 1,
            size > 2 ? "s" : "", train->count, test->count);
     fflush(stdout);

@@ -64,11 +64,11 @@ class trainer {
 
         if (size > MAX_RANKS) throw std::runtime_error("more than 64 ranks");
         if (!digits_load(data.get())) throw std::runtime_error("no images");
-        digits_initialise(w.data(), SUBSET_SEED + static_cast<uint64_t>(rank));
+        digits_initialize(w.data(), SUBSET_SEED + static_cast<uint64_t>(rank));
         ddp_desc.params = params.data();
         ddp_desc.grads = grads.data();
         ddp_desc.n = params.size();
-        // Here idist_ddp_create gives all ranks the weights of rank 0.
+        // Here, idist_ddp_create copies rank 0's weights to all ranks.
         ddp = idist::create<idist_ddp, idist_ddp_free>(idist_ddp_create, ddp_desc);
         sampler_desc.length = train.count;
         sampler =
@@ -97,7 +97,7 @@ class trainer {
     // every n-th test image.
     double run_epoch(int epoch) {
         double loss = train_epoch(epoch);
-        idist::request averaging; // declared after `loss`, so that it is destroyed first
+        idist::request averaging; // declared after `loss`, so it is destroyed first
         idist::all_reduce(idist::make_span(&loss, 1), idist::avg, averaging);
         const int right = subset_count_right(w.data(), data.get(), &test, rank, size); // meanwhile
         averaging.wait();

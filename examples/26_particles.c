@@ -12,8 +12,8 @@
 //    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x101f8ce8f8db414c
 //    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0x52548bb3d40e839b
 //
-// The serial program is examples/before/26_particles.c, and its head explains the physics. See
-// docs/examples.md for the difference, 9 lines. The work is divided as follows:
+// The serial program is examples/before/26_particles.c; the comment at its top explains the
+// physics. docs/examples.md shows the difference, which is 9 lines. The work is divided as follows:
 //
 //     forces       Each of n ranks computes the forces on every n-th atom and sets all others to 0.
 //                  An all_reduce adds these arrays, so that every rank has all forces. Nearly all
@@ -23,7 +23,7 @@
 //
 // On any number of ranks the positions have the same bits as in the serial program. One rank
 // computes the whole force on an atom, in the same order as the serial program, and all other ranks
-// add 0. The potential is added up in another order for each number of ranks, and may differ in
+// add 0. The potential is added up in a different order for each number of ranks, and may differ in
 // digits that are not printed.
 //
 // Exits with 0, or with 1 if something failed or an argument is bad.

@@ -11,15 +11,16 @@
 //    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x101f8ce8f8db414c
 //    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0x52548bb3d40e839b
 //
-// This program was written for one processor and does not use idist. For any number of ranks, see
-// examples/26_particles.c.
+// This program was written for one processor and does not use idist. The version for any number of
+// ranks is examples/26_particles.c.
 //
-// It simulates molecular dynamics in the Lennard-Jones potential, 4 (1 / r^12 - 1 / r^6). Two atoms
-// at a distance r repel each other when they are close and attract each other otherwise. The walls
-// of the box reflect the atoms. Each step is velocity Verlet: half of a kick, a move, and the other
-// half of the kick with the forces at the new positions. The potential defines the units, and an
-// atom has mass 1. The checksum covers the bits of all positions. The last digits of an energy, and
-// with them all later bits, depend on the processor and the compiler.
+// The program simulates molecular dynamics with the Lennard-Jones potential, 4 (1 / r^12 - 1 /
+// r^6). Two atoms at a distance r repel each other when they are close and attract each other
+// otherwise. The walls of the box reflect the atoms. Each step uses the velocity Verlet method:
+// half of a kick, a move, and the other half of the kick. The second half uses the forces at the
+// new positions. The potential defines the units, and an atom has mass 1. The checksum covers the
+// bits of all positions. The last digits of an energy, and with them all later bits, depend on the
+// processor and the compiler.
 //
 // Exits with 0, or with 1 for a bad argument.
 #include <stdint.h>

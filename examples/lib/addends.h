@@ -17,8 +17,8 @@ typedef struct addends {
     float *send, *recv;   // on the device, or on the host without a device
 } addends;
 
-// Allocates the arrays. With a device, `host` is pinned, because copies of other host memory make
-// the host wait.
+// Allocates the arrays. With a device, `host` is pinned, because copies to or from other host
+// memory make the host wait.
 static inline int addends_create(addends *a, bool device, size_t count) {
     a->device = device;
     a->count = count;
@@ -56,8 +56,7 @@ static inline int addends_copy(const addends *a, float *to, const float *from) {
     return 0;
 }
 
-// Fills `host` with the numbers of this rank. The numbers are whole and small, so every sum is
-// exact.
+// Fills `host` with this rank's numbers. The numbers are small integers, so every sum is exact.
 static inline void addends_fill(const addends *a, int rank) {
     for (size_t i = 0; i < a->count; i++) a->host[i] = (float)(i % ADDENDS_PERIOD + (size_t)rank);
 }

@@ -20,8 +20,8 @@ static inline int argument(int argc, char **argv, int i, int otherwise, int min,
     return value >= min && value <= max ? value : 0;
 }
 
-// Returns the number of ranks, the only argument. Prints the usage and returns 0 if the arguments
-// are wrong.
+// Returns the number of ranks, which is the only argument. Prints the usage and returns 0 if the
+// arguments are wrong.
 static inline int ranks_argument(int argc, char **argv, int otherwise, int min, int max) {
     int ranks = argument(argc, argv, 1, otherwise, min, max);
 
@@ -46,8 +46,8 @@ static inline bool world_contradicts(int wanted, int ranks) {
     return true;
 }
 
-// Sets *value to the number in `text`, the value of an option, or NULL if the option has no value.
-// Prints an error and returns false if `text` is not a number from min to max.
+// Sets *value to the number in `text`, which is the value of an option. `text` is NULL if the
+// option has no value. Prints an error and returns false if `text` is not a number from min to max.
 static inline bool option_number(const char *option, const char *text, uint64_t min, uint64_t max,
                                  uint64_t *value) {
     char *end = NULL;

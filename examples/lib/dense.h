@@ -7,12 +7,12 @@
 
 // ---- a layer ----
 
-// Returns the number of parameters of a layer. They are one array: a row of `inputs` weights for
-// each output, then the biases.
+// Returns the number of parameters of a layer. The parameters form one array: a row of `inputs`
+// weights for each output, then the biases.
 static inline int dense_params(int inputs, int outputs) { return (inputs + 1) * outputs; }
 
 // Draws uniform weights with He's bound sqrt(6 / inputs), and sets the biases to 0.
-static inline void dense_initialise(double *w, int inputs, int outputs, uint64_t *state) {
+static inline void dense_initialize(double *w, int inputs, int outputs, uint64_t *state) {
     double bound = 6.0 / inputs, root = 1;
 
     for (int i = 0; i < 20; i++) root = (root + bound / root) / 2; // Newton's square root
@@ -40,7 +40,7 @@ static inline void dense_backward(const double *w, double *g, const double *in, 
                                   bool relu) {
     for (int i = 0; din && i < inputs; i++) din[i] = 0;
     for (int o = 0; o < outputs; o++) {
-        if (relu && out[o] <= 0) continue; // the relu cut this output off
+        if (relu && out[o] <= 0) continue; // the relu set this output to 0
         g[inputs * outputs + o] += dout[o];
         for (int i = 0; i < inputs; i++) g[o * inputs + i] += dout[o] * in[i];
         for (int i = 0; din && i < inputs; i++) din[i] += dout[o] * w[o * inputs + i];
@@ -77,9 +77,9 @@ enum {
     DIGITS_PARAMS = DIGITS_LAYER1 + DIGITS_LAYER2
 };
 
-static inline void digits_initialise(double *w, uint64_t seed) {
-    dense_initialise(w, DIGITS_PIXELS, DIGITS_HIDDEN, &seed);
-    dense_initialise(w + DIGITS_LAYER1, DIGITS_HIDDEN, DIGITS_CLASSES, &seed);
+static inline void digits_initialize(double *w, uint64_t seed) {
+    dense_initialize(w, DIGITS_PIXELS, DIGITS_HIDDEN, &seed);
+    dense_initialize(w + DIGITS_LAYER1, DIGITS_HIDDEN, DIGITS_CLASSES, &seed);
 }
 
 static inline void digits_forward(const double *w, const double *pixels, double *hidden,

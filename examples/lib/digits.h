@@ -17,7 +17,8 @@ typedef struct digit {
     unsigned char label;                 // 0 .. 9
 } digit;
 
-// Parses 64 pixels and a label, separated by commas. Returns what is wrong, or NULL.
+// Parses 64 pixels and a label, separated by commas. Returns a text that says what is wrong, or
+// NULL if the line is valid.
 static inline const char *digits_parse(const char *s, digit *out) {
     for (int i = 0; i <= DIGITS_PIXELS; i++) {
         int value = 0, n = 0;
@@ -39,8 +40,8 @@ typedef struct digits {
     int label[DIGITS_COUNT];                    // 0 .. 9
 } digits;
 
-// Loads digits.csv from below the current folder or from the folder beside this header. Prints an
-// error and returns false on failure.
+// Loads digits.csv from examples/data below the current folder, or from the data folder beside this
+// header's folder. Prints an error and returns false on failure.
 static inline bool digits_load(digits *d) {
     char line[512], beside[1024];
     const char *slash = strrchr(__FILE__, '/');
@@ -111,8 +112,8 @@ static inline bool digits_read(const char *path, digit_list *train, digit_list *
     return ok;
 }
 
-// Returns the first path at which digits.csv exists: below the current folder, beside this header,
-// or beside or above the program. Returns NULL if it is in none of these places.
+// Returns the first path at which digits.csv exists: below the current folder, beside this header's
+// folder, or beside or above the program. Returns NULL if the file is in none of these places.
 static inline const char *digits_find(const char *program) {
     static char path[1024];
     const char *bases[] = {"", __FILE__, program, program, program};

@@ -10,7 +10,7 @@
 #include <math.h>
 
 // W1 to B2 are the offsets of the parameters of each layer. The gradients have the same offsets in
-// an array with two more elements: loss and hits travel with the gradient of the last layer.
+// an array with two more elements: loss and hits are sent with the gradient of the last layer.
 enum {
     PIXELS = DIGITS_PIXELS,
     HIDDEN = 64,
@@ -118,7 +118,7 @@ template <void (*element)(net *, batch, int)> __global__ void kernel(net *t, bat
     if (i < n) element(t, b, i);
 }
 
-// Runs elements 0 .. n - 1 on the stream, or right here if the stream is NULL.
+// Runs elements 0 .. n - 1 on the stream, or on the processor if the stream is NULL.
 template <void (*element)(net *, batch, int)>
 static inline void each(net *t, batch b, int n, cudaStream_t stream) {
     if (stream) kernel<element><<<(n + 127) / 128, 128, 0, stream>>>(t, b, n);
@@ -143,7 +143,7 @@ static inline bool net_load(net *host) {
     return true;
 }
 
-// Draws the first weights. Biases, and everything else, stay 0.
+// Draws the initial weights. The biases, and the speed of every parameter, stay 0.
 static inline void net_begin(net *host, uint64_t *state) {
     for (int i = 0; i < B2; i++) {
         float bound = i < B1 ? 0.3f : i < W2 ? 0 : 0.2f;

@@ -14,7 +14,7 @@
 #endif
 
 // SAMPLES is the number of samples per rank. W1 to B2 are the offsets of the parameters of each
-// layer. PADDING is room for that many more parameters.
+// layer. PADDING is the largest number of parameters that padding adds.
 enum {
     INPUTS = 8,
     HIDDEN = 1000,
@@ -32,7 +32,7 @@ typedef struct model { // one on the host, and one on the device if there is one
     float w[PARAMS + PADDING], g[PARAMS + PADDING]; // parameters and gradients
 } model;
 
-typedef struct adam { // moments of `count` parameters from `first` on
+typedef struct adam { // moments of `count` parameters from number `first` on
     float *m, *v;     // on the device, if there is one
     int first, count;
     float power_m, power_v, fix_m, fix_v; // fix_m and fix_v correct the bias of m and v
@@ -81,7 +81,8 @@ HOST_DEVICE static inline void adamw(model *t, adam a, int i) {
 
 // ---- on the host ----
 
-// Sets the factors of the next step. The moments start at 0 and are too small in the first steps.
+// Sets the factors for the next step. The factors correct the moments, which start at 0 and are too
+// small in the first steps.
 static inline void adam_next(adam *a) {
     a->power_m *= 0.9f;
     a->power_v *= 0.999f;
@@ -117,7 +118,7 @@ static inline double regression_loss(const model *host) {
     return loss;
 }
 
-// Returns the largest difference of two elements, or NaN if one of the numbers is NaN.
+// Returns the largest difference between two corresponding elements, or NaN if an element is NaN.
 static inline double largest_difference(const float *a, const float *b, int n) {
     double largest = 0;
 

@@ -1,13 +1,13 @@
 // stablehlo.h - compiles a StableHLO program over the ranks of a group, and runs the program on the
-// device of this rank. Declares what it needs of PJRT's C ABI. A program that uses more of PJRT
-// includes pjrt_c_api.h, which XLA's plug-ins bring along.
+// device of this rank. Declares only the parts of PJRT's C ABI that it needs. A program that uses
+// more of PJRT includes pjrt_c_api.h, which is shipped with XLA's plug-ins.
 #ifndef EXAMPLES_STABLEHLO_H
 #define EXAMPLES_STABLEHLO_H
 
 #include <stdio.h>
 #include <string.h>
 
-// Places of functions in the table of a plug-in.
+// Indices of functions in a plug-in's table.
 enum {
     PJRT_ERROR_DESTROY = 0,
     PJRT_ERROR_MESSAGE = 1,
@@ -89,7 +89,8 @@ typedef struct pjrt_execute {
     memset(&name, 0, sizeof name); \
     name.nbytes = sizeof name
 
-// Calls a function of the plug-in. Prints an error and returns 1 if there is one.
+// Calls a function of the plug-in. If the function returns an error, prints the error and returns
+// 1.
 static inline int stablehlo_call(int function, void *args) {
     const pjrt_table *table = (const pjrt_table *)idist_xla_api();
     void *error = table->functions[function](args);
@@ -105,8 +106,7 @@ static inline int stablehlo_call(int function, void *args) {
     return 1;
 }
 
-// Writes a program with every `name` in its text replaced by `value`. Returns 1 if the program does
-// not fit.
+// Replaces every `name` in a program's text with `value`. Returns 1 if the result does not fit.
 static inline int stablehlo_replace(char *program, size_t capacity, const char *name,
                                     const char *value) {
     char *at = program;
@@ -142,8 +142,8 @@ static inline void *stablehlo_compile(char *text, idist_group *group) {
     return stablehlo_call(PJRT_COMPILE, &args) ? NULL : args.result;
 }
 
-// Runs a program on this rank's device and waits for the end. Every rank of the program's group
-// calls this function, with an equal launch_id. Returns 1 on failure.
+// Runs a program on this rank's device and waits until it ends. Every rank of the program's group
+// calls this function with the same launch_id. Returns 1 on failure.
 static inline int stablehlo_run(void *program, void **in, size_t count, void **out, int launch_id,
                                 idist_group *group) {
     void *const *inputs[1];

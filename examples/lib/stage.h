@@ -25,7 +25,7 @@ typedef struct micro {
 
 typedef struct stage {
     int first, last;        // layers first .. last - 1
-    size_t inputs, outputs; // numbers of a micro-batch
+    size_t inputs, outputs; // elements per micro-batch
     double *w, *g, *speed;  // of these layers only
     double loss;            // of the epoch so far, on the rank of the last layer
 } stage;
@@ -56,7 +56,7 @@ static inline bool stage_create(stage *s, int r, int n) {
     uint64_t seed = 1;
 
     for (int k = 0; k < LAYERS; k++)
-        dense_initialise(all + stage_params(0, k), width[k], width[k + 1], &seed);
+        dense_initialize(all + stage_params(0, k), width[k], width[k + 1], &seed);
     s->first = first;
     s->last = last;
     s->inputs = (size_t)(MICRO * width[first]);
@@ -71,8 +71,8 @@ static inline bool stage_create(stage *s, int r, int n) {
 }
 
 // Returns the n-th image in a shuffled order. Every image occurs once, because 1001 and the number
-// of images are coprime. The first TRAIN images are for training, the next TEST images for the
-// test.
+// of images are coprime. The first TRAIN images are for training, and the next TEST images are for
+// the test.
 static inline int stage_image(int n) { return n * 1001 % DIGITS_COUNT; }
 
 static inline void stage_load(micro *m, const digits *d, int first) {

@@ -30,7 +30,7 @@ static inline int subset_equal_part(const subset *whole, int n, int which, subse
     return subset_part(whole, equal, n, which, part);
 }
 
-// Creates a sampler of all images of a subset. The subset belongs to this rank alone, so there is
+// Creates a sampler for all images of a subset. The subset belongs to this rank alone, so there is
 // one replica.
 static inline int subset_sampler(const subset *s, idist_sampler **sampler) {
     idist_sampler_desc desc;
@@ -54,8 +54,8 @@ static inline int subset_shuffle(const subset *s, idist_sampler *sampler, int ep
     return 0;
 }
 
-// Sets g to the mean gradient of `count` images from `first` on; the first image follows the last.
-// Returns the mean loss of these images.
+// Sets g to the mean gradient of `count` images from `first` on. After the last image, the first
+// image is next. Returns the mean loss of these images.
 static inline double subset_gradient(const double *w, const digits *d, const subset *s,
                                      size_t first, size_t count, double *g) {
     double loss = 0;

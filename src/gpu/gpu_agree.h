@@ -31,8 +31,8 @@ typedef struct idist__gpu_outcome {
     char reason[200];
 } idist__gpu_outcome;
 
-// Sets *all to true if all members succeeded. If a member failed, `reason` becomes the reason of
-// the first member that failed.
+// Sets *all to true if all members succeeded. Otherwise replaces `reason` with the rank and the
+// reason of the first member that failed.
 static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, char *reason,
                                                    size_t capacity, bool *all) {
     idist__gpu_outcome mine, *theirs;

@@ -46,7 +46,7 @@ static void idist__gpu_device_fail_group(idist_group *g, idist_status status) {
 }
 
 // Finds cuDevicePrimaryCtxGetState. Searches the program first, which may be linked with the
-// driver's library. Then searches libcuda.so.1, which the runtime has loaded by now.
+// driver's library. Then searches libcuda.so.1, which the runtime has already loaded.
 static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
     static const char name[] = "cuDevicePrimaryCtxGetState";
     void *library = idist__os_library_open(NULL),
@@ -58,8 +58,8 @@ static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
 }
 
 // Returns true if cudaSetDevice(device) would create a context on a device that has none, as CUDA
-// does from version 12 on. A context takes hundreds of MB of a GPU that may belong to another rank.
-// (cudaGetDevice returns device 0 in a thread that never chose a device.)
+// does from version 12 on. A context takes hundreds of MB of memory on a GPU that may belong to
+// another rank. (cudaGetDevice returns device 0 in a thread that has never chosen a device.)
 static bool idist__gpu_device_lacks_context(const idist__gpu *gpu, int device) {
     unsigned flags = 0;
     int active = 1;
@@ -77,8 +77,8 @@ static int idist__gpu_device_set(const idist__gpu *gpu) {
     return device;
 }
 
-// Makes the previous device the current one again. A thread that had not chosen a device keeps
-// ours, and so does our progress thread.
+// Makes the previous device the current one again. A thread that had not chosen a device keeps our
+// device, and so does our progress thread.
 static void idist__gpu_device_restore(const idist__gpu *gpu, int device) {
     if (device == gpu->device || idist__gpu_device_lacks_context(gpu, device)) return;
     if (gpu->thread && idist__os_thread_equal(*gpu->thread, idist__os_thread_self())) return;
@@ -86,7 +86,7 @@ static void idist__gpu_device_restore(const idist__gpu *gpu, int device) {
 }
 
 // The state that idist__gpu_device_enter saves for idist__gpu_device_leave. Between these two calls
-// our device is the current one, and a stream capture of another thread does not make CUDA calls
+// our device is the current one, and a stream capture in another thread does not make CUDA calls
 // fail.
 typedef struct idist__gpu_guard {
     int device;
@@ -107,13 +107,13 @@ static void idist__gpu_device_leave(const idist__gpu *gpu, idist__gpu_guard guar
     idist__gpu_device_restore(gpu, guard.device);
 }
 
-// The device that a world chose last, plus 1, or 0 if no world ever chose one. Atomic. The value
-// outlives the world, as the context of the device does.
+// The device that the most recent world chose, plus 1, or 0 if no world has chosen a device.
+// Atomic. The value outlives the world, as does the device's context.
 static int idist__gpu_home_device;
 
-// The state between idist__gpu_device_home_enter and idist__gpu_device_home_leave. Both act like
-// idist__gpu_device_enter and idist__gpu_device_leave, for memory that belongs to no world. Both do
-// nothing if no world ever had a device.
+// The state between idist__gpu_device_home_enter and idist__gpu_device_home_leave. The two
+// functions act like idist__gpu_device_enter and idist__gpu_device_leave, but for memory that
+// belongs to no world. They do nothing if no world has ever had a device.
 typedef struct idist__gpu_home {
     idist__gpu gpu; // only the members that the guard needs
     idist__gpu_guard guard;

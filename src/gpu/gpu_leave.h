@@ -14,7 +14,7 @@
 #include "gpu/gpu_agree.h"
 
 // Returns `status`, or IDIST_ERR_STATE instead of IDIST_OK if another thread is closing the world
-// and waits for this thread to leave. Called when this thread holds the lock again after a release.
+// and waits for this thread to leave. Called when this thread has reacquired the lock.
 static idist_status idist__gpu_leave_goes_on(const idist_group *g, idist_status status) {
     if (status != IDIST_OK || !g->w->progress.stops) return status;
     return idist__fail(IDIST_ERR_STATE, "another thread is closing the world");
@@ -24,7 +24,8 @@ static bool idist__gpu_leave_is_unused(const void *arg) {
     return !idist__gpu_of((const idist__world *)arg)->user_count;
 }
 
-// Sets, once, the deadline by which other threads must have left the world.
+// Sets the deadline by which other threads must have left the world, unless the deadline is already
+// set.
 static void idist__gpu_leave_set_deadline(idist__gpu *gpu) {
     if (!gpu->leave_deadline_ns)
         gpu->leave_deadline_ns = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
@@ -46,9 +47,10 @@ static bool idist__gpu_leave_lock(idist__world *w) {
     return !w->life.abandoned;
 }
 
-// Waits for the threads that use the world without the lock, before closing the world frees what
-// they use. If a thread has not left by the deadline, the world is abandoned (w->life.abandoned),
-// and nothing that such a thread uses is freed. Called once per world, without the lock.
+// Waits for the threads that use the world without holding the lock. Called before closing the
+// world frees the memory that these threads use. If a thread has not left by the deadline, the
+// world is abandoned (w->life.abandoned), and nothing that such a thread uses is freed. Called once
+// per world, without the lock.
 static void idist__gpu_leave_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 

@@ -1,8 +1,8 @@
 // gpu/gpu_model.h: what the device adds to worlds, groups and calls
 //
-// This file defines the data of the device backend. gpu_device.h, pinned.h, gpu_task.h and stage.h
-// work on the data. gpu/ipc and gpu/nccl build on these files, and gpu/route chooses between IPC,
-// NCCL and staging.
+// This file defines the device backend's data structures. gpu_device.h, pinned.h, gpu_task.h and
+// stage.h operate on these structures. gpu/ipc and gpu/nccl build on these files, and gpu/route
+// chooses between IPC, NCCL and staging.
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
@@ -10,11 +10,11 @@
 //     idist_group.device  -> idist__gpu_group   streams, communicator or arenas, queue of calls
 //     idist__task.device  -> idist__gpu_op      a call on device memory, and its progress
 //
-// The world's lock protects all three structures, until the world has ended and one thread closes
-// it. Some CUDA and NCCL calls may wait for work on the device, which may wait for another rank.
-// Such calls are made without the lock. Meanwhile gpu->user_count keeps the structures alive. A
-// function that releases the lock says so. Its callers must check again what may have changed: the
-// group's status, the queue, gpu->stuck.
+// The world's lock protects all three structures, until the world has ended and a single thread
+// closes it. Some CUDA and NCCL calls may wait for work on the device, which may wait for another
+// rank. Such calls are made without the lock. Meanwhile gpu->user_count keeps the structures alive.
+// A function that releases the lock says so. Its callers must check again what may have changed:
+// the group's status, the queue, gpu->stuck.
 //
 // Anything that has not returned by its deadline is abandoned. Its memory stays allocated:
 //
@@ -45,7 +45,7 @@
 #endif
 #define IDIST__IPC_LOAD_MS 300000 // time that another thread may take to load the kernels
 #define IDIST__IPC_SLOTS 4        // chunks in an arena
-#define IDIST__IPC_SMALL 65536    // bytes up to which each rank of an all_reduce reduces everything
+#define IDIST__IPC_SMALL 65536    // largest all_reduce, in bytes, that every rank reduces in full
 #define IDIST__IPC_RANKS 16
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // this CUDA version can load PTX kernels
 
@@ -86,7 +86,7 @@ typedef struct idist__ipc_arena {
     uint32_t serial; // number of the arena among the owner's arenas
 } idist__ipc_arena;
 
-// Result of the search for a device of this rank, from best to worst.
+// Results of the search for this rank's device, from best to worst.
 typedef enum idist__gpu_presence {
     IDIST__GPU_FOUND,
     IDIST__GPU_NONE,    // no device found and none requested by name, or "cpu" requested
@@ -116,9 +116,9 @@ typedef struct idist__gpu_rank_info {
 
 struct idist__nccl;      // NCCL's functions (gpu/nccl/nccl_load.h)
 struct idist__nccl_gate; // says whether a thread is inside NCCL (gpu/nccl/nccl_job.h)
-struct idist__nccl_job;  // a thread that makes a blocking call of NCCL (gpu/nccl/nccl_job.h)
+struct idist__nccl_job;  // a thread that makes a blocking NCCL call (gpu/nccl/nccl_job.h)
 
-// The device's part of a world.
+// The device backend's data for a world.
 typedef struct idist__gpu {
     idist_backend_api api;                 // the world's backend
     const idist_backend_api *host_backend; // the backend below, which moves host memory
@@ -132,26 +132,26 @@ typedef struct idist__gpu {
     idist__gpu_rank_info *rank_infos; // one for each rank
     idist__pinned *free_pinned;
     idist__pinned *abandoned_pinned;     // a copy to or from the memory may never end
-    struct idist__pinning *pinning_job;  // pins memory that will go to free_pinned, or NULL
+    struct idist__pinning *pinning_job;  // pins memory for free_pinned, or NULL
     int waiting_call_count;              // calls that wait for the device
     int64_t sleep_ns;                    // next sleep of a thread that waits for the device
     int64_t spin_until_ns;               // until this time, a waiting thread does not sleep
     bool queue_changed;                  // a call left its group's queue: the next call may start
-    int64_t checked_nccl_ns;             // time of the last check for errors of NCCL
+    int64_t checked_nccl_ns;             // time of the last check for NCCL errors
     struct idist__nccl_job *ending_jobs; // jobs that finalize or abort a communicator
-    int *barrier_word; // barriers on streams reduce this; NULL without NCCL, or without memory
+    int *barrier_word; // word that stream barriers reduce; NULL without NCCL, or after an error
     // Pool for memory that idist allocates on a stream and gives to NCCL. If NULL, the default pool
     // is used.
     cudaMemPool_t pool;
     idist__ipc_arena *arenas;  // arenas of this rank that no group uses
     idist__ipc_arena *imports; // arenas mapped from other ranks
     uint32_t arena_count;      // arenas that this rank has ever made
-    cudaError_t nccl_error;    // the error of making barrier_word and pool
-    bool closed;    // idist_finalize has begun: the memory of other ranks is not read any more
-    bool stuck;     // some work on the device never ends: what waits for the device is not freed
-    int user_count; // threads that use this struct, or a group's part, without the lock
+    cudaError_t nccl_error;    // error from allocating barrier_word and pool
+    bool closed;    // idist_finalize has begun: the memory of other ranks is no longer read
+    bool stuck;     // some work on the device never ends: no mapped or pinned memory is freed
+    int user_count; // threads that use this struct or an idist__gpu_group without the lock
     int64_t leave_deadline_ns; // deadline of these threads when the world closes, or 0
-    bool loading;              // a thread loads the kernels, without the lock
+    bool loading;              // a thread is loading the kernels, without the lock
 #if IDIST__IPC_KERNELS
     cudaLibrary_t library;
     cudaKernel_t kernels[5]; // numbered in gpu/ipc/ptx.h
@@ -162,10 +162,10 @@ typedef struct idist__gpu {
 // The streams of a group. IPC uses only the first stream.
 enum { IDIST__STREAM_OUT, IDIST__STREAM_IN, IDIST__STREAM_NCCL, IDIST__STREAM_COUNT };
 
-// The device's part of a group, created by the group's first call on device memory.
+// The device backend's data for a group, created by the group's first call on device memory.
 typedef struct idist__gpu_group {
     idist__gpu_path path;
-    bool preparing, ready; // state of what the members set up together
+    bool preparing, ready; // state of the set-up that the members share
     cudaStream_t stream[IDIST__STREAM_COUNT];
     idist__task *queue, **queue_end; // calls with parts left for the host's backend, in order
     void *comm;                      // NULL if there is none, or if comm was aborted
@@ -177,7 +177,7 @@ typedef struct idist__gpu_group {
     // aborts comm.
     struct idist__nccl_gate *gate;
     int fault;                 // NCCL's error about another rank, or 0
-    int64_t fault_deadline_ns; // end of the time to find out which rank caused it
+    int64_t fault_deadline_ns; // deadline for finding the rank that caused it
     // comm must be aborted. Without ncclCommRevoke, a thread inside NCCL starts the abort when its
     // call returns.
     bool must_abort;
@@ -185,7 +185,7 @@ typedef struct idist__gpu_group {
     bool waited_for_abort;             // has waited for abort_job, and must not wait again
     bool stuck;                        // copies on the group's streams never end
     idist__ipc_arena *own_arena;
-    char *arena[IDIST__IPC_RANKS]; // the arena of each member, as mapped here
+    char *arena[IDIST__IPC_RANKS]; // each member's arena, as mapped in this process
 } idist__gpu_group;
 
 // A chunk that is being staged.
@@ -209,22 +209,22 @@ typedef struct idist__gpu_op {
     idist__user_op user;            // a copy, because the program may free the op meanwhile
     bool waits_for_device;          // true if counted in gpu->waiting_call_count
     bool waits_for_memory;          // true if the next chunk waits for pinned memory
-    bool with_backend;              // the host's backend has a part of the call
+    bool with_backend;              // the host's backend is performing a part of the call
     uint32_t ticket; // place in NCCL's order of the group's calls (idist__nccl_launch_call)
-    bool launched;   // NCCL has the call, or the hand-over failed
+    bool launched;   // the call was handed to NCCL, even if NCCL refused it
     bool met;        // NCCL: all ranks have made the call
     // NCCL: the error if a message failed on the host, or if the ranks' counts differ.
     idist_status meeting_status;
     size_t size;        // bytes per element
-    size_t chunk_count; // elements of each part of the buffers that move at a time
+    size_t chunk_count; // elements of each part that move at a time
     size_t nchunks;
     size_t enqueued_count;      // chunks (IPC: phases) enqueued on the device
     size_t started_count;       // chunks (IPC: phases) given to the host's backend
-    cudaError_t error;          // the first error of a copy, reported at the next safe place
+    cudaError_t error;          // the first error of a copy, reported at the next safe point
     idist_recv_info info;       // for a staged receive, if the program passes no info
     uint64_t message_nbytes;    // NCCL: size of a message, which the sender tells the receiver
     void *comm;                 // the communicator of this call; NULL if aborted
-    void *send_copy;            // the send buffer of an all_to_all in place
+    void *send_copy;            // copy of the send buffer of an in-place all_to_all
     uint64_t *counts;           // v-forms: sent by us, sent to us, expected by us, each by rank
     const void *holding_thread; // the thread whose idist_group_begin holds the call back
     idist__task *next_held;     // next call in gpu->held_calls

@@ -10,7 +10,7 @@
 #include "gpu/gpu_model.h"
 #include "gpu/gpu_device.h"
 
-// A job that pins memory in a thread of its own. Pinning may wait for all work of the device, for
+// A job that pins memory in a thread of its own. Pinning may wait for all work on the device, for
 // example for an NCCL kernel that waits for a lost rank. The thread that would abort the kernel
 // needs the world's lock, so no thread that holds the lock may wait for the pinning.
 typedef struct idist__pinning {
@@ -34,8 +34,8 @@ static void *idist__pinned_work(void *arg) {
     return NULL;
 }
 
-// Allocates memory that the ranks of a host share if the backend provides it, otherwise plain
-// memory. No memory is freed before the world ends, so sizes are powers of two.
+// Allocates memory that the ranks on a host share, if the backend provides such memory. Otherwise
+// allocates plain memory. No memory is freed before the world ends, so sizes are powers of two.
 static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     const idist_backend_api *under = idist__gpu_of(w)->host_backend;
     idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
@@ -51,8 +51,8 @@ static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     return NULL;
 }
 
-// Adds the memory that a thread has pinned to the free memory. Returns false if the thread is still
-// pinning.
+// If the pinning thread has finished, moves its memory to the list of free memory. Returns false if
+// the thread is still pinning.
 static bool idist__pinned_finish(const idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinning *job = gpu->pinning_job;
@@ -74,9 +74,9 @@ static bool idist__pinned_finish(const idist__world *w) {
     return true;
 }
 
-// Takes at least nbytes of memory, pinned if possible: the smallest free memory that fits, or new
-// memory. Returns NULL and sets *later if a thread is pinning memory; the caller tries again later.
-// Returns NULL without *later if there is no memory.
+// Takes at least nbytes of memory, pinned if possible: the smallest free block that fits, or a new
+// block. Returns NULL and sets *later if a thread is pinning memory; the caller tries again later.
+// Returns NULL and clears *later if memory cannot be allocated.
 static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, bool *later) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinned **at, **best = NULL, *p;
@@ -118,7 +118,8 @@ static void idist__pinned_give(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// Puts memory aside for good, because a copy may still use the memory. Sets *p to NULL.
+// Moves memory to the list of abandoned memory, because a copy may still use the memory. Sets *p to
+// NULL.
 static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     if (!*p) return;
     (*p)->next = gpu->abandoned_pinned;
@@ -126,7 +127,7 @@ static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// Waits for the thread that pins memory when the world ends. If the thread does not return within
+// When the world ends, waits for the thread that pins memory. If the thread does not return within
 // IDIST__GPU_ABORT_MS, the device is busy: the thread is detached, and gpu->stuck is set.
 static void idist__pinned_end(const idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
@@ -144,8 +145,8 @@ static void idist__pinned_end(const idist__world *w) {
     }
 }
 
-// Frees a list of memory that has been unpinned. If the device is stuck, the memory is still pinned
-// and stays allocated.
+// Frees a list of unpinned memory. If the device is stuck, the memory is still pinned and stays
+// allocated.
 static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
     idist__pinned *p;
 
@@ -164,7 +165,7 @@ static void *idist__pinned_alloc(size_t nbytes, void *user) {
     idist__gpu_device_home_enter(&home);
 
     if (cudaMallocHost(&p, nbytes ? nbytes : 1) != cudaSuccess) {
-        cudaGetLastError(); // the caller reports it
+        cudaGetLastError(); // the caller reports the error
         p = NULL;
     }
 

@@ -2,11 +2,11 @@
 //
 // Any call on device memory that no other path supports is staged. The host's backend gets each
 // chunk as a call of its own, with pinned memory for its buffers. Meanwhile the next chunk leaves
-// the device and the previous chunk arrives there:
+// the device, and the previous chunk returns to the device:
 //
-//     out   0  1  2  3        If a buffer has n parts, a chunk is a piece of each part. So a chunk
-//     host     0  1  2  3     of any collective of k elements per rank is a collective of fewer
-//     in          0  1  2  3  elements per rank.
+//     out   0  1  2  3        If a buffer has n parts, a chunk is a piece of each part. A chunk of
+//     host     0  1  2  3     any collective of k elements per rank is therefore a collective of
+//     in          0  1  2  3  fewer elements per rank.
 //
 // Calls whose parts differ in size (v-forms, send and receive) consist of one chunk.
 //
@@ -42,9 +42,9 @@ static void idist__stage_plan_chunks(idist__task *t, size_t nbytes, size_t parts
     if (op->chunk_count) op->nchunks = (call->count + op->chunk_count - 1) / op->chunk_count;
 }
 
-// Fills in the host's call for chunk `nth`. Its buffers are pinned memory, one inside the other as
-// in a call in place, except in an all_to_all. Returns false if there is no pinned memory yet
-// (op->waits_for_memory), or no memory at all.
+// Fills in the host's call for chunk `nth`. The call's buffers are in pinned memory. Except in an
+// all_to_all, one buffer is inside the other, as in an in-place call. Returns false if there is no
+// pinned memory yet (op->waits_for_memory), or no memory at all.
 static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -91,7 +91,7 @@ static bool idist__stage_may_copy(const idist__task *t, const idist__pinned *mem
     return true;
 }
 
-// Copies the next chunk out of the device. Returns false if there is no pinned memory for the chunk
+// Copies the next chunk from the device. Returns false if there is no pinned memory for the chunk
 // (yet), or if the copy would block.
 static bool idist__stage_out(idist__task *t) {
     idist_group *g = t->group;
@@ -133,7 +133,7 @@ static bool idist__stage_out(idist__task *t) {
     return true;
 }
 
-// Copies to the device what a call of one chunk has received: the parts of a v-form, or the
+// Copies to the device the data that a call of one chunk has received: the parts of a v-form, or a
 // message.
 static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part,
                                          cudaStream_t stream) {
@@ -218,9 +218,9 @@ static bool idist__stage_step(idist__task *t) {
     return true;
 }
 
-// Handles a chunk that the host's backend has finished. Returns true if the call is complete. The
-// caller's stream need not wait for op->event, because the call itself waits for the event before
-// it returns.
+// Handles a chunk that the host's backend has finished. Returns true if the call is complete. After
+// the last chunk, the call completes when op->event does. The caller's stream therefore need not
+// wait for the event. With idist_wait_stream, a stream waits for the event instead (t->followed).
 static bool idist__stage_part_done(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     cudaError_t error = idist__stage_in(t);

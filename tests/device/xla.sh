@@ -85,8 +85,8 @@ says "a device that is not there" "device 9 of 8" IDIST_DEVICE=xla:9
 says "no such device" 'device "gpu" is none of' IDIST_DEVICE=gpu
 says "no such path" 'device backend "fast" (IDIST_DEVICE_BACKEND) is none of' \
     IDIST_DEVICE_BACKEND=fast
-says "what NCCL has" "names what idist_nccl.h has" IDIST_DEVICE_BACKEND=nccl
-says "the processor" 'the device asked for is "cpu"' IDIST_DEVICE=cpu
+says "what NCCL has" "names a device or a path of idist_nccl.h" IDIST_DEVICE_BACKEND=nccl
+says "the processor" 'the requested device is "cpu"' IDIST_DEVICE=cpu
 says "no number of devices" "IDIST_XLA_CPU_DEVICES=many" IDIST_DEVICE=xla IDIST_XLA_CPU_DEVICES=many
 
 # ---- the real plug-ins ----

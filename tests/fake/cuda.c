@@ -1,61 +1,65 @@
 // cuda.c - a stand-in for libcudart, for tests on machines without a GPU.
 //
-// It is not CUDA: it knows five kernels by name. It is linked into tests only, instead of the real
-// library, and compiled against the real headers (CUDA 12.8 or newer).
+// The stand-in is not CUDA: it knows only five kernels, by name. The stand-in is linked only into
+// tests, instead of the real library, and is compiled against the real headers (CUDA 12.8 or
+// newer).
 //
-// Like the real one
+// Like the real library
 //   - A stream is a thread with a queue. Calls return before their work is done; a caller that does
 //     not synchronize sees old data.
 //   - The host cannot dereference a device pointer: it points into a PROT_NONE mapping of a memfd,
 //     and operations use a second mapping of the memory. Fresh memory is not zero, and a copy
 //     beyond the end of an allocation is an error.
-//   - cudaMemcpyAsync of pageable memory: a copy of up to 64 KiB to the device reads the source at
-//     the call, a larger copy when the stream gets there. A copy from the device blocks. Pinned
-//     memory (cudaMallocHost, cudaHostRegister) is read and written later, by the stream.
+//   - cudaMemcpyAsync of pageable memory: a copy of up to 64 KiB to the device reads the source
+//     during the call. A larger copy reads the source when the stream reaches the copy. A copy from
+//     the device blocks. Pinned memory (cudaMallocHost, cudaHostRegister) is read and written
+//     later, by the stream.
 //   - cudaMemcpy returns before the data is on the device if the source is pageable or on the
 //     device (as documented).
-//   - The NULL stream waits for the streams made without cudaStreamNonBlocking, and they wait for
-//     the NULL stream.
-//   - cudaFree and cudaFreeHost wait for the device; a stream that never ends makes them wait for
-//     ever.
+//   - The NULL stream waits for the streams created without cudaStreamNonBlocking, and these
+//     streams wait for the NULL stream.
+//   - cudaFree and cudaFreeHost wait for the device; a stream that never ends makes them wait
+//     forever.
 //   - Capture: calls are recorded in call order and replayed, also across streams that an event
 //     forked and joined. Calls that are not allowed during a capture fail with 900 and invalidate
 //     the capture; the modes are global, thread-local and relaxed.
-//   - IPC: another process maps the same memory, but not the process that exported it. A handle
-//     stands for a whole allocation, whichever pointer into the allocation was passed.
+//   - IPC: other processes map the same memory, but the exporting process cannot. A handle stands
+//     for a whole allocation, whichever pointer into the allocation was passed.
 //   - Other devices can access memory of a pool (cudaMallocAsync, cudaMallocFromPoolAsync) only
 //     where cudaMemPoolSetAccess allows it. Only calls of NCCL are checked for this.
 //   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its
 //     error. Calls also fail in this way if memory of another process is closed while unfinished
 //     work reads it.
 //   - Loading is lazy: cudaLibraryLoadData compiles nothing. A kernel is compiled by its first
-//     launch or by cudaFuncGetAttributes. Either call waits for all work of the device, and fails
+//     launch or by cudaFuncGetAttributes. Either call waits for all work on the device, and fails
 //     if the driver cannot compile the PTX.
-//   - cudaSetDevice makes a context on the device, as CUDA 12 does. Most other calls make a context
-//     on the thread's current device, which is 0 by default. cuDevicePrimaryCtxGetState reports
-//     where a context exists.
+//   - cudaSetDevice creates a context on the device, as in CUDA 12. Most other calls create a
+//     context on the thread's current device, which is 0 by default. cuDevicePrimaryCtxGetState
+//     reports where a context exists.
 //   - Errors set the last error, including cudaErrorNotReady. After fork() the child gets
 //     cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
-// Unlike the real one
-//   - The only kernels are those of tests/gpu/pack.cu, compiled for the host. A library that is
-//     loaded must name them. A kernel is found on every device and has a grid of one dimension.
+// Unlike the real library
+//   - The only kernels are those of tests/gpu/pack.cu, compiled for the host. A kernel is found
+//     only if the loaded library names it. Every device has the kernels, and their grids have one
+//     dimension.
 //   - There are no managed memory, 2D copies, peer copies, per-thread default stream, child graphs
-//     or hand-made graph nodes. Of memory pools there are only the functions that make a pool and
-//     set the access to its memory. A program that uses anything else does not link.
+//     or hand-made graph nodes. For memory pools, there are only the functions that create and
+//     destroy a pool, allocate from it, and set the access to its memory. A program that uses
+//     anything else does not link.
 //   - A graph runs its operations one after the other. Unjoined streams are detected only if no
 //     other stream waited.
-//   - Errors are never sticky, except errors of kernels. Priorities are kept and ignored. All
+//   - Errors are never sticky, except errors of kernels. Priorities are stored but ignored. All
 //     devices share the memory of one machine.
 //
 // Environment, read once at the first call
 //   FAKE_CUDA_DEVICES=n
 //       number of devices of the machine (default 1). 0 gives cudaErrorNoDevice. -1 acts as if
-//       there were no driver (35). -2 acts as if the driver were too old, with the same error and
-//       another cudaDriverGetVersion.
+//       there were no driver (35). -2 acts as if the driver were too old, with the same error but
+//       another result of cudaDriverGetVersion.
 //   FAKE_CUDA_CAPABILITY=list
-//       the major number of each device's compute capability (default 9); the last number counts
-//       for the remaining devices
+//       the major number of each device's compute capability (default 9); the last number applies
+//       to the remaining devices
 //   FAKE_CUDA_DELAY_US=n
 //       every copy, memset, host function and collective waits that long before it starts
 //   FAKE_CUDA_FAIL=function:nth:code
@@ -65,15 +69,15 @@
 //       kernels cannot be compiled for the device: every call that has to load a kernel fails with
 //       that code
 //   FAKE_CUDA_JIT_MS=n
-//       each kernel takes that long to be compiled
+//       compiling a kernel takes that long
 //   FAKE_CUDA_CORRUPT_PEERS=1
 //       data that a copy or a kernel reads from another device arrives as ones, without an error,
 //       as with the IOMMU or PCIe ACS of some machines. Copies to the host are made by the device
-//       that has the memory.
+//       that owns the memory.
 //   FAKE_CUDA_STUCK_PEERS=1
-//       such a copy never ends
+//       a copy between devices never ends
 //   FAKE_CUDA_ALLOC_WAITS=1
-//       cudaMalloc and cudaHostRegister wait for the pending work of the device, as the real
+//       cudaMalloc and cudaHostRegister wait for the pending work on the device, as the real
 //       functions may
 //   FAKE_CUDA_ALLOC_US=n
 //       cudaMalloc takes that long
@@ -103,17 +107,17 @@
 #include <unistd.h>
 
 #define MAX_DEVICES 64
-#define MARKS 64                      // number of records of one event that may be pending at once
+#define MARKS 64                      // largest number of pending records of one event
 #define FILL_LIMIT ((size_t)16 << 20) // larger fresh memory is filled at both ends only
 #define FILL_END ((size_t)1 << 20)
-#define CAPTURED_AT_ONCE ((size_t)64 << 10) // pageable memory on its way to the device
+#define CAPTURED_AT_ONCE ((size_t)64 << 10) // largest pageable source that the call reads
 
 typedef struct work {
     fake_work w;
     int refs;
 } work;
 
-// An entry in a stream's queue. It stays at the head while it runs.
+// An entry in a stream's queue. The entry stays at the head while it runs.
 typedef struct node {
     struct node *next;
     work *work;
@@ -163,7 +167,7 @@ struct CUgraphExec_st {
 
 typedef enum block_kind { BLOCK_DEVICE, BLOCK_IMPORTED, BLOCK_PINNED, BLOCK_REGISTERED } block_kind;
 
-// Memory that CUDA knows.
+// Memory that the stand-in knows.
 typedef struct block {
     struct block *next;
     block_kind kind;
@@ -171,7 +175,7 @@ typedef struct block {
     size_t size;
     int device, fd, n_opened;
     uint64_t inode;
-    int bus;            // bus number of the device that has the memory
+    int bus;            // bus number of the device that owns the memory
     cudaMemPool_t pool; // pool of the memory, or NULL
 } block;
 
@@ -300,7 +304,7 @@ static cudaError_t unlock(cudaError_t error) {
 
 static atomic_bool contexts[MAX_DEVICES];
 
-// Makes a context, except for the functions that need none.
+// Creates a context, unless the function needs none.
 static void make_context(const char *function) {
     static const char *const without[] = {
         "cudaGetDeviceCount",    "cudaSetDevice",           "cudaGetDevice",
@@ -435,7 +439,7 @@ static void drop_works(works *list) {
 }
 
 // Returns true if an entry must wait. The NULL stream and the blocking streams of a device wait for
-// entries that were queued earlier on the other side.
+// each other's earlier entries.
 static bool must_wait(cudaStream_t s, const node *n) {
     if (s->flags & cudaStreamNonBlocking) return false;
     for (cudaStream_t other = streams; other; other = other->next)
@@ -564,7 +568,8 @@ static cudaError_t check_unsafe(void) {
     return cudaSuccess;
 }
 
-// Returns the blocking stream that captures and that the NULL stream would have to wait for.
+// If `s` is the NULL stream, returns a capturing stream that the NULL stream would have to wait
+// for. Otherwise, or without such a stream, returns NULL.
 static cudaStream_t in_the_way(cudaStream_t s) {
     for (cudaStream_t other = streams; s->is_null && other; other = other->next)
         if (other->capture && other->device == s->device && !(other->flags & cudaStreamNonBlocking))
@@ -1006,7 +1011,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     return cudaSuccess;
 }
 
-// Every device can access all memory here.
+// Only checks the arguments, because here every device can access all memory.
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     ENTER();
     REQUIRE(peer >= 0 && peer < config.n_devices && peer != current_device && flags == 0,
@@ -1129,7 +1134,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 }
 
 // Allocates memory in stream order. Here the memory exists at once, and is freed when the stream
-// gets to the call that frees it. Memory that a graph allocated stays. A NULL pool means the
+// reaches the call that frees it. Memory that a graph allocated stays. A NULL pool means the
 // default pool.
 static cudaError_t allocate_in_order(void **pointer, size_t size, cudaMemPool_t pool,
                                      cudaStream_t stream) {
@@ -1373,7 +1378,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 enum {
     N_REDUCE = 4,
     N_KERNELS = 5,
-    // Number of threads of a block, which is the launch bound of the kernels.
+    // Number of threads per block, which is the kernels' launch bound.
     KERNEL_THREADS = 512
 };
 
@@ -1406,7 +1411,7 @@ typedef struct launch {
     } args;
 } launch;
 
-// Replaces a kernel operand by the address that a stream's thread can access.
+// Replaces a kernel operand with the address that a stream's thread can access.
 static cudaError_t reach_operand(const void **pointer, uint64_t count, size_t size,
                                  size_t alignment) {
     if ((uintptr_t)*pointer % alignment) return cudaErrorMisalignedAddress;
@@ -1426,7 +1431,7 @@ static cudaError_t run_reduce(const launch *l) {
     idist_reduce_args a = l->args.reduce;
     const void *out = a.out, *also = a.also;
     size_t size = kernels[l->which].size;
-    void *ones = NULL; // what arrives from another device if its data is corrupted
+    void *ones = NULL; // data that arrives from another device, if corrupted
     if (a.count == 0) return cudaSuccess;
     cudaError_t error =
         a.n >= 1 && a.n <= 16 ? reach_operand(&out, a.count, size, size) : cudaErrorIllegalAddress;
@@ -1621,7 +1626,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     pthread_mutex_lock(&lock);
     cudaStream_t s = find_stream(stream);
     if (!s) return unlock(cudaErrorInvalidResourceHandle);
-    if (in_the_way(s)) return unlock(cudaErrorStreamCaptureImplicit); // asking invalidates nothing
+    if (in_the_way(s)) return unlock(cudaErrorStreamCaptureImplicit); // asking is harmless
     *status = !s->capture           ? cudaStreamCaptureStatusNone
               : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
                                     : cudaStreamCaptureStatusActive;
@@ -1760,7 +1765,7 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
     return unlock(b ? cudaSuccess : cudaErrorInvalidResourceHandle);
 }
 
-// Returns true if unfinished work of a stream reads this memory of another process.
+// Returns true if an operation of a stream reads this memory of another process.
 static bool is_read_by(const work *w, const block *b) {
     if (w->w.run == run_copy) {
         const char *from = ((const copy *)w->w.arg)->src;

@@ -2,7 +2,8 @@
 #ifndef CUDA_MEMORY_H
 #define CUDA_MEMORY_H
 
-// A block of device memory. Blocks are kept, because creating one takes longer than all the rest.
+// A block of device memory. Blocks are kept for reuse, because allocating a block takes longer than
+// everything else.
 typedef struct memory_block {
     struct memory_block *next;
     char *at;
@@ -12,7 +13,8 @@ typedef struct memory_block {
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 static memory_block *memory_spare;
 
-// Copies nbytes to the device. Sets *to to their address, which is aligned no better than `from`.
+// Copies nbytes to the device. Sets *to to the address of the copy, which is aligned no better than
+// `from`.
 static memory_block *memory_put(idist_group *g, const char *from, size_t nbytes, idist_dtype dtype,
                                 char **to) {
     memory_block **at, *b;

@@ -1,7 +1,7 @@
 // fake.h - shared parts of the stand-ins for libcudart (cuda.c) and libnccl (nccl.c), and functions
 // for tests.
 //
-// Both are compiled against the real headers and linked instead of the real libraries:
+// The stand-ins are compiled against the real headers and linked instead of the real libraries:
 //
 //     cc -std=gnu11 -isystem $CUDA_HOME/include program.c tests/fake/cuda.c tests/fake/nccl.c
 //     -pthread
@@ -17,9 +17,9 @@
 extern "C" {
 #endif
 
-// Returns the second mapping, through which a test reads and writes device memory on purpose.
-// Returns NULL if this is no device pointer. Does not wait, so the memory shows what the operations
-// have done until now.
+// Returns the address in the second mapping, through which a test deliberately reads and writes
+// device memory. Returns NULL if this is not a device pointer. Does not wait, so the memory shows
+// what the operations have done so far.
 void *fake_host_view(const void *device_pointer);
 
 // Bytes of device memory that the copies, memsets and reductions of this process have read and
@@ -32,24 +32,24 @@ fake_traffic fake_traffic_now(void);
 // Returns the number of streams of this process with this priority.
 int fake_count_streams(int priority);
 
-// Returns the number of operations that a stream has not completed yet.
+// Returns the number of operations that a stream has not yet completed.
 int fake_count_queued(cudaStream_t stream);
 
 // Returns the number of calls of ncclCommGetAsyncError in this process.
 unsigned fake_count_asked(void);
 
-// Returns the number of threads of this process that are inside a call of NCCL that enqueues.
+// Returns the number of threads of this process that are inside an NCCL call that enqueues.
 int fake_count_inside(void);
 
-// Returns the number of communicators of this process that are not freed yet.
+// Returns the number of communicators of this process that are not yet freed.
 int fake_count_comms(void);
 
-// Sets a variable that nccl.c reads, or removes it if value is NULL. This is the only safe way
-// while a world exists, because its threads call NCCL.
+// Sets a variable that nccl.c reads, or removes it if value is NULL. While a world exists, only
+// this function is safe, because the world's threads call NCCL.
 void fake_set_env(const char *name, const char *value);
 
-// For nccl.c: returns cudaSuccess, or the reason why no call can work (35, 100, 3, or the code that
-// FAKE_CUDA_FAIL gives for this function).
+// For nccl.c: returns cudaSuccess, or the reason why the call cannot work: 35, 100, 3, the error of
+// a kernel, or the code that FAKE_CUDA_FAIL gives for this function.
 cudaError_t fake_enter(const char *function);
 
 // For nccl.c: returns the address by which a stream's thread accesses nbytes at this device or
@@ -59,7 +59,7 @@ void *fake_reach(const void *pointer, size_t nbytes);
 // For nccl.c: fake_is_reached returns true if a kernel on another device of this process may access
 // the memory.
 //
-// fake_break sets the error that follows when a kernel accesses memory without permission.
+// fake_break sets the error that all later calls return, as after a kernel's illegal access.
 bool fake_is_reached(const void *pointer, int device);
 void fake_break(cudaError_t error);
 

@@ -1,9 +1,9 @@
 // launch.h - launches kernels on the stand-in for the CUDA runtime
 //
-// The stand-in launches no kernels. But the elements of the examples' kernels do not depend on one
-// another, and each element is a function for host and device. So a launch is a loop over the
-// elements. The loop runs in the stream's thread, after the earlier work of the stream.
-// tests/device/examples.sh replaces <<<...>>> in a program by fake_launch.
+// The stand-in cannot launch the examples' kernels. But the elements of these kernels do not depend
+// on one another, and each element is a function for host and device. A launch is therefore a loop
+// over the elements. The loop runs in the stream's thread, after the stream's earlier work.
+// tests/device/examples.sh replaces <<<...>>> in a program with fake_launch.
 #ifndef FAKE_LAUNCH_H
 #define FAKE_LAUNCH_H
 
@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Returns the arguments of a kernel with device pointers replaced by pointers that this process can
-// follow.
+// Returns a kernel's arguments, with device pointers replaced by pointers that this process can
+// dereference.
 template <typename A> static A fake_follow(A a) {
     void *word[sizeof a / sizeof(void *) + 1];
     memset(word, 0, sizeof word);

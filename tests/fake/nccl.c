@@ -1,29 +1,30 @@
 // nccl.c - a stand-in for libnccl 2.28, for tests on machines without a GPU.
 //
-// It needs cuda.c beside it, is linked into tests only, and is compiled against the real nccl.h.
+// The stand-in needs cuda.c, is linked only into tests, and is compiled against the real nccl.h.
 //
-// Like the real one
+// Like the real library
 //   - Ranks are processes or threads that meet by the unique id. The process that made the id must
 //     live until all ranks have met.
 //   - An operation runs in its stream, after the work that is queued there, and waits for its peers
 //     in the stream. Operations of one communicator run in the order of the calls, whatever their
 //     streams.
-//   - An operation waits for ever for a peer that died or that called something else.
-//     cudaStreamQuery says "not ready" and ncclCommGetAsyncError returns 0 until ncclCommAbort.
-//     Then the stream continues, and the result is garbage.
+//   - An operation waits forever for a peer that died or that called something else.
+//     cudaStreamQuery says "not ready" and ncclCommGetAsyncError returns 0 until ncclCommAbort is
+//     called. Then the stream continues, and the result is garbage.
 //   - Small messages are sent without waiting for the receiver, so the root of a broadcast may end
 //     first.
 //   - The first collective of an algorithm on a communicator blocks the calling thread until the
-//     peers make theirs, because it connects them. The first send and receive of a pair block in
-//     the same way. The algorithm depends on the kind of call, its size, type and operator. With
-//     NCCL_RUNTIME_CONNECT=0, or a version before 22200, init connects the collectives.
+//     peers make their call, because the call connects the ranks. The first send and receive of a
+//     pair block in the same way. The algorithm depends on the kind of call, its size, type and
+//     operator. With NCCL_RUNTIME_CONNECT=0, or a version before 22200, init connects the
+//     collectives.
 //   - ncclCommAbort and ncclCommDestroy must not run while a thread is inside a call with that
 //     communicator, including ncclCommGetAsyncError. ncclCommFinalize must not run while a thread
 //     is in a call that enqueues. Here such a call ends the program. ncclCommRevoke (from 22807 on)
 //     is allowed: it ends operations and connection attempts, and frees nothing.
 //   - Finalize, destroy and abort wait until the graphs that hold calls of the communicator are
 //     destroyed. An abort after ncclCommRevoke does not wait, and destroying such a graph later
-//     accesses freed memory. Here that ends the program.
+//     accesses freed memory. Here, such an access ends the program.
 //   - Calls between ncclGroupStart and ncclGroupEnd start at the end; their sends and receives
 //     progress together. Init may be in a group.
 //   - ncclAvg and PreMulSum multiply floats in their own type before the sum; integers are divided
@@ -36,19 +37,19 @@
 //     Memory of a pool that the other devices cannot access is then an illegal address. The real
 //     library accesses buffers directly only between devices that are peers, in calls that are
 //     large enough; here all calls do so.
-//   - Config blocking=0: init and revoke return ncclInProgress, and so does the first query after
-//     each group. A caller that does not query again gets an error.
+//   - With blocking=0 in the configuration, init and revoke return ncclInProgress, and so does the
+//     first query after each group. A caller that does not query again gets an error.
 //   - Finalize and destroy wait for the other ranks of the host. A call with count 0 does nothing
 //     at all.
 //   - Without a driver ncclGetUniqueId returns 0 and ncclCommInitRank returns 1.
-// Unlike the real one
-//   - Sums are always in ascending rank order. All data goes through shared memory, with 64 ranks
-//     at most.
+// Unlike the real library
+//   - Sums are always computed in ascending rank order. All data passes through shared memory, with
+//     at most 64 ranks.
 //   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real library would
 //     fault on the device.
-//   - There are only the functions that idist calls: no CommInitAll, Split, Shrink, Register,
-//     MemAlloc, Gather, Scatter, AlltoAll, scalars on the device, windows, SimulateEnd or device
-//     API. A program that uses them does not link.
+//   - Only the functions that idist calls exist: no CommInitAll, Split, Shrink, Register, MemAlloc,
+//     Gather, Scatter, AlltoAll, scalars on the device, windows, SimulateEnd or device API. A
+//     program that uses them does not link.
 //
 // Environment
 //   FAKE_NCCL_VERSION=n
@@ -77,7 +78,7 @@
 //       calls between ncclGroupStart and ncclGroupEnd on a nonblocking communicator return
 //       ncclInProgress
 //   FAKE_NCCL_GROUP_FAIL=code
-//       the end of a group of several calls fails with this code, and nothing is begun
+//       the end of a group of several calls fails with this code, and nothing is started
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -163,7 +164,7 @@ struct ncclComm {
     bool sends_to[MAX_RANKS], recvs_from[MAX_RANKS];
     atomic_ulong tickets, done;
     reduction ops[MAX_OPS];
-    // The pending job: its function, and where its result goes.
+    // The pending job: its function, and where its result is stored.
     ncclResult_t (*job)(ncclComm_t);
     ncclComm_t *where, next;
     pthread_t thread;
@@ -213,8 +214,8 @@ static ncclResult_t cuda_failed(cudaError_t error) {
     return fail(ncclUnhandledCudaError, "Cuda failure '%s'", cudaGetErrorString(error));
 }
 
-// Waits a little. A thread that has waited for long wakes less often, because tests on hanging
-// calls would spend most of their time here.
+// Waits briefly. A thread that has waited for a long time wakes less often. Otherwise, tests of
+// hanging calls would spend most of their time here.
 enum { SHORT_TURNS = 200 };
 static void nap(int *turns) {
     if (++*turns <= 20) sched_yield();
@@ -271,8 +272,8 @@ static void drop_comm(ncclComm_t comm) {
 // the environment
 //------------------------------------------------------------------------------
 
-// Taken to read or change the environment. Threads of idist read it in calls while a test may
-// change it.
+// Held to read or change the environment. idist's threads read the environment in calls, while a
+// test may change it.
 static pthread_mutex_t env_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void fake_set_env(const char *name, const char *value) {
@@ -325,7 +326,7 @@ static void introduce(ncclComm_t comm, peer *me) {
     cudaDeviceGetAttribute(&me->major, cudaDevAttrComputeCapabilityMajor, device);
 }
 
-// Checks whether the ranks fit together. All ranks get the same result.
+// Checks whether the ranks fit together. If they do not, all ranks get an error.
 static ncclResult_t check_peers(ncclComm_t comm) {
     const peer *peers = comm->shared->peers, *me = &peers[comm->rank];
     const char *several = read_env("NCCL_MULTI_RANK_GPU_ENABLE");
@@ -394,8 +395,9 @@ static void *job_thread(void *arg) {
     return NULL;
 }
 
-// Runs a job. A communicator that blocks runs it in this thread, and one that does not block in a
-// thread of its own. Within a group the job runs in a thread that GroupEnd joins.
+// Runs a job. The job of a blocking communicator runs in this thread, and the job of a nonblocking
+// communicator runs in a thread of its own. Within a group, the job of a blocking communicator runs
+// in a thread that ncclGroupEnd joins.
 static ncclResult_t start_job(ncclComm_t comm, ncclResult_t (*job)(ncclComm_t)) {
     if (comm->blocking && group.depth == 0) return job(comm);
     comm->job = job;
@@ -657,7 +659,7 @@ static ncclResult_t resolve_op(call *c) {
 // moving data, in the thread of a stream
 //------------------------------------------------------------------------------
 
-// The data that goes between this rank and another rank, in units of the count.
+// The data that this rank and another rank exchange, in units of the count.
 typedef struct route {
     bool out, in;
     size_t out_at, in_at;
@@ -682,7 +684,7 @@ typedef struct transfer {
     bool out, begun;
     char *data;
     size_t nbytes, n_done;
-    uint64_t signature; // a receiver takes no message that a different call sent
+    uint64_t signature; // a receiver does not take a message that a different call sent
 } transfer;
 typedef struct transfers {
     transfer *item;
@@ -725,7 +727,7 @@ static bool progress(ncclComm_t comm, transfer *t) {
         else {
             ring_copy(r, false, (char *)found, sizeof found);
             if (memcmp(found, header, sizeof header) != 0) {
-                // a message of a different call; it stays, and we wait
+                // the message is of a different call: leave it there, and wait
                 atomic_store(&r->head, head);
                 return false;
             }
@@ -754,7 +756,7 @@ static int64_t now_ms(void) {
 }
 
 // Checks for failures that a waiting operation detects by itself, as the network threads and the
-// watchdog of later versions do.
+// watchdog do in later versions.
 static void look_round(ncclComm_t comm, int64_t since_ms) {
     int limit = number_of("FAKE_NCCL_TIMEOUT_MS"), none = ncclSuccess;
     for (int i = 0; i < comm->n_ranks && number_of("FAKE_NCCL_REMOTE") == 1; i++)
@@ -913,8 +915,8 @@ static cudaError_t order_streams(cudaStream_t before, cudaStream_t after) {
     return error;
 }
 
-// Launches on the stream of the first call. The streams of the other calls wait for that stream,
-// and it waits for them.
+// Launches on the stream of the first call. That stream waits for the earlier work of the other
+// calls' streams. These streams then wait for the launch.
 static cudaError_t launch_comm(ncclComm_t comm, const call *calls, int n) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     launch *l = calloc(1, sizeof *l + (size_t)n * sizeof(call));
@@ -942,7 +944,7 @@ static cudaError_t launch_comm(ncclComm_t comm, const call *calls, int n) {
 }
 
 // The connections that a collective needs. The thresholds are far below the real ones. Small and
-// large calls differ, and so do calls that a switch can add up.
+// large calls need different connections, and so do calls that a switch can reduce.
 enum { RING = 1, TREE = 2, PAT = 4, NVLS = 8 };
 static unsigned algorithm(const call *c) {
     size_t parts =
@@ -1047,7 +1049,7 @@ static void *later_thread(void *arg) {
     return NULL;
 }
 
-// Starts a thread that connects communicators that do not block.
+// Starts a thread that connects nonblocking communicators.
 static ncclResult_t launch_later(void) {
     pthread_t thread;
     later *l = malloc(sizeof *l);
@@ -1091,7 +1093,7 @@ ncclResult_t ncclGroupStart(void) {
     return ncclSuccess;
 }
 
-// Checks that the sends and receives of a rank with itself match within a group.
+// Checks that a rank's sends to itself match its receives from itself within a group.
 static ncclResult_t check_self(void) {
     int balance = 0;
     for (int i = 0; i < group.n; i++) {

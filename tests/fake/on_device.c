@@ -1,7 +1,7 @@
 // on_device.c - idist with a device backend, for calls that run on device memory although the test
 // passes host memory
 //
-// Linked instead of idist.o. With ON_XLA the memory is that of a PJRT plug-in. Otherwise the
+// Linked instead of idist.o. With ON_XLA, the memory belongs to a PJRT plug-in. Otherwise the
 // program is built against a CUDA runtime, either the real one or the stand-in.
 #define IDIST_IMPLEMENTATION
 #define ON_DEVICE_C
@@ -29,8 +29,8 @@ typedef struct moved {
     size_t nrecv;
 } moved;
 
-// Moves the buffers of a call to the device. Returns false if the call is made unchanged, because
-// it is wrong or not a call that is moved.
+// Moves the buffers of a call to the device. Returns false if the call must be made unchanged,
+// because it is wrong or of a kind that is not moved.
 static bool begin(moved *m, const idist_opts *opts) {
     idist_group *g = opts && opts->group ? opts->group : (idist_group *)idist__world_default();
     size_t size = idist_dtype_size(m->c.dtype), nsend;

@@ -1,14 +1,15 @@
 // pjrt.c - a stand-in for a PJRT plug-in, as a shared library
 //
-// Runs the programs that idist writes (xla/stablehlo.h), for I32, I64, F32 and F64. The devices are
-// those of this process, or of several processes that share a file, as the chips of a TPU slice do.
-// The real plug-in for CPUs cannot do the latter. Faults can be ordered:
+// Runs the programs that idist writes (xla/stablehlo.h), for I32, I64, F32 and F64. The devices
+// belong to this process, or to several processes that share a file, like the chips of a TPU slice.
+// The real plug-in for CPUs does not support several processes. These variables configure the
+// stand-in and cause faults:
 //
 //     FAKE_PJRT_WORLD=file      processes with this variable form one world, one device each
 //     FAKE_PJRT_MINOR=n         the minor version of the ABI (default 90)
-//     FAKE_PJRT_GROWN=1         demand 64 bytes more of each struct than idist knows
+//     FAKE_PJRT_GROWN=1         require each struct to be 64 bytes larger than idist's
 //     FAKE_PJRT_REFUSE=text     refuse to compile programs that contain the text ...
-//     FAKE_PJRT_ON=n            ... and commit the faults below, on process n only (default: all)
+//     FAKE_PJRT_ON=n            ... and cause the faults below, only on process n (default: all)
 //     FAKE_PJRT_FAULT=fail      running a program fails
 //     FAKE_PJRT_FAULT=late      a program fails after it has begun
 //     FAKE_PJRT_FAULT=slow      running a program takes two seconds
@@ -124,8 +125,8 @@ static void *error_message(void *args) {
     return NULL;
 }
 
-// An event has happened when it is created, so it is any pointer. This one says that a program has
-// failed.
+// An event has already happened when it is created, so any pointer can be an event. This event says
+// that a program has failed.
 static char failed_event;
 
 static void *event_destroy(void *args) {
@@ -163,7 +164,7 @@ static void open_world(void) {
     if (map == MAP_FAILED) abort();
     if (fd >= 0) close(fd);
     fake.world = (fake_world *)map;
-    // The first process prepares the lock; a second one that is faster waits.
+    // The first process prepares the lock; a second process that is faster waits.
     if (__atomic_fetch_add(&fake.world->process_count, 0, __ATOMIC_ACQ_REL) == 0 && !path) {
         pthread_mutex_init(&fake.world->lock, NULL);
         fake.process = 0;
@@ -247,8 +248,8 @@ static uint64_t varint(const unsigned char **at) {
     return value;
 }
 
-// Reads the device ids of a CompileOptionsProto, whose messages lie one inside the other. Returns
-// false if a field is missing.
+// Reads the device ids of a CompileOptionsProto, whose messages are nested. Returns false if a
+// field is missing.
 static bool read_options(fake_program *p, const unsigned char *at, size_t nbytes) {
     static const int path[] = {3, 9, 3, 1}; // see xla/compile_options.h
     const unsigned char *end = at + nbytes;
@@ -332,7 +333,7 @@ static void *free_object(void *args) {
     return NULL;
 }
 
-// Finds the slot of a launch, or takes a free one. Called with the world's lock.
+// Finds the slot of a launch, or takes a free slot. Called with the world's lock held.
 static fake_slot *find_slot(const fake_program *p, int launch_id) {
     fake_slot *spare = NULL;
     int i;
@@ -369,7 +370,7 @@ static void reduce(const fake_program *p, char *acc, const char *in, size_t coun
     if (!strcmp(p->type, "f64")) REDUCE(double)
 }
 
-// Computes the result of one replica from the inputs of all.
+// Computes the result of one replica from the inputs of all replicas.
 static void compute(const fake_program *p, const fake_slot *slot, int me, char *out, size_t size) {
     size_t nbytes = p->out_count * size, part;
     int i;
@@ -390,8 +391,8 @@ static void compute(const fake_program *p, const fake_slot *slot, int me, char *
     }
 }
 
-// Commits the fault that was ordered. Returns an error, or NULL. Sets *fails_late if the program
-// fails after it has begun.
+// Causes the requested fault. Returns an error, or NULL. Sets *fails_late if the program fails
+// after it has begun.
 static void *commit_fault(bool *fails_late) {
     const char *fault = setting("FAKE_PJRT_FAULT"), *after = setting("FAKE_PJRT_AFTER");
     int number = __atomic_fetch_add(&fake.run_count, 1, __ATOMIC_RELAXED);
@@ -404,8 +405,8 @@ static void *commit_fault(bool *fails_late) {
     return NULL;
 }
 
-// Waits for all replicas of a launch, and computes. A replica that never comes is waited for
-// without an end, as in XLA.
+// Waits for all replicas of a launch, and computes the result. If a replica never comes, the wait
+// never ends, as in XLA.
 static char *meet(const fake_program *p, int launch_id, int me, const char *in, size_t size) {
     char *out = (char *)malloc(p->out_count * size);
     fake_slot *slot;

@@ -30,8 +30,8 @@ static idist_opts on_stream(idist_group *g, cudaStream_t stream) {
     return o;
 }
 
-// Makes calls on a stream without any synchronization. A call must see earlier work of the stream,
-// and later work must see its result.
+// Makes calls on a stream without any synchronization. A call must see the stream's earlier work,
+// and later work must see the call's result.
 static void streams(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 1000 };
     cudaStream_t stream = NULL;
@@ -54,8 +54,8 @@ static void streams(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(stream);
 }
 
-// Starts many requests at once, alternately on host and device memory. Each request must get its
-// own result.
+// Has many requests in flight, alternately on host and device memory. Each request must get its own
+// result.
 static void in_flight(idist_group *world, int rank, int n, void *arg) {
     enum { K = 12, COUNT = 5000 };
     int32_t *x[K];
@@ -89,8 +89,8 @@ static void in_flight(idist_group *world, int rank, int n, void *arg) {
     free(host);
 }
 
-// Sends messages alternately from host and device memory. They must arrive in the order of the
-// sends.
+// Sends messages alternately from host and device memory. The messages must arrive in the order of
+// the sends.
 static void messages_in_order(idist_group *world, int rank, int n, void *arg) {
     enum { K = 10 };
     idist_opts o = opts_of(world);
@@ -108,8 +108,8 @@ static void messages_in_order(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Begins a send from device memory, which waits for a copy, and then one from host memory to that
-// peer. The second message must not overtake the first one.
+// Starts a send from device memory, which waits for a copy, and then a send from host memory to the
+// same peer. The second message must not overtake the first message.
 static void requests_in_order(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)n;
@@ -131,8 +131,8 @@ static void requests_in_order(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Passes host memory on one rank and device memory on the other ranks. This must work in a message,
-// and be an error in a collective.
+// Passes host memory on one rank and device memory on the other ranks. This must work for a
+// message, and must be an error for a collective.
 static void mixed(idist_group *world, int rank, int n, void *arg) {
     int32_t host = 10 + rank, other = -1, *x = rank == n - 1 ? &host : device_of(&host, 1);
     idist_opts o = opts_of(world);
@@ -180,7 +180,7 @@ static void to_itself(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Makes calls on a stream from ranks without data: a scatterv with empty parts, a barrier, and
-// messages in both directions at once.
+// messages in both directions at the same time.
 static void streams_without_data(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t stream = NULL;
     size_t counts[RANKS_MAX];
@@ -227,7 +227,7 @@ static void freed_op(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// Sets a time-out that is shorter than the pending work of the stream. The error must name this
+// Sets a time-out that is shorter than the stream's pending work takes. The error must name this
 // rank itself.
 static void late_stream(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t stream = NULL;
@@ -275,8 +275,8 @@ static void local_errors(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// Lets receives fail. A failed receive must leave the buffer unchanged, and a message that does not
-// fit must stay for another receive.
+// Makes receives fail. A failed receive must leave the buffer unchanged, and a message that does
+// not fit must remain for another receive.
 static void receives(idist_group *world, int rank, int n, void *arg) {
     int32_t host[3] = {7, 8, 9}, *x = device_of(host, 3);
     idist_recv_info info = {-1, -1, 0, IDIST_I8};
@@ -308,8 +308,8 @@ static void receives(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// Cancels receives. A receive into device memory must not be cancelled and must report so. A
-// receive into host memory is cancelled.
+// Cancels receives. A receive into device memory must not be canceled, and the caller must learn
+// this. A receive into host memory must be canceled.
 static void cancelled(idist_group *world, int rank, int n, void *arg) {
     int32_t host[1] = {7}, *x = device_of(host, 1), y = 5;
     idist_request r[2] = {{NULL}, {NULL}};
@@ -334,8 +334,8 @@ static void cancelled(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
-// Receives matched messages into device memory. A message that does not fit must stay with its
-// holder.
+// Receives matched messages into device memory. A message that does not fit must stay in its
+// idist_message.
 static void matched(idist_group *world, int rank, int n, void *arg) {
     int32_t host[3] = {7, 8, 9}, *x = device_of(host, 3);
     idist_opts o = opts_of(world);
@@ -382,8 +382,8 @@ static void aborted(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     (void)arg;
     memset(r, 0, sizeof r);
-    // No rank is in idist_open any more. Rank 0 may leave the barrier first and abort it for the
-    // other ranks.
+    // Afterwards, no rank is still in idist_open. Rank 0 may leave the barrier first and abort it
+    // for the other ranks.
     (void)!idist_barrier(&all);
     for (int k = 0; k < K; k++) {
         idist_opts o = opts_async(world, &r[k]);
@@ -486,8 +486,8 @@ static void without_devices(void) {
 }
 
 // Makes a copy fail on rank 1. This is the third copy of small calls, or the nth copy of a call in
-// six chunks, with six copies out and six copies in. If the last copy fails, rank 0 may have its
-// result already. Then its next call must report the failure.
+// six chunks, with six copies out and six copies in. If the last copy fails, rank 0 may already
+// have its result. The next call of rank 0 must then report the failure.
 enum { COPIES = 12 };
 
 static int copy_fails(int number, void *arg) {

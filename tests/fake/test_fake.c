@@ -5,7 +5,7 @@
 //
 // Each scenario is a process, or several processes that are ranks, with an environment of its own,
 // because the stand-ins read the environment once. Prints one line of TAP per scenario. A failed
-// check is a diagnostic with its line number.
+// check prints a diagnostic with its line number.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -63,7 +63,7 @@ static pid_t start(scenario *run, int which) {
     return pid;
 }
 
-// Sets the variables of an environment such as "A=1 B=2". %r becomes the rank.
+// Sets the variables of an environment such as "A=1 B=2". %r is replaced with the rank.
 static void set_environment(const char *environment, int which) {
     char copy[256], *rest = copy, *word;
     snprintf(copy, sizeof copy, "%s", environment);
@@ -123,7 +123,8 @@ static void run_one(const char *name, const char *environment, scenario *run) {
     run_ranks(name, 1, environment, run, 0);
 }
 
-// Read and write with a deliberate race, which the thread sanitizer must not report.
+// These functions read and write with a deliberate race, which the thread sanitizer must not
+// report.
 __attribute__((noinline, no_sanitize("thread"))) static int peek(const void *at) {
     return *(const volatile unsigned char *)at;
 }
@@ -173,7 +174,7 @@ static void reused_source(void) {
     OK(cudaMallocHost(&pinned, 8));
     OK(cudaStreamCreate(&s));
     OK(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
-    // too late, because the copy has read it
+    // too late, because the copy has already read the source
     pageable[0] = 99;
     // blocks, because the target is pageable
     OK(cudaMemcpyAsync(back, d, 8, cudaMemcpyDeviceToHost, s));
@@ -202,7 +203,7 @@ static void synchronous_copies(void) {
     OK(cudaMalloc(&d, 16));
     OK(cudaMalloc(&e, 16));
     OK(cudaMemcpy(d, a, 16, cudaMemcpyHostToDevice));
-    CHECK_IS(peek(fake_host_view(d)), 0xA5); // staged, but not there yet
+    CHECK_IS(peek(fake_host_view(d)), 0xA5); // staged, but not yet on the device
     OK(cudaMemcpy(e, d, 16, cudaMemcpyDeviceToDevice));
     CHECK_IS(peek(fake_host_view(e)), 0xA5);
     OK(cudaMemcpy(b, e, 16, cudaMemcpyDefault));
@@ -270,7 +271,7 @@ static void events(void) {
     for (int i = 0; i < 4; i++) OK(cudaMemsetAsync(i < 3 ? f : d, i, 8, a));
     OK(cudaEventRecord(end, a));
     CHECK_IS(last(cudaEventQuery(end)), cudaErrorNotReady);
-    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, b)); // does not wait, so it is too early
+    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, b)); // does not wait: too early
     OK(cudaStreamSynchronize(b));
     CHECK_IS(peek(fake_host_view(e)), 0xA5);
     OK(cudaStreamWaitEvent(b, end, 0));
@@ -281,7 +282,7 @@ static void events(void) {
     OK(cudaMemsetAsync(d, 9, 8, a));
     OK(cudaEventRecord(end, a));
     OK(cudaStreamWaitEvent(b, end, 0));
-    OK(cudaEventDestroy(end)); // while it is needed
+    OK(cudaEventDestroy(end)); // while the event is needed
     OK(cudaStreamDestroy(a));
     OK(cudaStreamSynchronize(b));
     CHECK_IS(peek(fake_host_view(d)), 9);
@@ -366,8 +367,8 @@ static void outdated_driver(void) {
 }
 static void no_device(void) { no_cuda(cudaErrorNoDevice); }
 
-// Checks that small pageable memory is read at the call. Also checks that a call waits if it adds
-// to a full stream.
+// Checks that small pageable memory is read during the call. Also checks that a call waits if it
+// enqueues on a full stream.
 static void waits_for_its_turn(void) {
     enum { LARGE = 100000 };
     char *pageable = calloc(1, LARGE), *d;
@@ -438,7 +439,7 @@ static void *asks_for_an_attribute(void *pointer) {
     return NULL;
 }
 
-// Checks that a thread that has chosen no device uses device 0, and makes a context on it.
+// Checks that a thread that has chosen no device uses device 0, and creates a context there.
 static void contexts(void) {
     pthread_t thread;
     int n = 0;
@@ -516,7 +517,7 @@ static void captures_that_fail(void) {
     OK(cudaEventCreateWithFlags(&forks, cudaEventDisableTiming));
     CHECK_IS(last(cudaStreamBeginCapture(NULL, cudaStreamCaptureModeGlobal)),
              cudaErrorStreamCaptureUnsupported);
-    // Work of a stream that did not join again.
+    // A stream forks, and its work is not joined again.
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
     OK(cudaEventRecord(forks, s));
     OK(cudaStreamWaitEvent(t, forks, 0));
@@ -531,11 +532,11 @@ static void captures_that_fail(void) {
              cudaErrorStreamCaptureUnsupported);
     CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
     OK(cudaStreamDestroy(s));
-    OK(cudaStreamCreate(&s)); // the NULL stream must not wait for a stream that captures
+    OK(cudaStreamCreate(&s)); // the NULL stream must not wait for a capturing stream
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
     CHECK_IS(last(cudaStreamIsCapturing(cudaStreamLegacy, &status)),
              cudaErrorStreamCaptureImplicit);
-    // Queries do not invalidate the capture, and neither does memory in stream order.
+    // Queries and allocations in stream order do not invalidate the capture.
     OK(cudaStreamIsCapturing(s, &status));
     CHECK_IS(status, cudaStreamCaptureStatusActive);
     OK(cudaMallocAsync((void **)&d, 8, s));
@@ -693,7 +694,7 @@ static void launches(void) {
     reduce_args args = sum_of(d, d + 3, d + 6, 2);
     int64_t started = tap_now_ms();
     OK(launch_on(k, 2, 32, &args, s));
-    args.op = 1; // arguments are read at the call
+    args.op = 1; // arguments are read during the call
     CHECK_IS(cudaStreamQuery(s), cudaErrorNotReady);
     CHECK(((float *)fake_host_view(d + 6))[0] == 5);
     OK(cudaStreamSynchronize(s));
@@ -719,7 +720,7 @@ static void launches(void) {
     OK(cudaFreeHost(pinned));
 }
 
-// Checks that a wrong kernel reports its error later, and that the error stays.
+// Checks that a kernel with wrong arguments reports its error later, and that the error stays.
 static void fails_later(reduce_args args, cudaError_t error) {
     cudaKernel_t k = get_kernel("idist_reduce_f32");
     cudaStream_t s;
@@ -816,8 +817,8 @@ static void traffic(void) {
     CHECK_IS(after.written - before.written, 12 + 12 + 4 + 12);
 }
 
-// Reads from another device, which yields ones. Data that the host reads comes from the device that
-// has the memory.
+// Reads from another device, which yields ones. Data that the host reads is right, because it comes
+// from the device that owns the memory.
 static void corrupt_peers(void) {
     cudaKernel_t k = get_kernel("idist_reduce_f32");
     float *here, *there, host[3] = {0, 0, 0};
@@ -858,13 +859,13 @@ static void export_memory(void) {
     OK(cudaMallocHost(&pinned, 64));
     OK(cudaStreamCreate(&s));
     OK(cudaIpcGetMemHandle(&board->memory, d));
-    OK(cudaIpcGetMemHandle(&inside, (char *)d + 100)); // a handle stands for all of it
+    OK(cudaIpcGetMemHandle(&inside, (char *)d + 100)); // a handle stands for the whole allocation
     CHECK(memcmp(&inside, &board->memory, sizeof inside) == 0);
     CHECK_IS(last(cudaIpcGetMemHandle(&inside, pinned)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcGetMemHandle(&inside, &inside)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcOpenMemHandle(&opened, board->memory, cudaIpcMemLazyEnablePeerAccess)),
              cudaErrorDeviceUninitialized);
-    // memory of this process itself
+    // this process's own memory
     CHECK_IS(last(cudaIpcCloseMemHandle(d)), cudaErrorInvalidValue);
     OK(cudaMemsetAsync(d, 5, 100, s));
     OK(cudaStreamSynchronize(s));
@@ -898,7 +899,7 @@ static void ipc(void) {
     CHECK_IS(last(cudaIpcCloseMemHandle((char *)d + 1)), cudaErrorInvalidValue);
     CHECK_IS(peek(fake_host_view(d)), 5);
     OK(cudaMemset((char *)d + 4102, 6, 1));
-    // Copies there and back, and a kernel that reads and writes there.
+    // Copies to imported memory and back, and a kernel that reads and writes imported memory.
     OK(cudaMalloc(&own, 64));
     floats(own, 1, 2, 3);
     OK(cudaMemcpyAsync((float *)d + 100, own, 12, cudaMemcpyDeviceToDevice, NULL));
@@ -964,8 +965,8 @@ static cudaStream_t new_stream(void) {
 
 static uint32_t value(int from, size_t i) { return (uint32_t)tap_mix((uint64_t)from << 40 | i); }
 
-// Stores a small whole number. Every type holds such numbers exactly, and their sums and products
-// over 4 ranks.
+// Stores a small integer. Every type represents such integers exactly, and also their sums and
+// products over 4 ranks.
 static void set_number(ncclDataType_t type, void *at, size_t i, double v) {
     float f = (float)v;
     uint32_t bits;
@@ -1025,7 +1026,7 @@ static void all_types(void) {
             OK(ncclAllReduce(d, r, 100, (ncclDataType_t)type, (ncclRedOp_t)op, comm, s));
             OK(cudaStreamSynchronize(s));
             char *got = fake_host_view(r);
-            // -0.0 counts as a zero.
+            // -0.0 counts as 0.
             for (size_t i = 0; i < 100 * width_of((ncclDataType_t)type); i++)
                 if (got[i] != expected[i] &&
                     !((got[i] ^ expected[i]) == (char)0x80 && expected[i] == 0))
@@ -1127,7 +1128,7 @@ static void groups(void) {
              *rv = fake_host_view(r);
     fill(fake_host_view(d), n);
     int next = (rank + 1) % n_ranks, before = (rank + n_ranks - 1) % n_ranks;
-    OK(ncclGroupStart()); // each rank sends more than fits anywhere before it receives
+    OK(ncclGroupStart()); // before it receives, each rank sends more than any buffer holds
     OK(ncclSend(d, n, ncclUint32, next, comm, s));
     OK(ncclRecv(r, n, ncclUint32, before, comm, s));
     CHECK_IS(cudaStreamQuery(s), cudaSuccess); // queued until ncclGroupEnd
@@ -1136,7 +1137,8 @@ static void groups(void) {
     check_values(rv, n, before, 0);
     memset(rv, 0, 4 * n * (size_t)n_ranks);
     OK(ncclGroupStart());
-    // Nested, also with this rank itself, receives before sends, and two messages to one rank.
+    // A nested group, messages to this rank itself, receives before sends, and two messages to each
+    // rank.
     OK(ncclGroupStart());
     for (int k = 0; k < n_ranks; k++) OK(ncclRecv(r + (size_t)k * n, 1000, ncclUint32, k, comm, s));
     for (int k = 0; k < n_ranks; k++)
@@ -1163,7 +1165,7 @@ static void groups(void) {
     OK(ncclCommDestroy(comm));
 }
 
-// Two devices of one thread.
+// Uses two devices in one thread.
 static void one_process(void) {
     ncclComm_t comms[2];
     uint32_t *d[2];
@@ -1192,7 +1194,7 @@ static void one_process(void) {
     for (int i = 0; i < 2; i++) OK(ncclCommDestroy(comms[i]));
 }
 
-// Allocates memory of a pool, or of the default pool if `pool` is NULL.
+// Allocates memory from a pool, or from the default pool if `pool` is NULL.
 static uint32_t *memory_of_pool(cudaMemPool_t pool, cudaStream_t s) {
     uint32_t *d;
     OK(cudaSetDevice(0));
@@ -1256,7 +1258,7 @@ static void two_streams(void) {
     uint32_t *d = device_memory(8), *v = fake_host_view(d);
     v[0] = 1;
     v[1] = 100;
-    // s is late on this rank, t on the others
+    // s is late on rank 0, and t is late on the other ranks
     if (rank == 0) OK(cudaMemsetAsync(device_memory(1), 0, 1, s));
     else OK(cudaMemsetAsync(device_memory(1), 0, 1, t));
     OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
@@ -1374,7 +1376,7 @@ static void non_blocking(void) {
     while (state == ncclInProgress);
     OK(state);
     CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInProgress);
-    // Fails because the result of the call before was not queried.
+    // Fails because the result of the previous call was not queried.
     CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, s), ncclInvalidArgument);
     for (state = ncclInProgress; state == ncclInProgress; n_polls++)
         OK(ncclCommGetAsyncError(comm, &state));
@@ -1433,7 +1435,7 @@ static void connects(void) {
     else takes_ms(small_sum, comm, d, s);
     ncclResult_t (*const all[])(ncclComm_t, char *, cudaStream_t) = {small_sum, large_sum,
                                                                      large_product, broadcast};
-    for (int i = 0; i < 4; i++) { // a broadcast uses the ring of the product
+    for (int i = 0; i < 4; i++) { // the broadcast uses the product's ring
         bool waits = lazy && (i == 1 || i == 2);
         CHECK((takes_ms(all[i], comm, d, s) >= 50) == (rank == 0 && waits));
     }
@@ -1514,7 +1516,7 @@ static void aborted_graph(void) {
 }
 
 // Checks errors that NCCL detects. Over a network the death of a peer is an error, and from 2.30.3
-// on a wait that takes too long is one, too.
+// on, so is a wait that takes too long.
 static void remote_error(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();

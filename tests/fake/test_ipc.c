@@ -1,7 +1,8 @@
 // test_ipc: tests ranks that read each other's device memory.
 //
 // - Calls that may wait for the device are not made with the world's lock held.
-// - Kernels that cannot be compiled and peers that cannot be read are found when a group is set up.
+// - Kernels that cannot be compiled and peers that cannot be read are detected when a group is set
+//   up.
 // - A call moves no more bytes than it must.
 // - Calls of many chunks give the right result.
 //
@@ -53,7 +54,7 @@ static cudaStream_t new_stream(void) {
 enum { A_KERNEL, MEMORY, A_GROUP, THE_END, FULL_CALL, FULL_STAGED, FULL_WAIT, N_BESIDE };
 enum { QUEUE = 64 };
 
-// Makes a call of ranks 0 and 2, which lose no rank, on a stream whose queue is full.
+// Makes a call on a group of ranks 0 and 2, which loses no rank, on a stream whose queue is full.
 static idist_status calls_on_full_stream(int what, float *x, idist_opts *o) {
     cudaStream_t full = (cudaStream_t)o->stream;
     idist_request r = {NULL};
@@ -68,8 +69,8 @@ static idist_status calls_on_full_stream(int what, float *x, idist_opts *o) {
     return status == IDIST_OK ? idist_wait_stream(&r, full) : status;
 }
 
-// Kills rank 1 while rank 0 waits for it on a stream. Ranks 0 and 2 share the first GPU, rank 1 has
-// the second GPU. The calls of ranks 0 and 2 must succeed meanwhile.
+// Kills rank 1 while rank 0 waits for it on a stream. Ranks 0 and 2 share the first GPU, and rank 1
+// has the second GPU. The calls of ranks 0 and 2 must succeed meanwhile.
 static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     int what = *(const int *)arg;
     idist_group *nccl = NULL, *ipc = NULL;
@@ -82,7 +83,7 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
     rank_ok(rank, idist_split(world, rank == 2, rank, &nccl));
     rank_ok(rank, idist_split(world, rank == 1, rank, &ipc));
     o.group = nccl;
-    // The first call makes the communicator.
+    // The first call creates the communicator.
     if (rank < 2) rank_ok(rank, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
     own.group = ipc;
     if (what >= FULL_CALL && rank != 1) { // so that these ranks have nothing to set up later
@@ -175,8 +176,8 @@ static void keep_log(idist_log_level level, const char *line, void *user) {
         snprintf(text + used, 4000 - used, "%s\n", line);
 }
 
-// Checks that memory that an endless copy uses is not used again. Another group must work without
-// this memory.
+// Checks that memory is not used again while an endless copy uses it. Another group must work
+// without this memory.
 static void leaves_memory_alone(idist_group *world, int rank, float *x) {
     idist_group *half = NULL;
     rank_check(!idist__gpu_of(world->w)->arenas, "rank %d: the memory is there to be used", rank);
@@ -196,7 +197,7 @@ static int has_trouble(int number, void *arg) {
     idist_desc d = desc_with(NULL, NULL);
     if (t->all || number == 1) setenv(t->name, t->value, 1);
     if (stuck) setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
-    setenv("IDIST_LOG", "warn", 1); // goes to the logger
+    setenv("IDIST_LOG", "warn", 1); // is passed to the logger
     d.rank = number;
     d.world_size = 4;
     d.master_addr = "127.0.0.1";
@@ -259,7 +260,7 @@ static idist_group *world_of_two(int number, int port) {
     return world;
 }
 
-// Sets up a group that fails each time. Repeated attempts must not use more memory.
+// Sets up a group whose set-up fails each time. Repeated attempts must not use more memory.
 static int fails_again(int number, void *arg) {
     uint32_t before;
     setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
@@ -288,8 +289,8 @@ static void failures(void) {
     ranks_report("a group that cannot be made, again and again, takes its memory once");
 }
 
-// Lets rank 1 come late. Reading the memory of other ranks begins when all ranks have come, so rank
-// 0 must not give up while rank 1 is late.
+// Lets rank 1 arrive late. The ranks read each other's memory only when all ranks have arrived, so
+// rank 0 must not give up while rank 1 is late.
 static int comes_late(int number, void *arg) {
     int limit_ms = test_slow_factor() > 1 ? 6000 : 3000; // a working device gets half of this time
     idist_group *world = NULL, *group = NULL;
@@ -388,7 +389,7 @@ static bool is_under_way(idist_group *group) {
     return under_way;
 }
 
-// Closes the world on rank 0 while another of its threads reads the memory of rank 1.
+// Closes the world on rank 0 while another of its threads reads rank 1's memory.
 static int closes_beside_a_call(int number, void *arg) {
     enum { CHUNKS = 40 };
     late_call c = {NULL, NULL, CHUNKS * (size_t)CHUNK_BYTES / sizeof(float)};
@@ -475,8 +476,8 @@ static pthread_t start_use(use *u, int n_users) {
     return thread;
 }
 
-// Closes the world on rank 0 at once, while another of its threads has released the lock in the
-// middle of a call. If the thread takes too long, the process ends while the thread still runs.
+// Closes the world on rank 0 while another of its threads has released the lock in the middle of a
+// call. If the thread takes too long, the process ends while the thread still runs.
 static int closes_beside_use(int number, void *arg) {
     use u = *(use *)arg, other;
     bool endless = u.what == AN_ENDLESS_LOAD;
@@ -614,7 +615,7 @@ static void endless_copies(void) {
                  "also where memory cannot be pinned");
 }
 
-// Uses memory that cannot be pinned. Staging must work nevertheless.
+// Uses memory that cannot be pinned. Staging must still work.
 static int stages_without_pinning(int number, void *arg) {
     enum { MANY = 6 << 20 }; // several chunks
     setenv("IDIST_DEVICE_BACKEND", "staged", 1);
@@ -634,7 +635,7 @@ static int stages_without_pinning(int number, void *arg) {
     return 0;
 }
 
-// Lets a call time out. The call must wait for its copies, even if other work of the device never
+// Lets a call time out. The call must wait for its copies, even if other work on the device never
 // ends.
 static int leaves_its_buffers(int number, void *arg) {
     setenv("IDIST_DEVICE_BACKEND", "staged", 1);
@@ -933,9 +934,9 @@ static void watch_backend(idist_group *world) {
     gpu->host_backend = &watch.api;
 }
 
-// Checks that the device works on one chunk while the ranks meet for another chunk. An operation of
-// the device takes so long that the host notices its end while the next operation runs, even on a
-// busy machine.
+// Checks that the device works on one chunk while the ranks meet for another chunk. Each operation
+// on the device takes so long that the host notices its end while the next operation runs, even on
+// a busy machine.
 static int keeps_the_device_busy(int number, void *arg) {
     enum { CHUNKS = 16 };
     size_t count = CHUNKS * (size_t)CHUNK_BYTES / sizeof(float);
@@ -968,8 +969,8 @@ static void meets(void) {
     ranks_report("the ranks meet while the device works, 2 ranks");
 }
 
-// A thread that waits for the device polls it for a while before it sleeps, because sleeping takes
-// longer than a small call.
+// A thread that waits for the device polls the device for a while before it sleeps, because
+// sleeping takes longer than a small call.
 static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *arg) {
     static idist__gpu_op op;
     idist__world *w = world->w;

@@ -1,5 +1,5 @@
 // test_mpi: tests device memory over idist_mpi.h, with two ranks that mpirun started. Contains the
-// implementation and runs on the stand-ins for libcudart and libnccl. Its exit status is the
+// implementation and runs on the stand-ins for libcudart and libnccl. The exit status is the
 // result.
 #define IDIST_IMPLEMENTATION
 #include "idist_mpi.h"
@@ -25,7 +25,7 @@ static idist__world *enter_world(void) {
 }
 
 // Raises the count of foreign threads. The threads of the stand-in start later than a driver's
-// threads, so the program would seem to have more than one thread.
+// threads, so the program would otherwise seem to have more than one thread.
 static void count_streams(void) {
     idist__world *w = enter_world();
     w->machine.foreign_thread_count += 50;
@@ -46,8 +46,9 @@ static void await_announcement(void) {
     check(said, "rank 0 does not say that it waits");
 }
 
-// Receives a message whose copy to the device takes long. Rank 0 has the message, and rank 1 waits
-// so long for rank 0 that it announces this. Both must complete, because this is no deadlock.
+// Receives a message whose copy to the device takes a long time. Rank 0 has the message, and rank 1
+// waits for rank 0 so long that rank 1 announces its wait. Both ranks must complete, because this
+// is not a deadlock.
 static void copies_for_long(int rank, int32_t *device) {
     int32_t word = 7;
     if (rank == 0) CHECK_OK(idist_recv(device, 1, IDIST_I32, 1, 3, NULL, NULL));

@@ -3,8 +3,8 @@
 // for libcudart and libnccl.
 #include "gpu_ranks.h"
 
-// Rank 0 enqueues many calls before any other rank begins. Only then does it send the messages that
-// the other ranks wait for. No call of rank 0 may block.
+// Rank 0 enqueues many calls before any other rank begins. Only then does rank 0 send the messages
+// that the other ranks wait for. No call of rank 0 may block.
 static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
     enum { K = 40 };
     cudaStream_t s = new_stream();
@@ -22,8 +22,8 @@ static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Lets rank 0 run ahead with every collective that NCCL has, in sizes for which NCCL takes
-// different algorithms. The first call of each algorithm would wait on the host.
+// Lets rank 0 run ahead with every collective that NCCL has, in sizes for which NCCL uses different
+// algorithms. The first call of each algorithm would wait on the host.
 static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
     enum { MOST = 1 << 13, SIZES = 3 };
     static const size_t sizes[SIZES] = {1, 600, MOST};
@@ -56,7 +56,7 @@ static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Lets messages run ahead. The first message of a pair connects the pair and would wait. An
-// all_to_all connects all pairs, so messages after it must run ahead.
+// all_to_all connects all pairs, so messages after the all_to_all must run ahead.
 static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(rank, (size_t)n), *y = device_of(-1, (size_t)n), word = rank;
@@ -77,8 +77,8 @@ static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Makes calls in place, for which idist sends a copy of the buffer. The GPUs of the other ranks of
-// this process must be able to access the copy like the program's own memory. They must also be
-// able to access the memory with which idist connects a communicator.
+// this process must be able to access the copy like the program's own memory. These GPUs must also
+// be able to access the memory with which idist connects a communicator.
 static void in_place(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(rank, (size_t)n), host[RANKS_MAX];
@@ -129,8 +129,8 @@ static void stuck_inside(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Lets the group fail while a graph that holds a call exists. No rank may wait for the graph, and
-// the program can destroy the graph later.
+// Makes the group fail while a graph holds a call. No rank may wait for the graph, and the program
+// must be able to destroy the graph later.
 static cudaGraphExec_t left_graphs[RANKS_MAX];
 static ncclComm_t left_comms[RANKS_MAX];
 static int64_t left_ms[RANKS_MAX];
@@ -198,8 +198,8 @@ static void enqueued_mismatch(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// One rank does not come, and the other ranks wait for their streams only. The time-out must free
-// them.
+// One rank does not come, and the other ranks wait only for their streams. The time-out must end
+// their waits.
 static void enqueued_late(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, 8);
@@ -225,8 +225,8 @@ static void enqueued_late(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Sends messages on streams. Between group_begin and group_end they must progress together, in any
-// order.
+// Sends messages on streams. Between group_begin and group_end, the messages must progress
+// together, in any order.
 static void messages(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 100000 };
     cudaStream_t s = new_stream();
@@ -278,8 +278,8 @@ static void other_message(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Uses groups. Each group has its own communicator, which is made at its first use and freed with
-// the group.
+// Uses groups. Each group has its own communicator, which is created at the group's first use and
+// freed with the group.
 static void groups(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, 1), *y = device_of(1, 1);
@@ -513,7 +513,7 @@ static void ways(void) {
 }
 
 // NCCL reports that a peer is lost or late. The host finds out which peer a little later. If the
-// host does not, the error is still NCCL's error about a peer.
+// host does not find the peer, the error is still NCCL's error about a peer.
 typedef struct remote {
     const char *remote; // value of FAKE_NCCL_REMOTE
     bool dies;          // true if rank 1 dies after half a second
@@ -579,8 +579,9 @@ static void remotes(void) {
 // call with rank 2. Pinning memory may wait for the device, and meanwhile a thread must find out
 // about rank 1.
 //
-// The world has failed by then. A rank that ends the world also ends the group of ranks 0 and 2,
-// even where the other rank still copies. So each rank ends when both are done.
+// The world has already failed at this point. A rank that ends the world also ends the group of
+// ranks 0 and 2, even if the other rank is still copying. Each rank therefore ends only when both
+// ranks are done.
 typedef struct pair {
     int port;
     int *through; // number of ranks that are done; in shared memory
@@ -636,7 +637,7 @@ static void pinned(void) {
 // the reason and a remedy. Without a driver or a GPU there must be no warning.
 typedef struct quiet {
     const char *env[2][4]; // environment of rank 0 and rank 1: NAME, value, ...
-    // Rank 1 uses CUDA and then forks. The child goes on as rank 1.
+    // Rank 1 uses CUDA and then forks. The child continues as rank 1.
     bool used;
     const char *said[3]; // texts in the warning of rank 1, or none if it must not warn
     int port;
@@ -722,8 +723,8 @@ static void warnings(void) {
 }
 
 // Makes all kinds of calls in a thread of the program that has chosen no device. No call may leave
-// a context on device 0, which belongs to rank 0. A context would cost hundreds of MB for each such
-// rank.
+// a context on device 0, which belongs to rank 0. A context would cost hundreds of MB of memory for
+// each such rank.
 extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
 
 typedef struct stranger {
@@ -926,8 +927,8 @@ static int pins_as_stranger(int number, void *arg) {
     rank_check(p && device == 1 - number, "rank %d: on device %d", number, device);
     a.from.free_fn(p, a.from.user);
 
-    // An allocation that fails returns NULL. It leaves no error that the program's next check of a
-    // kernel would find.
+    // An allocation that fails returns NULL. The allocation leaves no error that the program's next
+    // check of a kernel would find.
     p = a.from.alloc_fn((size_t)1 << 41, a.from.user);
     rank_check(!p && cudaGetLastError() == cudaSuccess, "rank %d: the last error stays", number);
     return 0;
@@ -941,8 +942,8 @@ static void pinning_strangers(void) {
     ranks_report("to pin and free memory makes no context in a thread that has chosen no device");
 }
 
-// Checks whether NCCL sums 8-bit floats, here for rank `number` of three; otherwise they are
-// staged. The sum shows which: NCCL rounds 2^(bits of the fraction + 1) + 1 + 1 twice.
+// Checks on rank `number` of three whether NCCL sums 8-bit floats, or whether the call is staged.
+// The sum shows which: NCCL rounds 2^(bits of the fraction + 1) + 1 + 1 twice.
 typedef struct eight {
     const char *env[3][4]; // environment of each rank: NAME, value, ...
     bool served;
@@ -1034,8 +1035,8 @@ static void eights(void) {
     }
 }
 
-// Passes a communicator that the program has made, with ranks that are threads. idist must use it
-// and must not free it.
+// Passes a communicator that the program has made, with ranks that are threads. idist must use the
+// communicator and must not free it.
 static void adopts(idist_group *world, int rank, int n, void *arg) {
     ncclComm_t comm = ((ncclComm_t *)arg)[rank];
     int32_t *x = device_of(1, 1);
@@ -1097,7 +1098,8 @@ static void adopted(void) {
     ranks_report("a communicator of the program's is taken, and left to it");
 }
 
-// Clears the program's NCCL configuration before groups are made. idist must not need it any more.
+// Clears the program's NCCL configuration before groups are created. idist must no longer need the
+// configuration.
 static void forgets_config(idist_group *world, int rank, int n, void *arg) {
     int32_t *x = device_of(1, 1);
     idist_opts o = opts_of(world);
@@ -1152,7 +1154,7 @@ static void captures_beside(void) {
 }
 
 int main(void) {
-    // Versions that behave alike up to the next one.
+    // Each version behaves like all later versions up to the next one.
     static const char *const versions[] = {"21403", "22806", "22809"};
     bool plain = true, sized = false;
     tap_deadline(140);

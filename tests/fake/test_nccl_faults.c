@@ -29,7 +29,7 @@ static idist_desc desc_of(int number, int n, int port) {
 }
 
 // The ranks are not connected in time. The thread that connects them returns much later. Nothing
-// that it uses may be freed before.
+// that the thread uses may be freed before it returns.
 static int is_given_up(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     int threads = count_threads();
@@ -75,8 +75,8 @@ static int comes_out_late(int number, void *arg) {
     return 0;
 }
 
-// A revoke never ends. That may delay the end of the world by some seconds. Afterwards no thread
-// may query NCCL about the revoke.
+// A revoke never ends. The revoke may delay the end of the world by some seconds. Afterwards no
+// thread may query NCCL about the revoke.
 static int revokes_in_vain(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -193,7 +193,8 @@ static int fails_at_the_end(int number, void *arg) {
     return 0;
 }
 
-// All ranks have made the call, but NCCL never reports that it has begun: the call times out.
+// All ranks have made the call, but NCCL never reports that the call has begun. The call must time
+// out.
 static int never_begins(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     idist_opts o = opts_of(NULL);
@@ -265,7 +266,7 @@ static int makes_two_groups(int number, void *arg) {
         rank_check(tap_now_ms() - start < 4000 * test_slow_factor(), "rank %d: %d ms", number,
                    (int)(tap_now_ms() - start));
         __atomic_store_n(&released, 1, __ATOMIC_RELEASE);
-        for (int k = 0; k < 2; k++) { // one after the other, because both use the same word
+        for (int k = 0; k < 2; k++) { // one after the other: both barriers use the same word
             idist_opts o = on_stream(f[k].group, s);
             rank_ok(number, idist_barrier(&o));
         }
@@ -303,7 +304,7 @@ static int dies_in_set_up(int number, void *arg) {
     return 0;
 }
 
-// Checks for leaks. All memory that is left of the process must be reachable or freed.
+// Checks for leaks. All memory of the process must be reachable or freed.
 static void check_leaks(int number) {
 #if defined(__SANITIZE_ADDRESS__)
     rank_check(!__lsan_do_recoverable_leak_check(), "rank %d: there are leaks", number);
@@ -312,8 +313,8 @@ static void check_leaks(int number) {
 #endif
 }
 
-// Rank 1 cannot connect, so no rank uses its communicator. Aborting the communicator takes long.
-// The end of the world must wait for the abort.
+// Rank 1 cannot connect, so no rank uses its communicator. Aborting the communicator takes a long
+// time. The end of the world must wait for the abort.
 static int fails_alone(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -368,9 +369,9 @@ static int tries_again(int number, void *arg) {
     return 0;
 }
 
-// The communicator of a failed group cannot be revoked for seconds. Freeing the group must not wait
-// for the revoke, and other groups must work. The end of the world must report what became of the
-// communicator.
+// For several seconds, the communicator of a failed group cannot be revoked. Freeing the group must
+// not wait for the revoke, and other groups must work. The end of the world must report what became
+// of the communicator.
 static int frees_what_stays(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -494,8 +495,7 @@ static int closes_beside(int number, const trouble *t, const char *late_ms) {
     return 0;
 }
 
-// A call waits for a thread that is inside NCCL, while the world is open. The call must end by its
-// time-out.
+// A call waits for a thread that is inside NCCL, while the world is open. The call must time out.
 static int waits_behind(int number, void *arg) {
     static insider in; // may be used after the return
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -533,7 +533,7 @@ static int closes_beside_old(int number, void *arg) {
 
 static int closes_beside_new(int number, void *arg) {
     closes_beside(number, (const trouble *)arg, "500");
-    // The other rank waits in vain until this rank has finalized its communicator.
+    // The other rank waits until this rank has finalized its communicator.
     if (number == 0)
         rank_check(fake_count_comms() == 0, "%d communicators are left", fake_count_comms());
     return 0;
@@ -547,8 +547,8 @@ static int closes_beside_late(int number, void *arg) {
     return 0;
 }
 
-// A thread waits without the lock for room in a full stream, when another thread closes the world.
-// The second half of its call begins after that, and must not be left behind.
+// A thread waits without the lock for space in a full stream when another thread closes the world.
+// The second half of the first thread's call begins after that, and must not be left behind.
 static cudaStream_t full_stream;
 
 static void pauses(void *ms) { tap_sleep_ms((int)(intptr_t)ms); }
@@ -584,9 +584,9 @@ static int closes_beside_messages(int number, void *arg) {
     return 0;
 }
 
-// A rank ends with an error while one of its threads waits for room in a stream. A kernel ahead in
-// the stream waits for the other rank. A group has a communicator, too. Both communicators must be
-// aborted before the end waits for the thread.
+// A rank ends with an error while one of its threads waits for space in a stream. An earlier kernel
+// in the stream waits for the other rank. A group has a communicator, too. Both communicators must
+// be aborted before the end of the world waits for the thread.
 static void *scans(void *arg) {
     insider *in = (insider *)arg;
     int32_t *x = device_of(1, 1);
@@ -637,8 +637,8 @@ static int ends_beside_a_scan(int number, void *arg) {
     return 0;
 }
 
-// Calls of several threads wait for a thread that is inside NCCL. They must reach NCCL in the order
-// of the calls, whichever thread runs first.
+// Calls of several threads wait for a thread that is inside NCCL. The calls must reach NCCL in the
+// order in which they were made, whichever thread runs first.
 typedef struct turn_call {
     int32_t *x;
     cudaStream_t stream;

@@ -4,12 +4,12 @@
 
 typedef struct memory_block {
     idist_xla_buffer *buffer;
-    char *data; // host memory of the size of the buffer
+    char *data; // host memory of the buffer's size
     size_t nbytes;
 } memory_block;
 
-// Copies nbytes to a buffer of the dtype, or of bytes if XLA does not have the dtype. Sets *to to
-// their address.
+// Copies nbytes to a new buffer of this dtype, or of bytes if XLA does not have the dtype. Sets *to
+// to the buffer's address.
 static memory_block *memory_put(idist_group *g, const char *from, size_t nbytes, idist_dtype dtype,
                                 char **to) {
     memory_block *b = (memory_block *)calloc(1, sizeof *b);
@@ -25,7 +25,7 @@ static memory_block *memory_put(idist_group *g, const char *from, size_t nbytes,
     return b;
 }
 
-// Copies nbytes from the part of a buffer that begins at `from`.
+// Copies nbytes from a buffer. The offset in the buffer is `from` minus the buffer's address.
 static void memory_get(memory_block *b, const char *from, char *to, size_t nbytes) {
     if (idist_xla_buffer_get(b->buffer, b->data, b->nbytes, -1) != IDIST_OK) {
         fprintf(stderr, "get: %s\n", idist_last_error());

@@ -2,7 +2,7 @@
 // ranks, operation, type and size
 //
 //     tests/gpu/bench_gpu.sh       builds and runs it; --fake: on the stand-ins of tests/fake,
-//                                  where no figure means a thing
+//                                  where the figures mean nothing
 //     bench_gpu [-backends nccl,ipc,staged] [-ranks 2,4,8] [-b BYTES] [-e BYTES] [-rounds N]
 //               [-copy BYTES] [-fake] [-markdown FILE] [-part 2/3]
 //
@@ -11,9 +11,9 @@
 //     all_reduce                    S = count * size        busbw = algbw * 2(n-1)/n
 //     all_gather, reduce_scatter    S = count * size * n    busbw = algbw * (n-1)/n
 //
-// A time is the time per call of several calls that follow each other on a stream, on the slowest
-// rank. The result is the median of the rounds. Each round begins with a barrier. After the rounds
-// every element is checked.
+// Each time is the time per call of several consecutive calls on a stream, on the slowest rank. The
+// result is the median of the rounds. Each round begins with a barrier. After the rounds, every
+// element is checked.
 //
 // Ranks that share a GPU move nothing between GPUs. Each byte of S is read and written in one
 // memory. The best possible time is then 2 * ranks * S / (rate of copies within the device). This
@@ -235,7 +235,7 @@ static void measure_enqueue(bench *b) {
     for (int size = 0; size < 2; size++) {
         double rounds[2][MAX_ROUNDS];
         int n = 3 * opt.rounds > MAX_ROUNDS ? MAX_ROUNDS : 3 * opt.rounds;
-        for (int r = -1; r < n; r++) // alternately, and each time the other one first
+        for (int r = -1; r < n; r++) // alternately; the order changes in each round
             for (int k = 0; k < 2; k++) {
                 int alone = (k + r + 2) % 2;
                 double seconds = enqueue(b, counts[size], alone ? nccl : NULL, comm);

@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
-# bench_gpu.sh - runs bench_gpu on this machine's GPUs; skips where there is none. Prints tables, in
-# Markdown, and leaves them in build/gpu_results.md as well, to be put into tests/gpu/RESULTS.md.
+# bench_gpu.sh - runs bench_gpu on this machine's GPUs; skips where there is none. Prints tables in
+# Markdown, and also writes them to build/gpu_results.md, to be copied into tests/gpu/RESULTS.md.
 #
 #     tests/gpu/bench_gpu.sh                                       make bench-gpu
 #     PART=1/3 tests/gpu/bench_gpu.sh                              make bench-gpu PART=1/3: the
 #                                                                  first third, in under ten
-#                                                                  minutes; it keeps a table of its
-#                                                                  own
-#     BACKENDS=ipc RANKS=4 SIZES=1M:256M tests/gpu/bench_gpu.sh    some of it
+#                                                                  minutes, with its own tables
+#     BACKENDS=ipc RANKS=4 SIZES=1M:256M tests/gpu/bench_gpu.sh    a selection
 #     tests/gpu/bench_gpu.sh --fake                                on the stand-ins of tests/fake,
 #                                                                  to see that it runs
 #
-# A part's tables are in build/gpu_results.1of3.md; after each part build/gpu_results.md has those
-# of all that were run.
+# A part's tables are in build/gpu_results.1of3.md. After each part, build/gpu_results.md holds the
+# tables of all parts that have run.
 #
-# Also ROUNDS (default 7), COPY (bytes of the copies within the device, default 1G), MARKDOWN (the
-# file), and SECONDS_MAX (default 3000, of a part 510), which ends all of it; WORLD_SECONDS (default
-# 300; in a part no more than its share) ends one set of ranks.
+# Other variables are ROUNDS (default 7), COPY (bytes of the copies within the device, default 1G)
+# and MARKDOWN (the file). SECONDS_MAX (default 3000; 510 for a part) limits the whole run.
+# WORLD_SECONDS (default 300; in a part, at most the world's share) limits one set of ranks.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/gpu.sh

@@ -37,7 +37,7 @@ typedef struct gpu_machine {
 enum { GPU_MAX_CASES = 16 };
 
 // A run may be split into parts, so that it ends within a known time. Each part runs a share of the
-// worlds. Then the worlds are walked twice, the first time to count them.
+// worlds. The worlds are then walked twice, the first time to count them.
 enum { GPU_PART_SECONDS = 480 };
 typedef struct gpu_parts {
     int part, of; // 0 to run everything
@@ -53,7 +53,7 @@ static bool gpu_parse_part(const char *text) {
     return gpu_cut.part >= 1 && gpu_cut.part <= gpu_cut.of;
 }
 
-// Called once for each world, in order. Returns true if the world runs now.
+// Called once for each world, in order. Returns true if the world must run now.
 static bool gpu_takes_world(void) {
     if (!gpu_cut.counts && !gpu_cut.of) return true;
     if (!gpu_cut.counts) return gpu_cut.nth++ * gpu_cut.of / gpu_cut.n_worlds == gpu_cut.part - 1;
@@ -111,7 +111,7 @@ static void gpu_fail(const char *fmt, ...) {
     va_end(args);
 }
 
-// Ends a rank that cannot continue. The other ranks learn of it through idist.
+// Ends a rank that cannot continue. The other ranks learn of the failure through idist.
 static void gpu_give_up(const char *what, const char *why) {
     gpu_case *c = &gpu_shared_area()->cases[gpu_current_case];
     __atomic_add_fetch(&c->n_failures, 1, __ATOMIC_ACQ_REL);
@@ -374,7 +374,7 @@ static bool gpu_listed_number(const char *list, int number) {
 
 //------------------------------------------------------------------------------
 // values: element i of a rank's send buffer is entry i % GPU_PERIOD, a prime, of that rank's table.
-// So whole buffers are filled and compared at the speed of memory. An element that lands in the
+// Whole buffers are therefore filled and compared at the speed of memory, and an element in the
 // wrong place is noticed.
 //------------------------------------------------------------------------------
 

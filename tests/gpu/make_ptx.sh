@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# make_ptx.sh - the text of the GPU kernels in src/gpu/ipc/ptx.h, from reduce.cu and pack.cu
+# make_ptx.sh - makes the text of the GPU kernels in src/gpu/ipc/ptx.h, from reduce.cu and pack.cu
 #
-#   tests/gpu/make_ptx.sh            prints it, as C
-#   tests/gpu/make_ptx.sh --write    puts it into ptx.h
-#   tests/gpu/make_ptx.sh --check    0: ptx.h has it; 1: it does not; 77: no nvcc, or not the
-#                                    one that made it
+#   tests/gpu/make_ptx.sh            prints the text, as C
+#   tests/gpu/make_ptx.sh --write    writes the text to ptx.h
+#   tests/gpu/make_ptx.sh --check    exits with 0 if ptx.h has the text, and with 1 if not; exits
+#                                    with 77 without nvcc, or with another nvcc than made the text
 #
-# nvcc writes for its own version of the language and for the oldest GPU that it knows. The kernels
-# need neither, so they are lowered to what drivers since CUDA 10.1 read, for GPUs since 2016. Then
-# they are made short, since they stand in a header.
+# nvcc generates PTX in its own version of the language, for the oldest GPU that it supports. The
+# kernels need neither. The script therefore lowers them to a version that drivers since CUDA 10.1
+# read, for GPUs since 2016. It then shortens the text, which is part of a header.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 header=src/gpu/ipc/ptx.h
@@ -21,7 +21,7 @@ die() { # STATUS TEXT
     exit "$1"
 }
 
-# stdin: what nvcc wrote; stdout: the C text.
+# Reads nvcc's output from stdin, and writes the C text to stdout.
 # shellcheck disable=SC2016 # Perl's variables
 pack='
     undef $/;
@@ -33,7 +33,7 @@ pack='
     die "a sum or product that ptxas may fuse\n"
         if /\b(add|sub|mul)(\.ftz)?\.f(32|64)|\b(mad|fma)\.\w+\.f/;
 
-    # Short names; those of registers, parameters and labels are local to a kernel.
+    # Shortens names. The names of registers, parameters and labels are local to a kernel.
     my %short = (p => "p", f => "f", r => "r", rd => "d", fd => "g", rs => "h");
     s{%(p|fd?|r[ds]?)(\d+|<)}{$short{$1}$2}g;
     s{\$L__BB\d+_(\d+)}{L$1}g;
@@ -41,7 +41,7 @@ pack='
     s{\s+}{ }g;
     s{ ?([,;:(){}<>\[\]]) ?}{$1}g;
 
-    # One instruction in a branch of its own needs no branch.
+    # Replaces a branch around a single instruction with a predicate.
     s{\bbra\.uni}{bra}g;
     my @parts = split /(?=\.visible)/;
     for (@parts) {

@@ -1,7 +1,7 @@
 // nccl_abi.c - compares the constants and sizes that idist_nccl.h assumes for NCCL with an nccl.h.
 // This file compiles only if they agree.
 #include <cuda_fp16.h>
-// Old versions of nccl.h hide their BF16 unless cuda_bf16.h is included before them.
+// Old versions of nccl.h hide their BF16 unless cuda_bf16.h is included first.
 #include <cuda_bf16.h>
 #include <nccl.h>
 #define IDIST_IMPLEMENTATION

@@ -1,9 +1,9 @@
 // pack.cu - gradients with fewer bits on a GPU: with reduce.cu, the source of the PTX in
 // src/gpu/ipc/ptx.h
 //
-// The bits are those of train/compress/compress.h on the host; only a NaN's sign and payload
-// differ. Like reduce.cu, this is plain C too: the kernel is then a function, to be called for each
-// thread of the grid.
+// The results have the same bits as train/compress/compress.h on the host; only a NaN's sign and
+// payload differ. Like reduce.cu, this file is also plain C. The kernel is then a function that is
+// called for each thread of the grid.
 #include "reduce.cu"
 
 typedef struct {
@@ -15,7 +15,7 @@ typedef struct {
 
 enum { IDIST_PACK_F16, IDIST_PACK_BF16, IDIST_UNPACK_F16, IDIST_UNPACK_BF16 }; // op
 
-// Floats to 16 bits, or back.
+// Converts floats to 16 bits, or back.
 IDIST_REDUCE_FN void idist_pack_halves_thread(const idist_pack_args *a, idist_reduce_size first,
                                               idist_reduce_size step) {
     idist_reduce_vector v = {{0, 0, 0, 0}};

@@ -3,25 +3,25 @@
 //
 //     tests/gpu/make_ptx.sh --write     compiles this with nvcc and puts the text into ptx.h
 //
-// The bits are those of idist__reduce_many on the host: from left to right, no fused multiply-add,
-// denormals kept, 16-bit floats reduced as float and rounded once. MIN and MAX are NaN when any
-// operand is; only a NaN's sign and payload differ.
+// The results have the same bits as idist__reduce_many on the host. Operands are combined from left
+// to right, without fused multiply-add. Denormals are kept. 16-bit floats are reduced as float and
+// rounded once. MIN and MAX are NaN if any operand is NaN; only a NaN's sign and payload differ.
 //
-// It is plain C too, so that tests without a GPU run the same lines: idist_reduce_f32 and its
-// sisters are then functions, to be called for each thread of the grid with its number (`first`)
-// and the number of all (`step`).
+// This file is also plain C, so that tests without a GPU run the same lines. idist_reduce_f32 and
+// the other kernels are then functions. They are called for each thread of the grid, with the
+// thread's number (`first`) and the number of threads (`step`).
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct {
-    const void *in[16]; // aligned to the size of an element, as out is
+    const void *in[16]; // aligned to the size of an element, like out
     void *out;          // may be any one of in[]
-    void *also;         // gets the same; NULL, or likewise
+    void *also;         // gets the same data; may be any one of in[], or NULL
     unsigned long long count;
     double factor;
     int n;  // 1 to 16
-    int op; // of idist_op, or 16: the sum of the operands times factor
+    int op; // an idist_op, or 16: the sum of the operands, each times factor
 } idist_reduce_args;
 
 enum {
@@ -96,7 +96,7 @@ IDIST_REDUCE_FN unsigned idist_reduce_to_bits(float x) {
 #define idist_reduce_add(x, y) ((x) + (y))
 #define idist_reduce_mul(x, y) ((x) * (y))
 #define idist_reduce_div(x, y) ((x) / (y))
-// As cvt does. The product is exact: float has the exponents that half lacks.
+// Converts as cvt does. The product is exact, because float has the exponents that half lacks.
 IDIST_REDUCE_FN float idist_reduce_from_half(unsigned h) {
     const unsigned sign = (h & 0x8000u) << 16, rest = (h & 0x7fffu) << 13;
     if (rest >= 0x0f800000u) return idist_reduce_to_float(sign | 0x7f800000u | rest);
@@ -110,7 +110,7 @@ IDIST_REDUCE_FN unsigned idist_reduce_to_half(float x) {
         return sign | (idist_reduce_to_bits(idist_reduce_to_float(rest) + 0.5f) - 0x3f000000u);
     return sign | (rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13;
 }
-// A GPU stops, too, where a vector is not aligned.
+// Aborts if a vector is not aligned; a GPU stops, too.
 IDIST_REDUCE_FN idist_reduce_vector idist_reduce_load(const void *p) {
     idist_reduce_vector v;
     if ((size_t)p % sizeof v) abort();
@@ -123,7 +123,7 @@ IDIST_REDUCE_FN void idist_reduce_store(void *p, idist_reduce_vector v) {
 }
 #endif
 
-// Element e of a vector, in the type that is computed with.
+// Gets or sets element e of a vector, in the type that the kernel computes in.
 IDIST_REDUCE_FN float idist_reduce_get_f32(const idist_reduce_vector *v, int e) {
     return idist_reduce_to_float(v->w[e]);
 }
@@ -157,7 +157,7 @@ IDIST_REDUCE_FN void idist_reduce_put_bf16(idist_reduce_vector *v, int e, float 
     v->w[e / 2] = e & 1 ? v->w[e / 2] | h << 16 : h;
 }
 
-// The next 16 bytes at p, of which the first `left` units are there.
+// Loads or stores the 16 bytes at p. Only the first `left` units exist.
 #define IDIST_REDUCE_ACCESS(unit, units)                                                      \
     IDIST_REDUCE_FN idist_reduce_vector idist_reduce_load_##unit(const void *p,               \
                                                                  idist_reduce_size left) {    \
@@ -189,9 +189,10 @@ IDIST_REDUCE_FN int idist_reduce_aligned(const idist_reduce_args *a) {
     return (bits & 15) == 0;
 }
 
-// One turn takes 16 bytes of each operand, two operands at a time so that two loads are under way.
-// It starts with what changes no bit of the first operand: -0 of a sum, 1 of a product, infinity of
-// MIN. MAX is MIN with all signs flipped; `even` and `odd` are the sign bits in a vector's words.
+// One turn reduces 16 bytes of each operand. It loads two operands at a time, so that two loads are
+// in flight. Each result starts with a value that changes no bit of the first operand: -0 for a
+// sum, 1 for a product, infinity for MIN. MAX is MIN with all signs flipped. `even` and `odd` are
+// the sign bits in a vector's even and odd words.
 #define IDIST_REDUCE(f, type, elements, unit, units, even, odd)                                  \
     IDIST_REDUCE_FN void idist_reduce_##f##_thread(const idist_reduce_args *a,                   \
                                                    idist_reduce_size first,                      \

@@ -4,9 +4,9 @@
 //     tests/gpu/test_gpu.sh            builds and runs it; --fake: on the stand-ins of tests/fake
 //     test_gpu [-backends nccl,ipc,staged] [-ranks 1,2,4] [-small] [-thin N] [-part 2/5]
 //
-// Ranks are processes. They share the first GPU. With several GPUs, the tests also run with one GPU
+// Ranks are processes that share the first GPU. With several GPUs, the tests also run with one GPU
 // per rank. NCCL accepts several ranks on a GPU only because each rank pretends to be on another
-// host (NCCL_HOSTID). This tests whether the results are right, and says nothing about speed.
+// host (NCCL_HOSTID). Such runs test whether the results are right, and say nothing about speed.
 //
 // -small omits the largest messages. -thin N runs every Nth combination. The default is all
 // combinations with 1 and 2 ranks, and every 5th with more ranks.
@@ -72,7 +72,7 @@ typedef struct plan {
     style style;
     bool in_place, can_in_place;
     size_t nsend, nrecv; // number of elements in this rank's buffers, including gaps
-    // for a call in place: where send and receive elements begin in the one buffer
+    // for an in-place call: where the send and receive elements begin in the single buffer
     size_t send_at, recv_at;
     int nparts;
     part parts[MAX_PARTS]; // in ascending order of `at`
@@ -132,7 +132,7 @@ static void plan_v(plan *p, int rank, int n) {
     if (p->kind == ALL_TO_ALLV) {
         p->nsend = extent(p->counts[0], p->displs[0], n);
         p->nrecv = extent(counts, displs, n);
-        for (int k = 0; k < n; k++) { // at[] is where rank k keeps what it sends to this rank
+        for (int k = 0; k < n; k++) { // at[] is where the blocks of rank k's send buffer begin
             size_t theirs[GPU_MAX_RANKS], at[GPU_MAX_RANKS];
             for (int m = 0; m < n; m++) theirs[m] = v_between(p->count, k, m);
             lay_out(theirs, at, n);
@@ -235,7 +235,7 @@ static void check_bytes(const bench *b, const plan *p, const char *at, size_t nb
         }
 }
 
-// Checks all parts of the receive buffer, and the bytes between and behind the parts.
+// Checks all parts of the receive buffer, and the bytes between and after the parts.
 static void check_received(const bench *b, const plan *p, const char *recv) {
     size_t size = b->tables->size, end = 0;
     char text[300];
@@ -287,8 +287,8 @@ static void run_call(bench *b, const plan *p) {
     CUDA(cudaMemcpyAsync(b->device[0], b->in, (size_t)(send - b->device[0]) + nsend + GUARD,
                          cudaMemcpyHostToDevice, stream));
     if (host_waits) CUDA(cudaStreamSynchronize(stream));
-    // Pass at least one pointer. On a rank without elements this pointer shows that the buffers are
-    // in device memory, as on the other ranks.
+    // Passes at least one pointer. On a rank without elements, this pointer shows that the buffers
+    // are in device memory, as on the other ranks.
     IDIST_OK_OR_LEAVE(call_in_style(b, p, nsend || !nrecv ? send : NULL, nrecv ? recv : NULL));
     if (p->style == REQUEST_ON_STREAM || p->style == WAIT_STREAM) after = b->me->other;
     CUDA(cudaMemcpyAsync(b->out, recv, nrecv + (p->in_place ? 0 : GUARD), cudaMemcpyDeviceToHost,
@@ -318,8 +318,8 @@ static const idist_dtype all_dtypes[] = {IDIST_F32, IDIST_F64, IDIST_F16,    IDI
 static const int all_ops[] = {IDIST_SUM, IDIST_AVG, IDIST_MIN, IDIST_MAX, IDIST_PROD, GPU_PREMUL};
 enum { N_COUNTS = 6, N_DTYPES = 9, N_OPS = 6 };
 
-// Runs a kind with every count, in place and not in place. Each call has another style and another
-// root.
+// Runs a kind with every count, in place and not in place. Each call has a different style and a
+// different root.
 static void run_kind(bench *b, kind k, int *turn) {
     const gpu_tables *t = b->tables;
     size_t n = (size_t)b->me->n;
@@ -409,8 +409,8 @@ static void messages(bench *b) {
     }
 }
 
-// Starts eight all_reduces at once on two streams. Each must get its own result, in whatever order
-// the program waits for them.
+// Starts eight all_reduces on two streams before it waits for any of them. Each must get its own
+// result, in whatever order the program waits.
 static void in_flight(bench *b) {
     enum { K = 8, COUNT = 5000 };
     gpu_rank *me = b->me;
@@ -448,7 +448,7 @@ static void in_flight(bench *b) {
     }
 }
 
-// Tests idist_ddp with parameters and gradients on the device. Three gradients are contiguous, the
+// Tests idist_ddp with parameters and gradients on the device. Three gradients are contiguous; the
 // other gradients are separate.
 enum { N_PARAMS = 6, EACH = 3000, APART = 64 };
 
@@ -637,7 +637,7 @@ static int ddp_iterations(bench *b, const ddp_way *w, idist_group *g, bool devic
     return n_calls;
 }
 
-// One rank passes host memory, the other ranks pass device memory. The call must fail on all ranks,
+// One rank passes host memory; the other ranks pass device memory. The call must fail on all ranks,
 // and only their group must fail.
 static void ddp_odd_one_out(bench *b) {
     gpu_rank *me = b->me;
@@ -726,7 +726,7 @@ static void ddp_as_on_host(bench *b) {
     ddp_not_on_device(b);
 }
 
-// Fetches a batch of idist_auto_loader. The batches are in pinned memory.
+// Fetches a batch for idist_auto_loader. The batches are in pinned memory.
 static int fetch_index(void *batch, const size_t *indices, size_t n, void *arg) {
     (void)arg;
     for (size_t i = 0; i < n; i++) ((float *)batch)[i] = (float)indices[i];
@@ -846,7 +846,7 @@ static void graph(bench *b) {
         captured_call which = (captured_call)k;
         cudaGraph_t captured = NULL;
         cudaGraphExec_t exec = NULL;
-        // The first call does what is done only once.
+        // The first call does the work that is done only once.
         IDIST_OK_OR_LEAVE(call_to_capture(b, which, &o));
         CUDA(cudaStreamBeginCapture(me->stream, cudaStreamCaptureModeThreadLocal));
         idist_status s = call_to_capture(b, which, &o);
@@ -866,7 +866,7 @@ static void graph(bench *b) {
 }
 
 // Captures a stream that blocks the default stream. A call that would wait for the default stream
-// must be refused, and both the capture and the world must go on.
+// must be refused, and both the capture and the world must continue.
 static void beside_a_capture(bench *b) {
     gpu_rank *me = b->me;
     cudaStream_t blocking;
@@ -891,8 +891,8 @@ static void beside_a_capture(bench *b) {
     CUDA(cudaStreamDestroy(blocking));
 }
 
-// Makes two all_to_all calls in place between group_begin and group_end. The data that they move
-// aside must be kept until both are complete.
+// Makes two in-place all_to_all calls between group_begin and group_end. The copies of their send
+// buffers must be kept until both calls are complete.
 static void held_back_in_place(bench *b) {
     gpu_rank *me = b->me;
     char *second = b->device[1];

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # test_gpu.sh - runs test_gpu on this machine's GPUs; skips where there is none. Prints TAP, and
-# leaves it in build/gpu_test.tap as well.
+# also writes it to build/gpu_test.tap.
 #
 #     tests/gpu/test_gpu.sh                                  make test-gpu
 #     PART=1/5 tests/gpu/test_gpu.sh                         make test-gpu PART=1/5: the first
 #                                                            fifth, in under ten minutes; its TAP is
 #                                                            in build/gpu_test.1of5.tap
-#     BACKENDS=ipc,staged RANKS=2,4 tests/gpu/test_gpu.sh    some of it
+#     BACKENDS=ipc,staged RANKS=2,4 tests/gpu/test_gpu.sh    a selection
 #     SMALL=1 THIN=5 tests/gpu/test_gpu.sh                   no large messages, every 5th
 #                                                            combination
 #     tests/gpu/test_gpu.sh --fake                           small, on the stand-ins of tests/fake:
 #                                                            no GPU needed
 #
-# SECONDS_MAX (default 1800, of a part 510) ends all of it, WORLD_SECONDS (default 120; in a part no
-# more than its share) one set of ranks.
+# SECONDS_MAX (default 1800; 510 for a part) limits the whole run. WORLD_SECONDS (default 120; in a
+# part, at most the world's share) limits one set of ranks.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/gpu.sh

@@ -11,7 +11,7 @@
 
 #define MAX_N 16
 #define MAX_COUNT 1000
-// Size in bytes of one buffer, with spare elements before and behind.
+// Size in bytes of one buffer, with spare elements before and after the data.
 #define ROOM (8 * (MAX_COUNT + 8))
 #define GUARD 0x5C
 
@@ -47,8 +47,8 @@ static bool is_nan(idist_dtype d, const unsigned char *at) {
     return f32 != f32;
 }
 
-// Writes a random value: values of one magnitude, so that bits get lost, arbitrary bits, or values
-// at the ends of the range.
+// Writes a random value of one of three kinds. Values of similar magnitude make sums lose bits. The
+// other kinds are arbitrary bits, and values at the ends of the range.
 static void fill(unsigned char *at, idist_dtype d) {
     static const double ends[] = {0.0,     -0.0,      INFINITY, -INFINITY, NAN,      1,
                                   0x1p-24, 0x1.8p-24, 0x1p-149, 3e-39,     0x1p-133, 65504,
@@ -94,8 +94,8 @@ static void launch(idist_dtype d, const idist_reduce_args *a, idist_reduce_size 
     }
 }
 
-// Makes one call and compares every element. Also checks that nothing else was written. `out` may
-// be the buffer of operand `same`, or a buffer of its own if `same` is -1.
+// Makes one call and compares every element. Also checks that nothing else was written. `out` is
+// the buffer of operand `same`, or a buffer of its own if `same` is -1.
 static bool one_call(idist_dtype d, int op, int n, size_t count, const layout *l, int same) {
     size_t size = idist_dtype_size(d);
     idist_reduce_args a;
@@ -103,7 +103,7 @@ static bool one_call(idist_dtype d, int op, int n, size_t count, const layout *l
     memset(&a, 0xA5, sizeof a);
     memset(output, GUARD, sizeof output);
     memset(second, GUARD, sizeof second);
-    also = second + 16 + tap_rand(&state) % 4 / 3 * size; // sometimes at another alignment
+    also = second + 16 + tap_rand(&state) % 4 / 3 * size; // sometimes with another alignment
     for (int k = 0; k < n; k++) {
         size_t at = (size_t)(k == n - 1 ? l->last : l->in) * size;
         memset(operands[k], GUARD, ROOM);
@@ -172,8 +172,8 @@ static bool narrowed(float x) {
     return half == idist__small_float_to_half(x) && bf16 == idist__small_float_to_bf16(x);
 }
 
-// Widens all 16-bit codes. Narrows some floats of each upper half, and the floats around each
-// midpoint between two F16 numbers.
+// Widens all 16-bit codes. Narrows some floats with each upper half of the bits, and the floats
+// around each midpoint between two F16 numbers.
 static bool conversions(void) {
     for (uint32_t h = 0; h < 65536; h++) {
         float f = idist__small_float_from_half((uint16_t)h), g = idist_reduce_from_half(h);

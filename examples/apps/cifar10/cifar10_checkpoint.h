@@ -45,7 +45,8 @@ static int save_latest(const progress *p) {
     return save(p, "training", 1, (double)p->at.iteration);
 }
 
-// Saves the network. It is kept as long as its accuracy is among the two best. Collective.
+// Saves the network. The checkpoint is kept as long as its accuracy is among the two best.
+// Collective.
 static int save_best(progress *p, double accuracy) {
     if (accuracy > p->at.best) p->at.best = accuracy;
 
@@ -68,8 +69,8 @@ static int load(progress *p, const char *path) {
 }
 
 // Resumes from --resume_from, or starts from the beginning. In a new training, the folder must not
-// hold another training, whose checkpoints would be kept instead of the new ones where they are
-// better. Returns 0, or 2 after an error. Collective.
+// hold another training. If that training had better checkpoints, they would be kept instead of the
+// new checkpoints. Returns 0, or 2 after an error. Collective.
 static int progress_resume(progress *p) {
     idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = "training"};
     bool latest = cfg.resume_from && !strcmp(cfg.resume_from, "latest");
@@ -83,9 +84,10 @@ static int progress_resume(progress *p) {
     if (status != IDIST_OK) return refuse("%s", idist_last_error());
     if (latest) return load(p, found);
 
-    return refuse("%s has a training already, %s: go on from it with --resume_from latest, or give "
-                  "another --output_path",
-                  cfg.output_path, found);
+    return refuse(
+        "%s already holds a training, %s: continue it with --resume_from latest, or give another "
+        "--output_path",
+        cfg.output_path, found);
 }
 
 #endif // CIFAR10_CHECKPOINT_H

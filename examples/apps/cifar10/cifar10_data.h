@@ -1,5 +1,6 @@
 // cifar10_data.h - the images of apps/cifar10: CIFAR-10's binary files, or digits in the format of
-// examples/data/digits.csv, and batches of them with augmentation. Nothing in here communicates.
+// examples/data/digits.csv, and batches of them with augmentation. Nothing in this file
+// communicates.
 #ifndef CIFAR10_DATA_H
 #define CIFAR10_DATA_H
 #include "../../lib/digits.h"
@@ -46,8 +47,8 @@ static void free_images(image_set *set) {
     set->labels = set->pixels = NULL;
 }
 
-// Returns the place for the pixels of one more image, or NULL if out of memory. Grows the arrays at
-// powers of two.
+// Adds an image with this label. Returns the place for the image's pixels, or NULL if memory cannot
+// be allocated. Grows the arrays at powers of two.
 static unsigned char *append_image(image_set *set, int label) {
     size_t n = (size_t)set->count, size = image_nbytes(set);
 
@@ -66,8 +67,8 @@ static unsigned char *append_image(image_set *set, int label) {
 
 // ---- CIFAR-10 ----
 
-// Prints why a file was not opened. CIFAR-10 comes in several versions, whose files differ by the
-// end of their names.
+// Prints why a file was not opened. CIFAR-10 exists in several versions, whose file names end
+// differently.
 static void say_what_is_missing(const char *path, int error) {
     char other[1024];
     size_t n = strlen(path) > strlen(".bin") ? strlen(path) - strlen(".bin") : 0;
@@ -136,7 +137,7 @@ static bool read_cifar(const char *folder, image_set *train, image_set *test) {
 // ---- digits ----
 
 // Parses 64 pixels, from 0 to 16, and the label, separated by commas, with nothing else on the
-// line. Returns what is wrong, or NULL.
+// line. Returns a text that says what is wrong, or NULL if the line is valid.
 static const char *parse_digit(const char *s, unsigned char *pixels, int *label) {
     for (int i = 0; i <= DIGIT_PIXELS; i++) {
         int value = 0, digits = 0;
@@ -218,7 +219,7 @@ static bool read_images(const char *path, int side, image_set *train, image_set 
 
 // ---- batches ----
 
-// Images from which a loader fetches.
+// The images that a loader fetches.
 typedef struct source {
     image_set set;
     idist_loader *loader;
@@ -227,7 +228,7 @@ typedef struct source {
     _Atomic uint64_t epoch; // of the augmentation; worker threads read it
 } source;
 
-// Offset of an image in pixels, and its mirroring.
+// The offset of an image in pixels, and whether the image is mirrored.
 typedef struct placement {
     int dy, dx;
     bool mirror;
@@ -235,8 +236,8 @@ typedef struct placement {
 
 // Returns the placement of an image. With augmentation, the image moves by up to an eighth of its
 // side. The placement depends only on seed, epoch and index. Every rank and thread therefore sees
-// the same image, and a training can be repeated on another number of ranks. A separate generator
-// for each rank would start from idist_auto_seed.
+// the same image, and a training can be repeated on a different number of ranks. A separate
+// generator for each rank would start from idist_auto_seed.
 static placement place_image(source *s, size_t index) {
     int reach = s->set.side / 8;
     uint64_t state = s->seed * 7919u + atomic_load(&s->epoch) * 1000003u + index;

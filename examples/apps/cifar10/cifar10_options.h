@@ -11,7 +11,7 @@ typedef struct config {
         checkpoint_every, log_every_iters, stop_iteration, side, width;
     double learning_rate, momentum, weight_decay, clip;
     const char *data, *output_path, *model, *resume_from;
-    const char *images; // `data`, else where digits.csv was found, or NULL
+    const char *images; // `data`, or the path of digits.csv, or NULL
     bool bf16, sync_bn, no_overlap;
 } config;
 

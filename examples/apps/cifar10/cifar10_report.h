@@ -39,7 +39,7 @@ refuse(const char *format, ...) {
 }
 
 // Returns the exit code for a status of idist_one_rank_first. If the callback failed, it has
-// printed an error.
+// already printed an error.
 static int exit_code(idist_status status) {
     if (status == IDIST_ERR_CALLBACK) return 2;
     CHECK(status);
@@ -67,8 +67,8 @@ static void report_begin(epoch_report *r, int epoch, uint64_t total) {
 }
 
 // Moves the bar after a step of `passes` batches, when `done` batches of the epoch are complete.
-// Every --log_every_iters steps, updates the loss beside the bar, and logs a line if stderr is no
-// terminal. Collective.
+// Every --log_every_iters steps, updates the loss beside the bar, and logs a line if stderr is not
+// a terminal. Collective.
 static idist_status report_step(epoch_report *r, uint64_t iteration, uint64_t done, int passes,
                                 double loss, double rate) {
     double recent;
@@ -127,8 +127,8 @@ static uint64_t hash_job(const image_set *train) {
     return hash_bytes(hash, cfg.model, strlen(cfg.model));
 }
 
-// Checks that all ranks have the same value. If not, rank 0 prints which rank has other `what`, and
-// all ranks return 2. Collective.
+// Checks that all ranks have the same value. If not, rank 0 prints which rank has a different
+// `what`, and all ranks return 2. Collective.
 static int compare_ranks(uint64_t value, const char *what) {
     int n = idist_get_world_size(), other = -1;
     uint64_t *all = (uint64_t *)malloc((size_t)n * sizeof *all);

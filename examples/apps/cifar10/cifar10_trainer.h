@@ -35,8 +35,8 @@ static int load_images(void *arg) {
     return 0;
 }
 
-// Creates the network that the options ask for, for the batches of one rank. Returns 0, or 1 if out
-// of memory.
+// Creates the network that the options ask for, with space for the batches of one rank. Returns 0,
+// or 1 if memory cannot be allocated.
 static int create_network(trainer *t) {
     int side = t->train.set.side, images = idist_auto_batch_size(cfg.batch_size);
     uint64_t seed = (uint64_t)cfg.seed;
@@ -66,8 +66,8 @@ static net_hooks wanted_hooks(net_hooks hooks) {
 
 static size_t n_images(const source *s) { return (size_t)s->set.count; }
 
-// Returns the description of batches, which are divided among the ranks. All training batches have
-// --batch_size images.
+// Returns the description of a source's batches, which are divided among the ranks. All training
+// batches have --batch_size images.
 static idist_loader_desc batches_of(source *s) {
     size_t images = (size_t)cfg.batch_size;
     idist_loader_desc desc = {.batch_size = images,
@@ -104,7 +104,7 @@ static idist_sampler_state resumed_state(const trainer *t) {
 }
 
 static void trainer_free(trainer *t) {
-    (void)idist_summary_free(&t->curves); // still there if the training failed
+    (void)idist_summary_free(&t->curves); // still open if the training failed
     idist_loader_free(&t->train.loader);
     idist_loader_free(&t->seen.loader);
     idist_loader_free(&t->test.loader);
@@ -187,7 +187,7 @@ static idist_status train_pass(trainer *t, const idist_batch *batch, int pass, i
     return n->status;
 }
 
-// Ends the wait for the gradients, which have arrived.
+// Counts the time of the wait for the gradients, which have now arrived.
 static void end_wait(trainer *t) { t->report.waited_s += seconds_now() - t->backward_s; }
 
 // Counts and reports a step. Collective.
@@ -238,7 +238,7 @@ static int report_validation(trainer *t, const char *tag) {
 }
 
 // Opens the curves and reports the configuration. Returns 0, 1 after an error, or 2 if a batch
-// needs more images than there are. Collective.
+// needs more images than exist. Collective.
 static int report_start(trainer *t) {
     idist_summary_desc curves = {.folder = cfg.output_path};
 

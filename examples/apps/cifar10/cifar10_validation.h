@@ -25,9 +25,9 @@ static idist_status validation_update(validation *v, net *n) {
     return idist_confusion_update(&v->confusion, n->predicted, n->labels, images);
 }
 
-// Starts a new validation with the images of this rank, in order. If the images do not divide
-// evenly among the ranks, the first images are dealt out twice. The duplicates come last here and
-// do not count.
+// Runs a new validation with the images of this rank, in order. If the images do not divide evenly
+// among the ranks, some ranks get one of the first images again. The duplicates come last here and
+// are not counted.
 static idist_status classify(validation *v, net *n, const source *images) {
     int ranks = idist_get_world_size(), all = images->set.count;
     int left = (all - idist_get_rank() + ranks - 1) / ranks;

@@ -18,8 +18,8 @@
 // functions. Other build options are -DUSE_BLAS with -lopenblas, and mpicc -include idist_mpi.h for
 // --backend mpi.
 //
-// Exits with 0 if all ranks end with equal weights, with 1 after a failure, with 2 for bad options,
-// data or checkpoints.
+// Exits with 0 if all ranks end with equal weights, with 1 after a failure, and with 2 for bad
+// options, data or checkpoints.
 #include "../../../idist_train.h"
 #include "cifar10_trainer.h"
 
@@ -45,7 +45,7 @@ static int wrap_network(trainer *t) {
                            .n = n->n_params,
                            .buffers = &t->progress.kept[RUNNING],
                            .n_buffers = 1,
-                           .bucket_nbytes = 64 << 10, // small, so that most buckets leave early
+                           .bucket_nbytes = 64 << 10, // small, so that most buckets are sent early
                            .compression = cfg.bf16 ? IDIST_COMPRESS_BF16 : IDIST_COMPRESS_NONE};
 
     CHECK(idist_ddp_create(&desc, &t->ddp));
@@ -64,7 +64,7 @@ static int make_loader(source *s) {
     return 0;
 }
 
-// Updates the weights. All ranks have the same averages of gradients here, and make the same step.
+// Updates the weights. All ranks have the same averaged gradients here, and make the same step.
 static int optimizer_step(void *arg) {
     trainer *t = (trainer *)arg;
 
@@ -75,8 +75,8 @@ static int optimizer_step(void *arg) {
     return 0;
 }
 
-// Makes one step of several passes. Their gradients add up on this rank, and the last pass sends
-// the sums.
+// Makes one step of several passes. The gradients of the passes add up on this rank, and the last
+// pass sends the sums.
 static int train_step(trainer *t, int passes) {
     idist_batch batch;
 
@@ -102,8 +102,8 @@ static int evaluate(trainer *t, const source *images, const char *tag) {
     return report_validation(t, tag);
 }
 
-// Ends an epoch, and validates if it is time. Every rank evaluates with the running statistics of
-// rank 0.
+// Ends an epoch, and validates if a validation is due. Every rank evaluates with the running
+// statistics of rank 0.
 static int end_epoch(trainer *t) {
     TRY(next_epoch(t));
     CHECK(idist_loader_set_epoch(t->train.loader, t->progress.at.epoch)); // for another order

@@ -11,8 +11,8 @@
 //     int code = options_parse(&TABLE, argc, argv);
 //     if (code != 0) return code == OPTIONS_HELP ? 0 : 2;
 //
-// The variables hold the defaults. A name in the table has '_' between words, for which the command
-// line may also have '-'. For C and C++.
+// The variables hold the defaults. A name in the table has '_' between words; the command line may
+// use '-' instead. Works in C and C++.
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
@@ -46,7 +46,7 @@ typedef struct option_table {
 
 enum { OPTIONS_GOOD = 0, OPTIONS_HELP = 1, OPTIONS_WRONG = 2 };
 
-// Returns the value as text, or "-" for a text that is not set. Both --help and logs use it.
+// Returns the value as text, or "-" for a text that is not set. Both --help and logs use this text.
 static inline const char *option_text(const option_row *row, char *text, size_t capacity) {
     const char *s = row->kind == OPTION_TEXT ? *(const char *const *)row->value : NULL;
 
@@ -149,9 +149,9 @@ static inline int options_walk(const option_table *table, int argc, char **argv,
     return OPTIONS_GOOD;
 }
 
-// Parses the command line. Returns OPTIONS_GOOD if it is right, and OPTIONS_WRONG after printing an
-// error on stderr. With --help or -h, prints the usage on stdout and returns OPTIONS_HELP. The
-// usage shows the defaults, so it is printed before any of them is replaced.
+// Parses the command line. Returns OPTIONS_GOOD if the command line is right, and OPTIONS_WRONG
+// after printing an error on stderr. With --help or -h, prints the usage on stdout and returns
+// OPTIONS_HELP. The usage shows the defaults, so it is printed before any variable is set.
 static inline int options_parse(const option_table *table, int argc, char **argv) {
     int code = options_walk(table, argc, argv, false);
 

@@ -15,8 +15,8 @@
 // call.
 //
 // With -DUSE_BLAS, cblas_sgemm computes the matrix products; link with -lopenblas or -lblas.
-// Otherwise the loops of multiply compute them. They are compiled for AVX-512, for AVX2 and for the
-// target of the build line; the processor decides which of them runs.
+// Otherwise the loops of multiply compute the products. These loops are compiled for AVX-512, for
+// AVX2 and for the target of the build line; the processor decides which version runs.
 #ifndef RESNET_H
 #define RESNET_H
 #include "../../../idist_train.h"
@@ -223,15 +223,15 @@ enum { MAX_UNITS = 1 + 2 * 3 * MAX_BLOCKS + 2, MAX_PARAMS = 3 * MAX_UNITS + 2, N
 // Functions that are called in the middle of a pass, or NULL. The net keeps the first status that
 // is not IDIST_OK.
 typedef struct net_hooks {
-    // Called when gradient i is complete. The gradient may travel while the gradients before it are
-    // computed. The gradients of the last layer come first.
+    // Called when gradient i is complete. The gradient may be sent while the gradients before it
+    // are computed. The gradients of the last layer come first.
     idist_status (*gradient)(int i, void *arg);
     // Called in the forward pass of a batch norm, with mean and (biased) variance of *count values
     // per channel. May replace them with the statistics of more values.
     idist_status (*statistics)(float *mean, float *var, int channels, uint64_t *count, void *arg);
     // Called in the backward pass of a batch norm, with two sums over the same values. One is the
-    // sum of dy, the other the sum of dy times the input with mean 0 and deviation 1. May replace
-    // them with sums over more values.
+    // sum of dy, and the other is the sum of dy times the input with mean 0 and deviation 1. May
+    // replace them with sums over more values.
     idist_status (*sums)(float *dy, float *dy_x, int channels, void *arg);
     void *arg;
 } net_hooks;
@@ -248,7 +248,7 @@ typedef struct net {
     float *velocity;                    // of the optimizer, one per value
     int *labels, *predicted;            // of the images in this batch
     float *row[2];                      // one number per channel of a batch norm
-    bool training;                      // batch norms use the batch, else running statistics
+    bool training;                      // batch norms use the batch, otherwise running statistics
     bool add;                           // add gradients to the values in memory
     double weight;                      // of this batch in the loss; net_create sets 1
     int images;                         // in this batch
@@ -336,14 +336,14 @@ static void initialise(net *n, uint64_t seed) {
                     ? (float)(bound * ((double)(random_u64(&seed) >> 11) / 4503599627370496.0 - 1))
                     : i % 3 == 1;
     }
-    // The last parameter is no scale, but the bias of the dense layer.
+    // The last parameter is not a scale, but the bias of the dense layer.
     memset(values(n, n->n_params - 1), 0, CLASSES * sizeof(float));
     for (int i = 0; i < n->n_units; i++)
         for (int c = 0; c < n->units[i].to; c++) n->units[i].var[c] = 1;
 }
 
-// Creates a network for batches of up to `images` images. Returns false if out of memory; net_free
-// is then still necessary.
+// Creates a network for batches of up to `images` images. Returns false if memory cannot be
+// allocated; net_free is then still necessary.
 static bool net_create(net *n, int blocks, int width, int side, int images, uint64_t seed) {
     size_t at = 0, largest = 0, widest = 0;
     memset(n, 0, sizeof *n);
@@ -393,9 +393,9 @@ static bool off_right(const unit *u, int kx) {
 }
 
 // Collects in col the inputs under each tap for `rows` rows of the output, from `row` on. The rows
-// of all images count, one image below the other. The margins of a map allow copying a whole row
-// moved by a column. A value that came from another row, at most one on each side, is then
-// overwritten.
+// of all images count, one image below the other. Because a map has margins, a whole row can be
+// copied with an offset of one column. A value that thereby comes from another row, at most one on
+// each side, is then overwritten.
 static void gather(const net *n, const unit *u, const float *in, int row, int rows, float *col) {
     int side = u->side, stride = u->stride;
     for (int c = 0; c < u->from; c++)
@@ -665,7 +665,7 @@ static void backward(net *n, const float *in) {
         memset(middle, 0, count * sizeof *middle);
         unit_backward(n, u + 1, u->out, d, dconv, middle);
         relu_backward(u->out, middle, count);
-        if (has_shortcut(u)) { // else the gradient of the skip is d itself
+        if (has_shortcut(u)) { // otherwise, the gradient of the skip is d itself
             float *swap = d;
             memset(other, 0, in_count * sizeof *other);
             unit_backward(n, u + 2, x, d, d, other);

@@ -44,7 +44,7 @@ static inline void convnet_draw(double *w, int count, double bound, uint64_t *st
     for (int i = 0; i < count; i++) w[i] = bound * (2 * random_unit(state) - 1);
 }
 
-static inline void convnet_initialise(double *w, uint64_t seed) { // biases stay 0
+static inline void convnet_initialize(double *w, uint64_t seed) { // biases stay 0
     convnet_draw(w + W1, 9 * CH, 0.8165, &seed);
     convnet_draw(w + W2, 9 * CH * CH, 0.2041, &seed);
     convnet_draw(w + W3, POOLED * CLASSES, 0.1531, &seed);
@@ -87,7 +87,8 @@ static inline void conv_forward(const double *in, int nin, const double *w, cons
 }
 
 // Adds to dw and db the gradients that follow from dout. Adds to din only where `in` is not zero,
-// because no gradient flows back through a value that a relu cut off. For the image din is NULL.
+// because no gradient flows back through a value that a relu set to zero. For the input image, din
+// is NULL.
 static inline void conv_backward(const double *in, int nin, const double *w, const double *dout,
                                  double *dw, double *db, double *din) {
     for (int k = 0; k < SIDE * SIDE; k++) {
@@ -159,8 +160,8 @@ static inline int convnet_forward(const double *w, const digit *im, int shift, c
     return best;
 }
 
-// Adds the gradient of one image to `sums`, together with its loss and, if it was recognized, a
-// hit.
+// Adds the gradient of one image to `sums`, together with its loss and, if the image was
+// recognized, a hit.
 static inline void convnet_gradient(const double *w, const digit *im, int shift, convnet_layers *l,
                                     double *sums) {
     double loss, delta[CLASSES];

@@ -42,7 +42,7 @@ static inline bool job_resume(job *j) {
     FILE *f = j->checkpoint ? fopen(j->checkpoint, "rb") : NULL;
     bool ok;
 
-    convnet_initialise(j->state.w, j->seed);
+    convnet_initialize(j->state.w, j->seed);
     if (!f && (!j->checkpoint || errno == ENOENT)) return true;
     ok = f && fread(&c, sizeof c, 1, f) == 1 && fgetc(f) == EOF && !memcmp(c.magic, "DIGITS1", 8) &&
          c.hash == fnv1a(FNV_START, &c, offsetof(job_checkpoint, hash)) &&
@@ -50,7 +50,7 @@ static inline bool job_resume(job *j) {
     if (f) fclose(f);
     if (!ok) {
         fprintf(stderr,
-                "%s is no checkpoint of this training: other data, other options, or damaged\n",
+                "%s is not a checkpoint of this training: other data, other options, or damaged\n",
                 j->checkpoint);
         return false;
     }

@@ -7,8 +7,8 @@
 
 enum { DEFAULT_EPOCHS = 30, DEFAULT_BATCH = 64 };
 
-// State from which a training resumes. The shuffles depend only on seed and epoch, so they are not
-// part of it.
+// State from which a training resumes. The shuffles depend only on seed and epoch, so the state
+// does not include them.
 typedef struct job_state {
     int64_t done; // epochs completed
     double w[PARAMS], speed[PARAMS];
@@ -52,8 +52,8 @@ static inline void job_usage(FILE *out) {
             DEFAULT_EPOCHS, DEFAULT_BATCH);
 }
 
-// Reads the options. Returns -1 if the program continues, otherwise its exit code: after --help, or
-// for a bad option.
+// Reads the options. Returns -1 if the program continues. After --help, or for a bad option,
+// returns the program's exit code.
 static inline int job_options(job *j, int argc, char **argv) {
     static const char *const names[] = {"--ranks", "--epochs",     "--batch",  "--seed",
                                         "--data",  "--checkpoint", "--summary"};
@@ -118,8 +118,8 @@ static inline uint64_t job_identity(const job *j) {
     return j->bad_input ? 0 : fnv1a(job_fingerprint(j), options, sizeof options);
 }
 
-// Returns true if a launcher made another world than --ranks asks for. Each rank prints the error,
-// because a launcher may end the other ranks as soon as one fails.
+// Returns true if the launcher's world does not have the number of ranks that --ranks asks for.
+// Each rank prints the error, because a launcher may end the other ranks as soon as one fails.
 static inline bool job_is_contradicted(const job *j) {
     if (!j->wanted_ranks || j->wanted_ranks == j->ranks) return false;
     fprintf(stderr, "--ranks %d, but the launcher made a world of %d: leave --ranks out\n",

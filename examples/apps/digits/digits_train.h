@@ -44,8 +44,9 @@ static inline void job_gradient(job *j, int epoch, int begin, int end) {
     }
 }
 
-// Makes a step along j->sums of a whole batch, which begins with image `first` of the epoch. The
-// learning rate falls to zero over the training. Small batches are noisy and get smaller steps.
+// Makes a step along j->sums, the sums of a whole batch. The batch begins with image `first` of the
+// epoch. The learning rate falls to zero over the training. Small batches are noisy and get smaller
+// steps.
 static inline void job_step(job *j, int epoch, int first, int size) {
     double base = 0.1 * (j->batch < 64 ? j->batch / 64.0 : 1);
     double progress = (epoch - 1 + (double)first / j->train.count) / j->epochs;
@@ -55,8 +56,8 @@ static inline void job_step(job *j, int epoch, int first, int size) {
     j->hits += j->sums[HITS];
 }
 
-// Returns how many images of this rank's share are recognized. Each of n ranks has every n-th test
-// image.
+// Returns how many test images of this rank's share are recognized. Each of n ranks has every n-th
+// test image.
 static inline int job_test(const job *j) {
     static convnet_layers layers;
     double loss;
@@ -75,8 +76,8 @@ static inline bool job_diverged(const job *j) {
     return true;
 }
 
-// Returns true if 97 % of the test images or more are recognized. With other than the default
-// epochs and batch, any accuracy will do.
+// Returns true if 97 % of the test images or more are recognized. If epochs or batch differ from
+// the defaults, any accuracy is accepted.
 static inline bool job_is_accurate(const job *j, int hits) {
     return j->epochs != DEFAULT_EPOCHS || j->batch != DEFAULT_BATCH ||
            100LL * hits >= 97LL * j->test.count;

@@ -33,8 +33,8 @@ static inline bool move(float *s, bool right) {
     double a = s[2], a2 = a * a; // a is at most 0.21, so a few terms of the series are enough
     double sine = a * (1 - a2 / 6 * (1 - a2 / 20 * (1 - a2 / 42))),
            cosine = 1 - a2 / 2 * (1 - a2 / 12 * (1 - a2 / 30));
-    // The units are newtons, meters and kilograms. A push is 10 and half the length of the pole
-    // 0.5. The pole has a mass of 0.1, and pole and cart together 1.1.
+    // The units are newtons, meters and kilograms. A push is 10, and half the length of the pole is
+    // 0.5. The pole has a mass of 0.1; pole and cart together have a mass of 1.1.
     double push = ((right ? 10 : -10) + 0.05 * s[3] * s[3] * sine) / 1.1;
     double turn = (9.8 * sine - cosine * push) / (0.5 * (4.0 / 3 - 0.1 * cosine * cosine / 1.1));
 
@@ -56,10 +56,10 @@ static inline double exp_within_30(double x) { // |x| <= 30
     return sum;
 }
 
-// Returns the probability of a push to the right. Hidden units are x / (1 + |x|), which bends like
-// tanh and needs no exp.
+// Returns the probability of a push to the right. A hidden unit computes x / (1 + |x|), which is
+// shaped like tanh and needs no exp.
 static inline double decide(const double *w, const float *state, double *in, double *hidden) {
-    static const double scale[STATE] = {0.4, 0.5, 5, 0.5}; // to about -1 .. 1
+    static const double scale[STATE] = {0.4, 0.5, 5, 0.5}; // scales the state to about -1 .. 1
     double logit = w[B2];
 
     for (int i = 0; i < STATE; i++) in[i] = scale[i] * state[i];

@@ -19,12 +19,12 @@
 //    rank 2: 34 simulators, ... steps, ... steps/s, ... % of the time waiting
 //    checksum 0x... on all 3 ranks
 //
-// A simulator is a cart with a pole, which pushes from the left or the right keep upright (Barto,
-// Sutton and Anderson, 1983). A small network gives the probability of a push to the right. It
-// learns by REINFORCE: pushes that went better than in the other simulators become more likely. In
-// a generation each simulator plays one episode:
+// A simulator is a cart with a pole. Pushes from the left or the right keep the pole upright
+// (Barto, Sutton and Anderson, 1983). A small network gives the probability of a push to the right.
+// The network learns by REINFORCE: pushes that went better than in the other simulators become more
+// likely. In a generation each simulator plays one episode:
 //
-//     simulators   0 1 2 ... 32 | 33 ... 65 | 66 ... 99      all of a rank step together
+//     simulators   0 1 2 ... 32 | 33 ... 65 | 66 ... 99      a rank's simulators step together
 //                     rank 0        rank 1       rank 2
 //     all_gatherv  lengths: one number per simulator         the counts per rank are known
 //     all_gatherv  steps: |=======|==|====|=|==...           the lengths give the counts
@@ -32,9 +32,10 @@
 //     gatherv      32 gradients to rank 0, which adds them in order and moves the weights
 //     broadcast    the weights, for the next generation
 //
-// The training has no barrier. Ranks wait in the collectives, and a dead rank makes these fail with
-// an error that names it. Each simulator has its own random numbers, and no sum depends on where
-// the share of a rank begins. The result is therefore the same for any number of ranks.
+// The training has no barrier. Ranks wait only in the collectives. If a rank dies, the collectives
+// fail with an error that names the rank. Each simulator has its own random numbers, and no sum
+// depends on where the share of a rank begins. The result is therefore the same for any number of
+// ranks.
 //
 // Exits with 0 if solved, with 2 for bad options, otherwise with 1.
 #include "../../../idist.h"
@@ -43,7 +44,7 @@
 #include "simulators.h"
 #include "simulators_options.h"
 
-// Gives all ranks all lengths, then all steps, in the order of the simulators.
+// Sends to all ranks all lengths, then all steps, in the order of the simulators.
 static int gather_steps(simulators *s) {
     size_t counts[MAX_RANKS];
 

@@ -9,7 +9,7 @@
 enum {
     MAX_RANKS = 256,
     MAX_SIMULATORS = 1000,
-    LIMIT = 500,  // steps of an episode at most
+    LIMIT = 500,  // most steps of an episode
     SOLVED = 475, // mean return at which the task is solved
     PIECES = 32,
     STEP_FLOATS = STATE + 1
@@ -40,7 +40,7 @@ typedef struct simulators {
 
 // ---- shares ----
 
-// Returns where the share of a rank in n things begins. Returns n for rank `ranks`.
+// Returns the index at which a rank's share of n items begins. Returns n for rank `ranks`.
 static inline int share(const simulators *s, int n, int rank) {
     return (int)((int64_t)n * rank / s->ranks);
 }
@@ -122,9 +122,10 @@ static inline size_t simulators_steps(const simulators *s, int from, int to) {
 
 // ---- learning ----
 
-// Computes the advantage of each step. First it takes the return from this step on, in which each
-// step counts 0.99 of the step before. Then it subtracts the mean over all episodes that got this
-// far. Finally it divides by the mean size, so that one learning rate fits all.
+// Computes the advantage of each step. The function first takes the return from this step on, in
+// which each step counts 0.99 of the step before. The function then subtracts the mean over all
+// episodes that reached this step. Finally it divides by the mean absolute value, so that one
+// learning rate always fits.
 static inline void simulators_compare(simulators *s) {
     double worth[LIMIT + 1] = {0}, mean[LIMIT] = {0}, size = 1e-9;
     int alive[LIMIT] = {0};

@@ -1,7 +1,7 @@
 // gpu/ipc/ipc_arena.h: device memory that other ranks map
 //
 // Each rank of a group has an arena: IDIST__IPC_SLOTS chunks of device memory, which the other
-// members map once. Allocating and mapping device memory may wait for all work of the device, so
+// members map once. Allocating and mapping device memory may wait for all work on the device, so
 // these CUDA calls are made without the lock.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "core/world.h"
 #include "gpu/gpu_model.h"
 
-// The information about its arena that each member sends to the other members.
+// The information that each member sends to the other members about its arena.
 typedef struct idist__ipc_rank_info {
     cudaIpcMemHandle_t handle;
     char *data; // for ranks of the same process, which cannot open the handle
@@ -60,7 +60,7 @@ static cudaError_t idist__ipc_arena_take(idist_group *g, idist__ipc_rank_info *i
     return g->size > 1 ? cudaIpcGetMemHandle(&info->handle, a->data) : cudaSuccess;
 }
 
-// Maps an arena of another rank, unless the arena is mapped already. Releases the lock meanwhile.
+// Maps an arena of another rank, unless the arena is already mapped. Releases the lock meanwhile.
 static cudaError_t idist__ipc_arena_map(idist__world *w, int rank, const idist__ipc_rank_info *info,
                                         char **at) {
     idist__gpu *gpu = idist__gpu_of(w);
@@ -129,7 +129,7 @@ static void idist__ipc_arena_release(idist_group *g) {
     gg->own_arena = NULL;
 }
 
-// Abandons this rank's arena in a group where a copy never ends, on any rank. No other group gets
+// Abandons this rank's arena in a group in which some rank's copy never ends. No other group gets
 // the arena, and the arena is never freed.
 static void idist__ipc_arena_abandon(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);

@@ -4,21 +4,22 @@
 // NCCL is missing. IPC needs CUDA 12.8 or later. With an older CUDA, and wherever IPC does not
 // work, the group is staged through host memory.
 //
-// The device backend "ipc" supports all collectives except barriers, prefix sums and v-forms. It
-// reduces F16, BF16, F32 and F64 by SUM, PROD, MIN, MAX and AVG, and F32 and F64 also by
+// The device backend "ipc" supports all collectives except barriers, prefix sums and v-forms. The
+// backend reduces F16, BF16, F32 and F64 by SUM, PROD, MIN, MAX and AVG, and F32 and F64 also by
 // premultiplied sums. All other calls are staged. Operands are combined in rank order, so the
-// results have the same bits as results in host memory that the ranks share.
+// results have the same bits as a reduction in host memory that the ranks share.
 //
 // WHAT IT COSTS
 //
-// In each group that makes IPC calls, every rank allocates 64 MiB of device memory. The memory is
-// kept for the next group. Each call first copies its data into this memory.
+// In each group that makes IPC calls, every rank allocates 64 MiB of device memory. When the group
+// is closed, the memory is kept for the next group. Each call first copies its data into this
+// memory.
 //
 // The kernels are compiled once per world, in the world's first IPC call. The first call of each
 // group also reads the memory of every rank once. If the driver is too old for the kernels, the
 // group is staged, with a warning. The group is also staged, with a warning, if the machine
-// corrupts what one GPU reads from another. An IOMMU or PCIe ACS may cause such errors: boot with
-// iommu=pt, or disable ACS.
+// corrupts the data that one GPU reads from another. An IOMMU or PCIe ACS may cause such errors:
+// boot with iommu=pt, or disable ACS.
 //
 // The ranks of a host can read each other's device memory, even if they share a GPU. Each rank has
 // an arena that the other ranks map. A chunk of a call is first given and then taken:
@@ -40,28 +41,27 @@
 // memory must not be freed, and idist cannot know when the program frees a buffer.
 //
 // The device's work for a call is divided into phases. A rank that has finished a phase meets the
-// other ranks on the host, where the first meeting compares the call. So what is given in one phase
-// can be taken `depth` phases later:
+// other ranks on the host, where the first meeting compares the ranks' calls. Data that is given in
+// one phase can therefore be taken `depth` phases later:
 //
 //     phase      0      1      2      3      4      5      6         three chunks, depth 2
 //     give       0      1      2
 //     take                     0      1      2
 //     collect                                0      1      2
-//     met            0      1      2      3      4      5      6     the device has the next one
+//     met            0      1      2      3      4      5      6     the device runs the next phase
 //
 // Phase p begins when all ranks have met for phase p - depth. Chunk c is in slot c % 4 of the
-// arena. In phase c + 4 a rank gives chunk c + 4 into the same slot. By then all ranks have
-// finished at least phase c + 2, in which they took chunk c. A rank's own slice of the slot holds
+// arena. In phase c + 4 a rank gives chunk c + 4 into the same slot. Before phase c + 4 begins, all
+// ranks have finished phase c + 2, in which they took chunk c. A rank's own slice of the slot holds
 // the result of the reduction. The other ranks collect this result in phase c + 4, and the rank
-// overwrites it only in phase c + 6. A single chunk needs no pipeline: its depth is 1. After the
-// last phase the ranks meet as well, so that no rank reads an arena whose owner has finished the
-// call.
+// overwrites it only in phase c + 6. A single chunk needs no pipeline: its depth is 1. The ranks
+// also meet after the last phase, so that no rank reads an arena whose owner has finished the call.
 //
 // No kernel waits for another rank, so processes that share a GPU may take turns on the GPU.
 //
 //     idist__gpu_engine_start      the call gets its fingerprint and enters the group's queue
 //     idist__ipc_call_step         enqueues the next phases; starts a meeting when a phase ends
-//     idist__gpu_engine_part_done  the ranks have met; then the next idist__ipc_call_step
+//     idist__gpu_engine_part_done  the ranks have met; idist__ipc_call_step is called again
 #pragma once
 
 #include "base/dtype.h"
@@ -81,7 +81,7 @@ static bool idist__ipc_call_supports(const idist_group *g, const idist__call *ca
     if (idist__kind_is_p2p(call->kind) || idist__kind_is_v(call->kind)) return false;
     if (call->kind == IDIST__SCAN || call->kind == IDIST__EXSCAN || call->kind == IDIST__BARRIER)
         return false;
-    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // a chunk holds many
+    if (idist_dtype_size(call->dtype) > IDIST__IPC_ELEMENT) return false; // a chunk must hold many
     if (!idist__kind_reduces(call->kind)) return true;
     if (!idist__dtype_is_float(call->dtype) || idist_dtype_size(call->dtype) < 2) return false;
     if (idist__gpu_task_op_is_premul(g, call))
@@ -98,8 +98,8 @@ static bool idist__ipc_call_is_large(const idist__task *t) {
 
 // Returns the index of the first element of the slice of `rank` in a chunk of k elements. Slices
 // consist of whole cache lines and are at the same place in all chunks of a call. So a rank can
-// give the other slices of a new chunk while its own slice of the slot's previous chunk is
-// collected.
+// give the other slices of a new chunk while the other ranks collect its own slice of the slot's
+// previous chunk.
 static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
@@ -159,9 +159,9 @@ static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_
     return error == cudaSuccess ? idist__ipc_call_premultiply(t, arena, k * shape.send) : error;
 }
 
-// Reduces this rank's slice of a large all_reduce into the rank's arena and receive buffer. If a
-// buffer of the program is not aligned to 16 bytes, a separate copy is faster than an unaligned
-// kernel.
+// Reduces this rank's slice of a large all_reduce into the rank's arena and receive buffer. If one
+// of the program's buffers is not aligned to 16 bytes, a separate copy is faster than a kernel that
+// accesses unaligned data.
 static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const *arena, size_t at,
                                               size_t k) {
     const idist_group *g = t->group;
@@ -285,9 +285,9 @@ static cudaError_t idist__ipc_call_enqueue_step(const idist__task *t, idist__ipc
     return idist__ipc_call_collect(t, arena, at, k);
 }
 
-// Performs one step of the call at the head of its group's queue. enqueued_count phases are
-// enqueued. For started_count of these phases the ranks have met, or are about to meet. Returns
-// false if the call waits or has failed.
+// Performs one step of the call at the head of its group's queue. op->enqueued_count is the number
+// of phases that are enqueued. For op->started_count of these phases, the ranks have met or are
+// about to meet. Returns false if the call waits or has failed.
 static bool idist__ipc_call_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     size_t depth = idist__ipc_call_depth(op), lag = idist__ipc_call_is_large(t) ? 2 : 1;

@@ -18,9 +18,9 @@ static void idist__ipc_kernel_unload(idist__gpu *gpu) {
     gpu->library = NULL;
 }
 
-// Loads the kernels. The driver compiles a kernel when the kernel is first needed. Asking for the
-// kernel's attributes makes the driver do so now. So PTX that the driver cannot read is found
-// before a call needs the kernels, and no launch waits for the compiler.
+// Loads the kernels. The driver compiles a kernel when the kernel is first needed. Querying the
+// kernel's attributes makes the driver compile it now. PTX that the driver cannot compile is
+// therefore found before a call needs the kernels, and no launch waits for the compiler.
 static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     static const char *const names[] = {"idist_reduce_f16", "idist_reduce_bf16", "idist_reduce_f32",
                                         "idist_reduce_f64", "idist_pack_halves"};
@@ -47,8 +47,8 @@ static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     return error;
 }
 
-// Launches a kernel with one thread for each of `count` items, or with fewer threads that take
-// turns.
+// Launches a kernel with one thread for each of `count` items, or with fewer threads that each
+// handle several items.
 static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, const void *args,
                                             size_t count, cudaStream_t stream) {
     void *params[1];
@@ -61,8 +61,8 @@ static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, c
     return cudaLaunchKernel((const void *)gpu->kernels[kernel], grid, block, params, 0, stream);
 }
 
-// Reduces on the device. The caller sets out, count and also. Each operand in[i] that is NULL is
-// read from offset `at` of rank i's arena.
+// Reduces on the device. The caller sets args->out, args->also and args->count. Each operand in[i]
+// that is NULL is read from offset `at` of rank i's arena.
 static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *arena, size_t at,
                                             idist__ptx_args *args) {
     const idist_group *g = t->group;
@@ -81,7 +81,7 @@ static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *a
     args->n = g->size;
     args->op = idist__reduce_op_is_arithmetic(call->op) ? (int)call->op : IDIST_SUM;
 
-    // The kernel needs its output aligned to an element.
+    // The kernel needs output that is aligned to an element.
     if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);
     if (away) args->out = away;
     if (error == cudaSuccess)
@@ -153,8 +153,8 @@ static bool idist__ipc_kernel_has_loaded(const void *arg) {
 }
 
 // Loads the kernels once per world. Called with the lock held. Releases the lock meanwhile, because
-// loading may wait for the device. On the device a kernel of NCCL may wait for a lost rank, and the
-// thread that aborts this kernel needs the lock. The caller is counted in gpu->user_count.
+// loading may wait for the device. On the device, an NCCL kernel may be waiting for a lost rank,
+// and the thread that aborts this kernel needs the lock. The caller is counted in gpu->user_count.
 static cudaError_t idist__ipc_kernel_need(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;

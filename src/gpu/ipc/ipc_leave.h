@@ -1,9 +1,9 @@
 // gpu/ipc/ipc_leave.h: how the end of a world frees device memory
 //
-//     idist_finalize      idist__ipc_leave_unmap_arenas   this rank maps no arena any more
-//                         the ranks meet                  no rank maps our arenas any more
+//     idist_finalize      idist__ipc_leave_unmap_arenas   this rank no longer maps any arena
+//                         the ranks meet                  no rank still maps our arenas
 //     groups are closed   gpu/gpu_leave.h                 other threads leave the world
-//     world is freed      idist__ipc_leave_free_all       frees all memory that the device knows
+//     world is freed      idist__ipc_leave_free_all       frees all memory that the device uses
 #pragma once
 
 #include "os/clock.h"
@@ -18,8 +18,8 @@
 #include "gpu/gpu_agree.h"
 #include "gpu/ipc/ipc_kernel.h"
 
-// A clean-up job, which frees memory of the device in a thread of its own. The thread is needed
-// because each of these CUDA calls may wait for all work of the device.
+// A clean-up job, which frees the device's memory in a thread of its own. The thread is needed
+// because each CUDA call that frees memory may wait for all work on the device.
 typedef struct idist__ipc_cleanup {
     idist__gpu gpu; // only the device, and what the thread frees: imports, arenas, library,
                     // free_pinned, barrier_word, pool
@@ -50,8 +50,9 @@ static void *idist__ipc_leave_cleanup_run(void *arg) {
 }
 
 // Frees the memory that `what` lists, in a thread of its own, and waits up to IDIST__GPU_ABORT_MS
-// for the thread. Returns false if the device is busy, so that the thread continues by itself, or
-// if no thread can be started. Called without the lock.
+// for the thread. Returns false if the thread has not finished by this deadline, because the device
+// is busy. The thread then continues by itself. Also returns false if the thread cannot be started.
+// Called without the lock.
 static bool idist__ipc_leave_clean_up(const idist__gpu *what) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
@@ -136,16 +137,16 @@ static void idist__ipc_leave_unmap_arenas(idist__world *w) {
     else gpu->stuck = true;
 }
 
-// Frees all memory of this rank that the device uses. Each of these CUDA calls may wait for the
-// device, where a kernel of NCCL that could not be aborted may still run.
+// Frees all of this rank's memory that the device uses. Each of these CUDA calls may wait for the
+// device, on which an NCCL kernel that could not be aborted may still run.
 static void idist__ipc_leave_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    // If the device is stuck, a thread may still load the kernels.
+    // If the device is stuck, a thread may still be loading the kernels.
     bool any = !gpu->stuck && (gpu->imports || gpu->arenas || gpu->free_pinned ||
                                gpu->barrier_word || gpu->pool || idist__ipc_kernel_is_loaded(gpu));
     bool busy = any && !idist__ipc_leave_clean_up(gpu);
 
-    if (!busy && !w->life.abandoned) { // otherwise, a thread still reads the lists
+    if (!busy && !w->life.abandoned) { // otherwise, a thread may still read the lists
         idist__ipc_leave_free_list(w, gpu->imports);
         idist__ipc_leave_free_list(w, gpu->arenas);
         idist__pinned_free_list(w, gpu->free_pinned);

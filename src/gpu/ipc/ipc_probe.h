@@ -1,10 +1,10 @@
 // gpu/ipc/ipc_probe.h: checks that this rank can read the memory of other ranks
 //
-// Each rank writes a pattern into its arena, and all ranks read it. The numbers of the pattern are
-// whole, never 0, and small enough that their sum is exact. A driver that grants peer access does
-// not know whether the machine delivers the data. An IOMMU, or the access control (ACS) of a PCIe
-// switch, may corrupt what one GPU reads from another. The GPU then reads zeros or garbage, without
-// an error.
+// Each rank writes a pattern into its arena, and all ranks read it. The pattern's values are
+// nonzero integers, small enough that their sum over all ranks is exact. A driver that grants peer
+// access does not know whether the data arrives intact. An IOMMU, or the access control (ACS) of a
+// PCIe switch, may corrupt the data that one GPU reads from another. The GPU then reads zeros or
+// garbage, without an error.
 #pragma once
 
 #include "os/clock.h"
@@ -25,13 +25,13 @@ static float idist__ipc_probe_value(int rank, size_t i) {
 
 typedef struct idist__ipc_probe {
     cudaStream_t stream; // for the probe alone; abandoned if a copy never ends
-    float *seen;         // pinned memory for what the probe has read
+    float *seen;         // pinned memory for the data that the probe reads
     int64_t deadline_ns;
     char text[200];
 } idist__ipc_probe;
 
-// Sets the deadline for a part of the probe. Each part has its own deadline, because the ranks may
-// begin a part at very different times.
+// Sets the deadline for one step of the probe. Each step has its own deadline, because the ranks
+// may begin a step at very different times.
 static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_probe *probe) {
     int most_ms = w->cfg.init_timeout_ms / 2;
 
@@ -39,8 +39,8 @@ static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_prob
     probe->deadline_ns = idist__os_clock_deadline(most_ms);
 }
 
-// Waits until the stream finishes. Returns false after an error or at the deadline, because the
-// stream may never finish.
+// Waits until the stream finishes, or until the deadline, because the stream may never finish.
+// Returns false at the deadline or after an error.
 static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *error) {
     int turns = 0;
 
@@ -72,7 +72,7 @@ static cudaError_t idist__ipc_probe_write(const idist_group *g, idist__ipc_probe
     return error;
 }
 
-// Copies the device's memory at `from` to the host. Returns true if the copy equals the pattern of
+// Copies device memory at `from` to the host. Returns true if the copy equals the pattern of
 // `rank`, or the sum of all ranks' patterns if `rank` is -1.
 static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe, const char *from,
                                    int rank, cudaError_t *error) {
@@ -92,9 +92,9 @@ static bool idist__ipc_probe_check(const idist_group *g, idist__ipc_probe *probe
     return true;
 }
 
-// Checks that this rank reads the arenas of all ranks, by copies from device to device and with a
-// kernel. A copy to the host would prove nothing, because the device that owns the memory makes the
-// copy.
+// Checks that this rank reads correct data from all ranks' arenas, both by copies from device to
+// device and with a kernel. A copy to the host would prove nothing, because the device that owns
+// the memory would make the copy.
 static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe *probe) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -131,7 +131,9 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
     if (right || (error != cudaSuccess && error != cudaErrorNotReady)) return error;
 
     if (strcmp(mine, other))
-        cause = ": an IOMMU or PCIe ACS is in the way; boot with iommu=pt, or disable ACS";
+        cause =
+            ": an IOMMU or PCIe ACS redirects the reads of peers; boot with iommu=pt, or disable "
+            "ACS";
     snprintf(probe->text, sizeof probe->text, "GPU %.16s %s GPU %.16s%s", mine,
              error == cudaSuccess ? "reads wrong data from" : "timed out reading from", other,
              cause);
@@ -140,7 +142,7 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
 }
 
 // Frees the probe. Returns false if the stream has not finished. Such a stream may never finish, so
-// the stream and the memory that it works on are abandoned.
+// the stream and the memory that it uses are abandoned.
 static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
     cudaError_t error = cudaSuccess;
     bool done =

@@ -77,8 +77,8 @@ static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *se
     return status;
 }
 
-// Abandons the arenas of all ranks if a probe never ends on any rank. Such a probe may read the
-// arena of any other rank.
+// Abandons the arenas of all ranks if any rank's probe never ends. Such a probe may read the arena
+// of any other rank.
 static idist_status idist__ipc_setup_strand_all(idist_group *g, idist__ipc_setup *setup) {
     idist_status status;
     bool any = false;
@@ -107,8 +107,8 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
     return status == IDIST_OK && !all ? idist__ipc_setup_without(g, reason) : status;
 }
 
-// Sets up the arenas of a group. If a rank cannot set up its arena, the group is staged. All
-// members call this function. Releases the lock meanwhile.
+// Sets up the arenas of a group. If a rank cannot set up its arena, the group is staged, or the
+// call fails if the user requires IPC. All members call this function. Releases the lock meanwhile.
 static idist_status idist__ipc_setup_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);

@@ -1,6 +1,6 @@
 // gpu/ipc/own.h: device memory of this rank alone, for idist_train.h
 //
-// All work is enqueued on a stream of the program.
+// All work is enqueued on the program's stream (opts->stream).
 #pragma once
 
 #include "os/thread.h"
@@ -23,7 +23,7 @@ typedef struct idist__own {
 
 // Makes the device of the group's world the current device until idist__own_end. Loads the kernels
 // if `kernels` is true. The lock is not held meanwhile, because allocating may wait for the device,
-// and so may enqueuing on a full queue. Closing the world waits for us.
+// as may enqueuing on a full queue. Closing the world waits for us.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *opts,
                                      bool kernels) {
     idist_group *g;
@@ -59,7 +59,7 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
     return own->error == cudaSuccess ? IDIST_OK : idist__gpu_device_fail(name, own->error);
 }
 
-// Copies nbytes of device memory, or sets them to zero if `from` is NULL.
+// Copies nbytes of device memory, or zeroes the memory at `to` if `from` is NULL.
 IDIST__UNUSED static idist_status idist__own_copy(const char *name, const idist_opts *opts,
                                                   void *to, const void *from, size_t nbytes) {
     idist__own own;
@@ -114,7 +114,8 @@ IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist
     return idist__own_end(&own, name);
 }
 
-// Multiplies elements of type F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
+// Multiplies elements of type F16, BF16, F32 or F64 by a factor. The data must be aligned to an
+// element.
 IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *opts,
                                                    void *data, size_t count, idist_dtype dtype,
                                                    double factor) {

@@ -1,11 +1,12 @@
 // gpu/ipc/ptx.h: kernels that reduce and pack data that one GPU can read
 //
 // idist_reduce_f32, _f64, _f16 and _bf16 compute out[i] = in[0][i] (op) ... (op) in[n - 1][i]. The
-// results have the same bits as results of idist__reduce_many. idist_pack_halves converts floats,
-// with the same bits as train/compress/compress.h. No kernel waits for anything.
+// results have the same bits as idist__reduce_many's results. idist_pack_halves converts between
+// floats and 16-bit floats, with the same bits as train/compress/compress.h. No kernel waits for
+// anything.
 //
-// The strings below, joined, are the PTX that the driver compiles for its GPU. They are generated
-// from tests/gpu/reduce.cu and tests/gpu/pack.cu.
+// The strings below, joined, are the PTX that the driver compiles for its GPU. The strings are
+// generated from tests/gpu/reduce.cu and tests/gpu/pack.cu.
 #pragma once
 
 #define IDIST__PTX_OPERANDS 16
@@ -13,9 +14,9 @@
 #define IDIST__PTX_THREADS 512 // per block, at most
 #define IDIST__PTX_NBYTES 16   // bytes of each operand that a thread handles per turn
 
-// The only parameter of a kernel that reduces. All pointers are aligned to an element. The kernel
-// is faster if all pointers are aligned to 16 bytes. `out` and `also` may equal any of in[];
-// otherwise no buffers overlap.
+// The only parameter of a reduction kernel. All pointers are aligned to an element. The kernel is
+// faster if all pointers are aligned to 16 bytes. `out` and `also` may equal any of in[]; otherwise
+// no buffers overlap.
 typedef struct idist__ptx_args {
     const void *in[IDIST__PTX_OPERANDS];
     void *out;

@@ -11,7 +11,7 @@
 #include "gpu/nccl/nccl_job.h"
 #include "gpu/nccl/nccl_issue.h"
 
-// Returns true if a thread is inside a call of NCCL with the group's communicator.
+// Returns true if a thread is inside an NCCL call with the group's communicator.
 static bool idist__nccl_abort_is_inside(const idist__gpu_group *gg) {
     return gg->gate && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST);
 }
@@ -49,7 +49,7 @@ static void idist__nccl_abort_group(idist_group *g) {
                      "cannot start a thread to abort NCCL: the device may stay busy");
 }
 
-// Starts the abort, and waits up to IDIST__GPU_GRACE_MS for the device to leave the caller's
+// Starts the abort, and waits up to IDIST__GPU_GRACE_MS for the device to stop using the caller's
 // buffers. The rest of the abort proceeds by itself, because NCCL also waits for the program's own
 // work on the streams.
 static void idist__nccl_abort_wait(idist_group *g) {
@@ -64,8 +64,8 @@ static void idist__nccl_abort_wait(idist_group *g) {
         idist__gpu_device_nap(&turns);
 }
 
-// Leaves an abort to its thread, which idist__nccl_abort_reap collects. The gate now belongs to the
-// job.
+// Leaves the rest of an abort to its thread, which idist__nccl_abort_reap collects later. The gate
+// then belongs to the job.
 static void idist__nccl_abort_leave(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -76,7 +76,7 @@ static void idist__nccl_abort_leave(idist_group *g) {
     gg->abort_job->next = gpu->ending_jobs;
     gpu->ending_jobs = gg->abort_job;
     gg->abort_job = NULL;
-    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // else the group is not freed
+    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // otherwise, the group is not freed
 }
 
 static void idist__nccl_abort_log_stays(const idist__world *w) {
@@ -98,7 +98,7 @@ static void idist__nccl_abort_end(idist_group *g) {
 }
 
 // Logs how an abort ended, unless it succeeded. `left` is true if ncclCommAbort has not returned.
-// If `left` is false and the result is IN_PROGRESS, the communicator stays in memory.
+// If `left` is false and the result is IDIST__NCCL_IN_PROGRESS, the communicator stays in memory.
 static void idist__nccl_abort_log(const idist__world *w, int result, bool left) {
     char text[256];
 
@@ -111,10 +111,10 @@ static void idist__nccl_abort_log(const idist__world *w, int result, bool left) 
                          idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 }
 
-// Waits until the deadline for a thread that ends a communicator. Returns false if a thread that
-// finalizes has not returned. If a CUDA graph holds calls, NCCL without ncclCommRevoke stays in the
-// abort until the graph is destroyed. Such an abort gets at most IDIST__GPU_GRACE_MS and is not an
-// error.
+// Waits until the deadline for a thread that ends a communicator. Returns false if the thread
+// finalizes a communicator and has not returned. If a CUDA graph holds calls, an NCCL without
+// ncclCommRevoke stays in the abort until the graph is destroyed. The wait for such an abort takes
+// at most IDIST__GPU_GRACE_MS. If the abort has still not returned, this is not an error.
 static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *job,
                                        int64_t deadline_ns) {
     bool aborts = job->kind == IDIST__JOB_ABORT;
@@ -132,7 +132,7 @@ static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *j
 
 // Collects the threads that end communicators. If deadline_ns is 0, collects only jobs that have
 // finished. Otherwise waits for all threads until the deadline. Returns false if a thread that
-// finalizes has not returned.
+// finalizes a communicator has not returned.
 static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
     idist__nccl_job **at = &idist__gpu_of(w)->ending_jobs, *job;
     bool all = true;
@@ -151,8 +151,8 @@ static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
 }
 
 // Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which rank.
-// The host's backend knows the rank, or finds out within a second. Until then, no call of the group
-// completes, even if the call's event has.
+// The host's backend knows the rank, or finds out within IDIST__GPU_FAULT_MS. During this time no
+// call of the group completes, even if the call's event is complete.
 static void idist__nccl_abort_report_error(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];

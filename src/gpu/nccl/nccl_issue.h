@@ -39,7 +39,7 @@ static int idist__nccl_issue_type(idist_dtype dtype) {
     }
 }
 
-// Returns the ncclRedOp_t of an op that NCCL has.
+// Returns the ncclRedOp_t of an op that NCCL supports.
 static int idist__nccl_issue_op(idist_op op) {
     switch ((int)op) {
     case IDIST_PROD: return IDIST__NCCL_PROD;
@@ -52,7 +52,7 @@ static int idist__nccl_issue_op(idist_op op) {
 
 // Returns true if NCCL supports the call. All ranks get the same answer. NCCL has no tags and
 // matches messages by order alone, so messages are supported only on a stream. A message that a
-// probe has matched (IDIST__MRECV) did not come through NCCL.
+// probe has matched (IDIST__MRECV) was not sent through NCCL.
 static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *call,
                                        const void *stream) {
     if (idist__kind_is_p2p(call->kind)) return stream != NULL && call->label != IDIST__MRECV;
@@ -65,14 +65,14 @@ static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *
            (idist__reduce_op_is_arithmetic(call->op) || idist__gpu_task_op_is_premul(g, call));
 }
 
-// Returns true if NCCL reports no error. With a non-blocking communicator, IN_PROGRESS is not an
-// error of a call in an NCCL group.
+// Returns true if NCCL reports no error. In an NCCL group, a call with a non-blocking communicator
+// may return IDIST__NCCL_IN_PROGRESS, which is not an error.
 static bool idist__nccl_issue_is_ok(int result) {
     return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
 }
 
-// Returns the result of an NCCL group: the first error, or otherwise IN_PROGRESS if NCCL still
-// works on the group.
+// Returns the result of an NCCL group: the first error, or otherwise IDIST__NCCL_IN_PROGRESS if
+// NCCL is still working on the group.
 static int idist__nccl_issue_merge_results(int calls, int end) {
     if (!idist__nccl_issue_is_ok(calls)) return calls;
     return end == IDIST__NCCL_OK ? calls : end;
@@ -158,8 +158,8 @@ static cudaError_t idist__nccl_issue_alloc(const idist__gpu *gpu, void **p, size
                      : cudaMallocAsync(p, nbytes, stream);
 }
 
-// Performs an all_to_all or all_to_allv in place: sends a copy of the buffer. Stores the copy in
-// *away, which the caller frees in stream order.
+// Performs an in-place all_to_all or all_to_allv by sending a copy of the buffer. Stores the copy's
+// address in *away; the caller frees the copy in stream order.
 static int idist__nccl_issue_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
                                                  const idist__call *call, void *comm,
                                                  cudaStream_t stream, void **away) {

@@ -4,14 +4,14 @@
 // such a call in a thread of its own. The thread that started the job waits until a deadline, and
 // then leaves the job to itself:
 //
-//     group set up   JOB_INIT      idist__gpu_setup_init_wait, up to the init time-out
-//     group failed   JOB_ABORT     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
-//     group closed   JOB_FINALIZE  idist__nccl_abort_reap, at the end of the world
+//     group set up   init job      idist__gpu_setup_init_wait, up to the init time-out
+//     group failed   abort job     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
+//     group closed   finalize job  idist__nccl_abort_reap, at the end of the world
 //
-// A communicator must not be aborted while a thread uses the communicator inside NCCL. From 2.28.7
-// on, ncclCommRevoke makes every such call return first. With earlier versions idist makes
-// communicators non-blocking, so that calls return at once. The abort then waits at the gate until
-// no thread is inside.
+// A communicator must not be aborted while a thread uses the communicator inside NCCL. From NCCL
+// 2.28.7 on, the abort first calls ncclCommRevoke, which makes every such call return. With earlier
+// versions, idist makes communicators non-blocking, so that calls return at once. In all versions,
+// the abort then waits at the gate until no thread is inside.
 #pragma once
 
 #include "os/clock.h"
@@ -35,13 +35,13 @@ typedef enum idist__nccl_job_kind {
     IDIST__JOB_FINALIZE // ends the communicator together with the other ranks
 } idist__nccl_job_kind;
 
-// A flag that is set while a thread is inside a call of NCCL with a communicator. Allocated on the
+// A flag that is set while a thread is inside an NCCL call with a communicator. Allocated on the
 // heap, because a job that never ends outlives the world.
 typedef struct idist__nccl_gate {
     int inside; // atomic: 1 or 0
 } idist__nccl_gate;
 
-// The phases of a JOB_INIT.
+// The phases of an init job.
 typedef enum idist__nccl_phase {
     IDIST__INIT_CREATING,
     IDIST__INIT_CONNECTING, // the communicator exists
@@ -57,15 +57,15 @@ typedef struct idist__nccl_job {
     void *comm;
     idist__os_thread thread;
     struct idist__nccl_job *next; // in gpu->ending_jobs
-    // JOB_INIT:
+    // Init jobs only:
     int phase; // atomic: idist__nccl_phase
     idist__nccl_id id;
     void *config;        // a copy
     cudaStream_t stream; // stream on which the job connects the ranks
     char *buffer;        // memory for connecting; the job's thread frees both
-    // JOB_ABORT:
+    // Abort jobs only:
     idist__nccl_gate *gate;           // the job waits until no thread is inside
-    struct idist__nccl_job *init_job; // the job waits for this JOB_INIT, and frees it
+    struct idist__nccl_job *init_job; // the job waits for this init job, and frees it
     int64_t deadline_ns;              // deadline of both waits
     bool keep_memory; // a CUDA graph holds calls: do not free a revoked communicator
 } idist__nccl_job;
@@ -79,16 +79,16 @@ static bool idist__nccl_job_is_given_up(const idist__nccl_job *job) {
     return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__INIT_GIVEN_UP;
 }
 
-// Returns true if a job must stop waiting. A JOB_FINALIZE waits for the other ranks until the end
-// of the world leaves the job to itself.
+// Returns true if a job must stop waiting. A finalize job waits for the other ranks until it is
+// left to itself at the end of the world.
 static bool idist__nccl_job_must_stop(const idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_INIT) return idist__nccl_job_is_given_up(job);
     if (job->kind == IDIST__JOB_ABORT) return idist__os_clock_now_ns() > job->deadline_ns;
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) == IDIST__JOB_STATE_LEFT;
 }
 
-// Waits for the final result of a call with a non-blocking communicator. Returns IN_PROGRESS if the
-// job must stop waiting first.
+// Waits for the final result of a call with a non-blocking communicator. Returns
+// IDIST__NCCL_IN_PROGRESS if the job must stop waiting first.
 static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
     int turns = 0;
 
@@ -106,11 +106,12 @@ static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
 // the call. A program whose ranks run ahead of each other would hang there. Here, all ranks make
 // the calls together.
 //
-// The algorithm that NCCL chooses depends on the operation, the size, and whether a switch can do
-// the reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as do
-// products of some sizes. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get an
-// algorithm that no smaller size gets. Pairs of ranks are connected only by their first message.
-// Connecting all pairs here would take hundreds of MB that a program without messages never needs.
+// The algorithm that NCCL chooses depends on the operation, the size, and whether a switch can
+// perform the reduction (sums of floats, yes; products, no). Broadcast and reduce use the ring, as
+// do products of some sizes. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get
+// an algorithm that no smaller size gets. Pairs of ranks are connected only by their first message.
+// Connecting all pairs here would take hundreds of MB of memory that a program without messages
+// never needs.
 static int idist__nccl_job_connect(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     char *at = job->buffer;
@@ -157,7 +158,7 @@ static int idist__nccl_job_connected(idist__nccl_job *job) {
     return result;
 }
 
-// Moves a JOB_INIT to its next phase. Returns false if the job was given up.
+// Moves an init job to its next phase. Returns false if the job was given up.
 static bool idist__nccl_job_enter_phase(idist__nccl_job *job, idist__nccl_phase to) {
     int from = (int)to - 1;
 
@@ -165,7 +166,7 @@ static bool idist__nccl_job_enter_phase(idist__nccl_job *job, idist__nccl_phase 
                                        __ATOMIC_ACQUIRE);
 }
 
-// Runs a JOB_INIT. If the job is given up, its thread aborts the communicator, unless another job
+// Runs an init job. If the job is given up, its thread aborts the communicator, unless another job
 // does so (idist__gpu_setup_give_up).
 static void idist__nccl_job_run_init(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
@@ -189,7 +190,7 @@ static void idist__nccl_job_run_init(idist__nccl_job *job) {
         nccl->CommAbort(job->comm);
 }
 
-// Frees the resources of a JOB_INIT on the device. Neither CUDA call waits for work there.
+// Frees an init job's stream and device memory. Neither CUDA call waits for work on the device.
 static void idist__nccl_job_free_buffer(idist__nccl_job *job) {
     if (job->buffer) cudaFreeAsync(job->buffer, job->stream);
     if (job->stream) cudaStreamDestroy(job->stream);
@@ -201,8 +202,8 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) != 0;
 }
 
-// Frees a job and, after a completed abort, the gate. If the abort is IN_PROGRESS, a thread is
-// still inside NCCL and clears the gate when its call returns.
+// Frees a job and, after a completed abort, the gate. If the result is IDIST__NCCL_IN_PROGRESS, a
+// thread is still inside NCCL and clears the gate when its call returns.
 static void idist__nccl_job_free(idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
     free(job->config);
@@ -210,7 +211,7 @@ static void idist__nccl_job_free(idist__nccl_job *job) {
 }
 
 // Waits for a job until the deadline, then frees the job. Returns false if the job has not ended.
-// The job is then left to itself, and *result is IN_PROGRESS.
+// The job is then left to itself, and *result is IDIST__NCCL_IN_PROGRESS.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
     idist__os_thread thread;
 
@@ -241,7 +242,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
 //     4. Free the communicator, unless it was revoked and keep_memory is set.
 //
 // If a thread stays inside NCCL beyond the deadline, the communicator stays in memory and the
-// result is IN_PROGRESS.
+// result is IDIST__NCCL_IN_PROGRESS.
 static void idist__nccl_job_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
@@ -306,8 +307,8 @@ static void idist__nccl_job_discard(idist__nccl_job *job) {
     free(job);
 }
 
-// Starts the thread of a job, which may be NULL. If there is no job or no thread can be started,
-// frees the job and returns false.
+// Starts the thread of a job. If the thread cannot be started, frees the job and returns false.
+// Also returns false if `job` is NULL.
 static bool idist__nccl_job_start(idist__nccl_job *job) {
     if (job && idist__os_thread_start(&job->thread, idist__nccl_job_run, job) == 0) return true;
     idist__nccl_job_discard(job);

@@ -2,14 +2,14 @@
 //
 // NCCL gets a call at once, on the caller's stream or on the group's own stream. At the same time
 // the ranks meet through the host's backend. The host's backend detects calls that differ, late
-// ranks and lost ranks, as it does for host memory. NCCL alone would hang. When a group fails, its
-// communicator is aborted, which ends the group's work on the device.
+// ranks and lost ranks, as it does for host memory. In these cases, NCCL alone would hang. When a
+// group fails, its communicator is aborted, which ends the group's work on the device.
 //
 //     idist__gpu_engine_start           the call gets its fingerprint, and enters the group's queue
 //     idist__nccl_launch_start_meeting  the host's backend sends the fingerprint, and any counts
 //     idist__nccl_launch_call           NCCL gets the call: now, or at idist_group_end
 //     idist__gpu_engine_part_done       the ranks have met
-//     idist__gpu_engine_complete_calls  the event behind the call is complete, and so is the call
+//     idist__gpu_engine_complete_calls  the event after the call is complete, and so is the call
 #pragma once
 
 #include "os/thread.h"
@@ -37,13 +37,14 @@ static cudaStream_t idist__nccl_launch_stream(const idist__task *t) {
                                     : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
-// Returns true if a call has been ended before NCCL gets the call.
+// Returns true if a call was ended before NCCL received the call.
 static bool idist__nccl_launch_is_ended(const idist__task *t) {
     return t->group->status != IDIST_OK || t->group->w->progress.stops;
 }
 
 // Returns true if it is the turn of these calls in all their groups. A thread with an earlier turn
-// may stay inside an old NCCL, so calls that have been ended do not wait for their turn.
+// may be stuck inside an old version of NCCL. Calls that were ended therefore do not wait for their
+// turn.
 static bool idist__nccl_launch_can_launch(void *arg) {
     const idist__task *t;
 
@@ -55,16 +56,17 @@ static bool idist__nccl_launch_can_launch(void *arg) {
     return true;
 }
 
-// Saves the counts of a call. In most v-forms, only the two ranks of a pair know how much one sends
-// to the other. Stores what this rank sends to each rank and what it expects from each rank. The
-// caller's counts may be gone when the other ranks answer. Between the two arrays is space for what
-// the other ranks say they send. Returns false if out of memory; the group has then failed.
+// Saves the counts of a call, because the caller's counts may be gone when the other ranks answer.
+// In most v-forms, only the two ranks of a pair know how much one sends to the other. Stores what
+// this rank sends to each rank and what it expects from each rank. Between the two arrays is space
+// for the counts that the other ranks report. Returns false if memory cannot be allocated; the
+// group has then failed.
 static bool idist__nccl_launch_save_counts(idist__task *t) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i, n = g->size;
 
-    if (!idist__kind_is_by_pair(op->call.kind)) return true; // the fingerprint has the counts
+    if (!idist__kind_is_by_pair(op->call.kind)) return true; // the fingerprint holds the counts
     if (!op->counts_memory)
         op->counts_memory =
             (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
@@ -138,7 +140,7 @@ static void idist__nccl_launch_end_meeting(idist__task *t, idist_status status) 
         op->meeting_status = IDIST_ERR_MISMATCH;
 }
 
-// Moves a call that all ranks have made, and that NCCL has accepted, to its last state. Returns
+// Moves a call that all ranks have made, and that NCCL has accepted, to its final state. Returns
 // true if there is nothing left to wait for.
 static bool idist__nccl_launch_set_complete(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -147,8 +149,8 @@ static bool idist__nccl_launch_set_complete(idist__task *t) {
     return !op->waits_for_device;
 }
 
-// Tells an abort, by the gates, whether this thread is inside NCCL with the communicators of these
-// calls.
+// Records in the gates, where an abort looks, whether this thread is inside NCCL with the
+// communicators of these calls.
 static void idist__nccl_launch_set_inside(const idist__task *first, int inside) {
     const idist__task *t;
 
@@ -186,7 +188,7 @@ static int idist__nccl_launch_wait_begun(const idist__task *first) {
     return result;
 }
 
-// Hands calls to NCCL, as one NCCL group if there are several calls. On the device the calls come
+// Hands calls to NCCL, as one NCCL group if there are several calls. On the device, the calls run
 // after the earlier work in the callers' streams. Runs without the lock, because NCCL may wait for
 // other ranks here.
 static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) {
@@ -227,8 +229,9 @@ static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) 
     return result;
 }
 
-// Handles what happened to a call's group while NCCL got the call. If the world is being closed,
-// the closing thread has ended the call, and aborts the communicator if necessary.
+// Fails the call's group if handing the call to NCCL failed. Aborts the communicator if the group
+// failed meanwhile. If the world is being closed, the closing thread has ended the call, and aborts
+// the communicator if necessary.
 static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t error) {
     idist_group *g = t->group;
 
@@ -240,10 +243,10 @@ static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t
     else if (result != IDIST__NCCL_OK) idist__nccl_abort_report_error(g, result);
 }
 
-// Assigns tickets to the calls of this thread. NCCL gets the calls of a group in ticket order, and
-// calls of one group share a ticket. Tickets follow the numbers of the calls, because the lock has
-// not been released since the calls were numbered. Calls that idist_group_begin holds back are in
-// order, too: no other thread may use their groups before idist_group_end.
+// Assigns tickets to the calls of this thread. NCCL gets the calls of a group in ticket order. This
+// thread's calls on the same group share a ticket. Tickets follow the numbers of the calls, because
+// the lock has not been released since the calls were numbered. Calls that idist_group_begin holds
+// back are in order, too: no other thread may use their groups before idist_group_end.
 static void idist__nccl_launch_draw_tickets(idist__task *first) {
     idist__task *t;
 
@@ -253,9 +256,9 @@ static void idist__nccl_launch_draw_tickets(idist__task *first) {
         idist__gpu_group_of(t->group)->ticket_count = idist__gpu_op_of(t)->ticket + 1;
 }
 
-// Hands calls of this thread to NCCL when it is their turn. Their groups launch no other call
-// meanwhile. Completes each call that all ranks have made by then and that need not wait for the
-// device. Releases the lock while it waits and while NCCL has the calls.
+// Hands this thread's calls to NCCL when it is their turn. Their groups launch no other call
+// meanwhile. Completes each call that all ranks have already made and that need not wait for the
+// device. Releases the lock while it waits for its turn and while it is inside NCCL.
 static void idist__nccl_launch_call(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -302,7 +305,7 @@ static void idist__nccl_launch_call(idist__task *first) {
         if (left) idist__task_free(t);
     }
 
-    // Other threads may wait for their turn, and the driver may be one of them.
+    // Other threads may be waiting for their turn, and the driver may be one of them.
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
     idist__world_wake_driver(w);
 }

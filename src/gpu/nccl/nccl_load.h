@@ -9,7 +9,7 @@ typedef struct idist__nccl_id { // ncclUniqueId
 } idist__nccl_id;
 
 // NCCL's enums are ints and ncclComm_t is a pointer, so nccl.h is not needed. tests/gpu/nccl_abi.c
-// compares these numbers with an nccl.h.
+// compares these numbers with those in an nccl.h.
 enum {
     IDIST__NCCL_OK = 0,
     IDIST__NCCL_CUDA_ERROR = 1,
@@ -84,17 +84,17 @@ typedef struct idist__nccl {
 #define IDIST__NCCL_FILE "libnccl.so.2"
 #endif
 
-// Opens NCCL where the loader finds it, or otherwise in Python's environments.
+// Opens NCCL's library where the loader finds it, or otherwise in Python's environments.
 static void *idist__nccl_load_library(void) {
     void *library = idist__os_library_open(IDIST__NCCL_FILE);
 
     if (!library) library = idist__python_library("nvidia/nccl/lib/" IDIST__NCCL_FILE);
-    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the reason
+    return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the error text
 }
 
 // Fills the table of functions, or stores in `reason` why NCCL cannot be used. IDIST_NCCL_LIB names
-// the library to load. Without it, a library that is linked with the program comes first. The
-// library is never unloaded, because it has threads.
+// the library to load. If it is not set, a library that is linked with the program takes
+// precedence. The library is never unloaded, because its threads may still run.
 static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capacity) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
     void *library = file ? NULL : idist__os_library_open(NULL); // the program and its libraries

@@ -1,7 +1,7 @@
 // gpu/route/gpu_engine.h: the backend functions of a world with a device
 //
-// A world with a device has a backend that consists of these functions. They pass calls on host
-// memory to the host's backend.
+// A world with a device has a backend that consists of these functions. The functions pass calls on
+// host memory to the host's backend.
 //
 // A group gives calls, and parts of calls, to the host's backend in the program's order, so that
 // all ranks number them alike. A call whose next part is not ready holds up all later calls, even
@@ -39,14 +39,14 @@
 #include "gpu/route/gpu_setup.h"
 #include "gpu/route/gpu_route.h"
 
-// Passes a call on host memory, which had to wait for earlier calls, to the host's backend.
+// Passes to the host's backend a call on host memory that had to wait for earlier calls.
 static void idist__gpu_engine_host_part(idist__task *t) {
     t->state = IDIST__TASK_ON_HOST;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
     idist__gpu_of(t->group->w)->host_backend->start(t);
 }
 
-// Gives the parts that are ready to the host's backend.
+// Gives to the host's backend the parts that are ready.
 static void idist__gpu_engine_run_queue(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -71,8 +71,9 @@ static void idist__gpu_engine_run_queue(idist_group *g) {
     }
 }
 
-// Handles a part of a call that the host's backend has finished. Returns true if the call is over,
-// false if the call continues. May be called in the middle of any function of the host's backend.
+// Handles a part of a call that the host's backend has finished. Returns true if the whole call is
+// complete, and false if it continues. May be called from within any function of the host's
+// backend.
 static bool idist__gpu_engine_part_done(idist__task *t, idist_status status) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -182,9 +183,9 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__together_now.held_world = w;
 }
 
-// Releases the lock until idist__gpu_engine_relock, for a CUDA call that adds to a stream of the
-// program's. The CUDA call blocks if the stream's queue is full, perhaps behind an NCCL kernel that
-// waits for a lost rank. The thread that aborts the kernel needs the lock.
+// Releases the lock until idist__gpu_engine_relock is called, for a CUDA call that enqueues work on
+// one of the program's streams. The CUDA call blocks if the stream's queue is full, perhaps behind
+// an NCCL kernel that waits for a lost rank. The thread that aborts the kernel needs the lock.
 static idist__gpu_guard idist__gpu_engine_unlock(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_guard guard = idist__gpu_device_enter(gpu);
@@ -227,7 +228,7 @@ static void idist__gpu_engine_unstart(idist__task *t) {
     memset(t->impl, 0, idist__gpu_of(t->group->w)->host_backend->task_nbytes);
 }
 
-// Fills in what the device needs to know about a call.
+// Fills in the device backend's data for a call.
 static void idist__gpu_engine_op_fill(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -243,7 +244,7 @@ static void idist__gpu_engine_op_fill(idist__task *t) {
     }
 }
 
-// Starts a call that goes to the device in chunks, through CUDA IPC or pinned memory.
+// Starts a call that moves its data in chunks, through CUDA IPC or pinned memory.
 static void idist__gpu_engine_start_chunks(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__gpu_shape shape = idist__gpu_task_shape_of(t->group, &op->call);
@@ -256,8 +257,8 @@ static void idist__gpu_engine_start_chunks(idist__task *t) {
     idist__gpu_engine_run_queue(t->group);
 }
 
-// Starts a task. A part of a running call goes to the host's backend at once. So does a call on
-// host memory if the queue is empty.
+// Starts a task. If the task is on host memory and the group's queue is empty, passes the task
+// directly to the host's backend.
 static void idist__gpu_engine_start(idist__task *t) {
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
     bool on_device = t->on_device;
@@ -294,8 +295,8 @@ static void idist__gpu_engine_start(idist__task *t) {
     idist__gpu_engine_start_nccl(t);
 }
 
-// Sends or receives without a task, unless the call would overtake one that waits in the queue of
-// the group, for the device or for pinned memory.
+// Sends or receives a message without a task. Returns false if a call waits in the group's queue,
+// for the device or for pinned memory, because the message would overtake that call.
 static bool idist__gpu_engine_quick_message(idist_group *g, const idist__call *call) {
     const idist__gpu_group *gg = idist__gpu_group_of(g);
 
@@ -350,7 +351,7 @@ static void idist__gpu_engine_fail_mismatch(idist__task *t) {
     idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);
 }
 
-// Completes the calls that waited only for an event of the device, if the event is complete.
+// Completes each call that waits only for an event of the device, if the event is complete.
 static void idist__gpu_engine_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
@@ -402,7 +403,7 @@ static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
     int64_t now = idist__os_clock_now_ns(), soon = now + gpu->sleep_ns;
 
-    // Polls at first, because sleeping and waking up takes longer than most small calls take on the
+    // Polls at first, because sleeping and waking up take longer than most small calls take on the
     // device. With fewer cores than ranks, spin_ns is 0: another rank needs the core.
     if (gpu->waiting_call_count && w->wait.spin_ns && now < gpu->spin_until_ns) {
         idist__world_give_way(w);
@@ -454,8 +455,8 @@ static bool idist__gpu_engine_cancel(idist__task *t) {
     }
 
     if (op->with_backend) done = gpu->host_backend->cancel(t);
-    // It is too late to cancel a call that involves other ranks already, or that NCCL has. If the
-    // group has failed or the world ends, this does not matter.
+    // It is too late to cancel a call that already involves other ranks, or that NCCL has received.
+    // If the group has failed or the world ends, this does not matter.
     if (g->status == IDIST_OK && !g->w->progress.stops && (!done || op->path == IDIST__BY_NCCL))
         return false;
     op->with_backend = false;
@@ -502,8 +503,8 @@ static int idist__gpu_engine_missing(idist__task *t, char *text, size_t capacity
     return 1;
 }
 
-// Finalizes a communicator in a thread of its own. NCCL finalizes a communicator only when all its
-// ranks do so, and does not say which rank waits for which.
+// Finalizes a communicator in a thread of its own. NCCL finalizes a communicator only when all of
+// its ranks ask for this, and does not say which rank waits for which.
 static void idist__gpu_engine_finalize(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -522,7 +523,7 @@ static void idist__gpu_engine_finalize(idist_group *g) {
     gpu->ending_jobs = job;
 }
 
-// Ends the calls of other threads, as idist_device_api demands. Such a call may wait for work on
+// Ends the calls of other threads, as idist_device_api requires. Such a call may wait for work on
 // the device, of its own group or of another group.
 static void idist__gpu_engine_end_calls(idist__world *w) {
     idist_group *g;
@@ -546,7 +547,7 @@ static void idist__gpu_engine_group_close(idist_group *g) {
         guard = idist__gpu_device_enter(gpu);
 
         if (w->life.leaves && !w->life.abandoned && !gg->adopted)
-            idist__nccl_abort_group(g); // a thread may have created it meanwhile
+            idist__nccl_abort_group(g); // a thread may have created comm meanwhile
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_abort_is_inside(gg)) idist__gpu_engine_finalize(g);
         idist__nccl_abort_reap(w, 0);
@@ -557,8 +558,8 @@ static void idist__gpu_engine_group_close(idist_group *g) {
     gpu->host_backend->group_close(g);
 }
 
-// Frees the device's part of a world. If a thread is still inside a call (w->life.abandoned), all
-// that the thread may use stays in memory.
+// Frees the device backend's data for a world. If a thread is still inside a call
+// (w->life.abandoned), everything that the thread may use stays in memory.
 static void idist__gpu_engine_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;

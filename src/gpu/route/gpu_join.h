@@ -56,7 +56,7 @@ static void idist__gpu_join_describe_error(const char *what, cudaError_t error,
                  cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
 }
 
-// Returns what the user can do about an error, as a text.
+// Returns a text that tells the user what to do about an error.
 static const char *idist__gpu_join_remedy(cudaError_t error) {
     switch ((int)error) {
     case cudaErrorInsufficientDriver: return "update the driver, or build with an older toolkit";
@@ -77,14 +77,14 @@ static const char *idist__gpu_join_remedy(cudaError_t error) {
 }
 
 // Parses desc.device, and sets *number if the name contains a number. Returns false if no device is
-// wanted, or if the name is wrong; info gives the reason.
+// wanted, or if the name is invalid; info gives the reason.
 static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info *info,
                                          int *number) {
     int64_t value;
 
     if (strcmp(asked, "cpu") == 0) {
         info->presence = IDIST__GPU_NONE;
-        snprintf(info->reason, sizeof info->reason, "the device asked for is \"cpu\"");
+        snprintf(info->reason, sizeof info->reason, "the requested device is \"cpu\"");
         return false;
     }
 
@@ -163,7 +163,7 @@ static int idist__gpu_join_path_named(const char *asked) {
     return -1;
 }
 
-// Fills in what this rank tells the other ranks about its device and its version of NCCL.
+// Fills in what this rank tells the other ranks about its device and its NCCL version.
 static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
     idist__config real = w->cfg;
 
@@ -184,13 +184,14 @@ static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_r
     }
 }
 
-// The ranks that keep all ranks from using NCCL. -1 if there is no such rank.
+// The ranks that prevent the world from using NCCL. A member is -1 if there is no such rank.
 typedef struct idist__nccl_obstacles {
     int without; // the first rank without NCCL
     int other;   // the first rank whose version differs from the version of rank 0
 } idist__nccl_obstacles;
 
-// Compares the information of all ranks, and sets what depends on it.
+// Compares the information of all ranks. Disables NCCL if a rank lacks it or has a different
+// version, and sets gpu->nccl_reduces_f8.
 static idist_status idist__gpu_join_compare_infos(idist__world *w, idist__nccl_obstacles *nccl) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist__gpu_rank_info *infos = gpu->rank_infos;
@@ -239,22 +240,21 @@ static idist_status idist__gpu_join_check_wanted(const idist__world *w,
         b, a, infos[a].bus_id, infos[a].nccl);
 }
 
-// Logs why NCCL, the best backend for GPUs, is not used. Called if the user asked for no device
-// backend.
+// Logs why NCCL, the best backend for GPUs, is not used. Called if the user did not ask for a
+// particular device backend.
 static void idist__gpu_join_log_obstacles(const idist__world *w,
                                           const idist__nccl_obstacles *nccl) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     const idist_group *g = &w->group;
     int a, b;
-    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL serves them
+    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL could serve them
 
     if (nccl->without >= 0)
-        idist__log_print(&w->log,
-                         useful && nccl->without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
-                         "no NCCL, without which GPUs communicate at a fraction of their speed: "
-                         "%s; install it (pip install nvidia-nccl-cu%d), or say where it is with "
-                         "IDIST_NCCL_LIB",
-                         infos[nccl->without].no_nccl_reason, CUDART_VERSION / 1000);
+        idist__log_print(
+            &w->log, useful && nccl->without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+            "no NCCL, without which GPUs communicate at a fraction of their speed: %s; install it "
+            "(pip install nvidia-nccl-cu%d), or set its path in IDIST_NCCL_LIB",
+            infos[nccl->without].no_nccl_reason, CUDART_VERSION / 1000);
     else if (nccl->other >= 0)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "no NCCL: rank 0 has version %d, rank %d has version %d", infos[0].nccl,
@@ -288,7 +288,7 @@ static idist_status idist__gpu_join_agree_backend(idist__world *w) {
     return IDIST_OK;
 }
 
-// Logs that no rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
+// Logs that no rank uses a device. If GPUs stay idle, the rank that causes this logs a warning.
 static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
     const idist__gpu_rank_info *mine = &idist__gpu_of(w)->rank_infos[w->group.rank];
 
@@ -380,7 +380,7 @@ static idist_status idist__gpu_join_copy_config(idist__world *w) {
     return IDIST_OK;
 }
 
-// Allocates what the device backend keeps for a world.
+// Allocates the device backend's data for a world.
 static idist_status idist__gpu_join_allocate(idist__world *w) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__nccl_world *device = (idist__nccl_world *)idist__mem_alloc(mem, sizeof *device);
@@ -396,8 +396,7 @@ static idist_status idist__gpu_join_allocate(idist__world *w) {
 }
 
 // Finds out which device each rank has. Sets *all if every rank has one. `nthreads` is the number
-// of threads of this process before CUDA starts its own threads. Called with the lock of the world
-// held.
+// of threads of this process before CUDA starts its own threads. Called with the world's lock held.
 static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *all) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_rank_info mine;
@@ -411,7 +410,7 @@ static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *al
     return idist__gpu_join_agree_device(w, all);
 }
 
-// Puts the device backend in front of the host's backend. Called with the lock of the world held.
+// Puts the device backend in front of the host's backend. Called with the world's lock held.
 static idist_status idist__gpu_join_begin(idist__world *w) {
     idist__gpu_path path = IDIST__BY_HOST_MEMORY;
     idist_status status;
@@ -437,8 +436,8 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     idist__world_lock(w);
     if (status == IDIST_OK) status = idist__gpu_join_meet(w, nthreads, &all);
     if (status == IDIST_OK && all) status = idist__gpu_join_begin(w);
-    // The world has failed. Ranks that finished this function earlier find out in their next call,
-    // and so will this rank.
+    // If the world has failed, this rank reports the failure in its next call, as do ranks that
+    // returned from this function earlier.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
     if (!all && !w->about.no_device[0])
@@ -449,7 +448,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s",
                          w->about.device_name, w->about.device_backend);
-    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // or closing the world does
+    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // or closing frees it
 
     return status;
 }
@@ -457,7 +456,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
 static idist_status idist__gpu_join_claim(idist__config *config, const char **reason) {
     const char *asked = config->device_backend, *device = config->device;
 
-    *reason = "desc.device or desc.device_backend names what idist_xla.h has";
+    *reason = "desc.device or desc.device_backend names a device or a path of idist_xla.h";
     if (strcmp(asked, "xla") == 0) return IDIST_ERR_NO_BACKEND;
     if (strncmp(device, "xla", 3) == 0 || strncmp(device, "tpu", 3) == 0)
         return IDIST_ERR_NO_BACKEND;

@@ -14,8 +14,8 @@
 #include "gpu/nccl/nccl_issue.h"
 #include "gpu/route/gpu_setup.h"
 
-// Sets *on_device if the buffers of a call are device memory. A rank without elements shows by its
-// pointers, or by its stream, that the other ranks use device memory. Fails if only one of two
+// Sets *on_device if the buffers of a call are device memory. For a rank without elements, its
+// pointers or its stream show that the other ranks use device memory. Fails if only one of two
 // buffers is device memory, or if a call on host memory has a stream.
 static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *call,
                                                    const idist_opts *opts, bool *on_device) {
@@ -83,7 +83,7 @@ static bool idist__gpu_route_is_capturing(cudaStream_t stream) {
     return capture != cudaStreamCaptureStatusNone;
 }
 
-// Refuses a call that the running capture of its stream cannot hold.
+// Refuses a call that cannot be captured, if its stream is being captured.
 static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *call,
                                                   const idist_opts *opts) {
     const char *name = idist__kind_names[call->label];
@@ -120,8 +120,8 @@ static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__ca
     return idist__gpu_setup_prepare(g);
 }
 
-// Refuses what NCCL cannot do: wildcards of a send or receive, and device memory of two worlds
-// between idist_group_begin and idist_group_end.
+// Refuses what NCCL cannot do: a send or receive with wildcards, and calls on device memory of two
+// worlds between idist_group_begin and idist_group_end.
 static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *call) {
     const char *name = idist__kind_names[call->label];
 
@@ -138,8 +138,8 @@ static idist_status idist__gpu_route_check_call(const idist_group *g, const idis
     return IDIST_OK;
 }
 
-// Handles what depends on the kind of memory, before a call becomes a task. Sets *detached if the
-// call returns as soon as NCCL has the call.
+// Performs the checks and the set-up that depend on the kind of memory, before a call becomes a
+// task. Sets *detached if the call returns as soon as NCCL has received the call.
 static idist_status idist__gpu_route_call(idist_group *g, const idist__call *call,
                                           const idist_opts *opts, bool *on_device, bool *detached) {
     idist_status status = idist__gpu_route_check_buffers(g, call, opts, on_device);

@@ -60,8 +60,8 @@ static idist__gpu_path idist__gpu_setup_choose_path(const idist_group *g) {
                : IDIST__BY_STAGING;
 }
 
-// Abandons a communicator that is not created, or not connected, yet. Returns false if its thread
-// still runs and keeps its resources for now.
+// Abandons a communicator that is not yet created or not yet connected. Returns false if its thread
+// is still running and keeps its resources for now.
 static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
     int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL);
     int ignored;
@@ -77,7 +77,8 @@ static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
 }
 
 // Waits for the communicator until the init time-out, while the backend watches the other ranks.
-// Returns false with a reason if the communicator cannot be used. Releases the lock between checks.
+// Returns false and stores the reason if the communicator cannot be used. Releases the lock between
+// checks.
 static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
                                        size_t capacity) {
     idist__world *w = g->w;
@@ -115,15 +116,15 @@ static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, cha
     gg->comm = job->comm;
     idist__nccl_job_join(job, 0, &result);
     if (result == IDIST__NCCL_OK) return true;
-    idist__nccl_abort_group(g); // NCCL may have created the communicator in part
+    idist__nccl_abort_group(g); // NCCL may have partly created the communicator
     snprintf(reason, capacity, "ncclCommInitRank: %s",
              idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 
     return false;
 }
 
-// Returns the user's own communicator, for the world's group. Returns NULL with a reason if the
-// communicator does not fit the world.
+// Returns the user's own communicator, for the world's group. Returns NULL and stores the reason if
+// the communicator does not match the world.
 static void *idist__gpu_setup_adopt(idist_group *g, char *reason, size_t capacity) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
@@ -153,8 +154,9 @@ static size_t idist__gpu_setup_config_nbytes(const idist__nccl_config *config) {
                : sizeof *config;
 }
 
-// Creates a communicator, or takes the user's, and connects the ranks. Returns false with a reason
-// on failure. The job gets a copy of the configuration, because the job may outlive the world.
+// Creates a communicator, or takes the user's, and connects the ranks. Returns false and stores the
+// reason on failure. The job gets a copy of the configuration, because the job may outlive the
+// world.
 static bool idist__gpu_setup_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
                                   char *reason, size_t capacity) {
     static const idist__nccl_config patient = {sizeof patient, IDIST__NCCL_CONFIG_MAGIC, 21400, 0};
@@ -187,7 +189,7 @@ typedef struct idist__nccl_rank_info {
 } idist__nccl_rank_info;
 
 // Creates a memory pool that the other GPUs of this process can access. If ranks of this process
-// have other GPUs, NCCL reads and writes the buffers of this rank from these GPUs (unless
+// have other GPUs, NCCL reads and writes this rank's buffers from these GPUs (unless
 // NCCL_P2P_DIRECT_DISABLE=1). The default pool belongs to the program, and its addresses are
 // illegal on other GPUs. Leaves *pool NULL if no other GPU accesses our memory.
 static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool_t *pool) {
@@ -219,8 +221,8 @@ static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool
 }
 
 // Allocates what all communicators share: the word that barriers on streams reduce, and a pool.
-// Called once, before a second thread can know the world, because freeing a second word would wait
-// for the device. Releases the lock meanwhile.
+// Called once, before a second thread can use the world. If two threads each allocated a word,
+// freeing the spare word would wait for the device. Releases the lock meanwhile.
 static void idist__gpu_setup_alloc_shared(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     cudaMemPool_t pool = NULL;
@@ -243,10 +245,10 @@ static void idist__gpu_setup_alloc_shared(idist__world *w) {
     gpu->nccl_error = error;
 }
 
-// Allocates what a JOB_INIT needs on the device. The job owns the memory, because the job may
-// outlive the group. The function uses cudaMallocAsync, because cudaMalloc may wait for all work of
-// the device. This work may include a call that another rank makes only after this group is set up.
-// Releases the lock meanwhile.
+// Creates the stream and allocates the device memory that an init job needs. The job owns them,
+// because the job may outlive the group. The function uses cudaMallocAsync, because cudaMalloc may
+// wait for all work on the device. This work may include a call that another rank makes only after
+// this group is set up. Releases the lock meanwhile.
 static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job *job) {
     size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // space to round up
     cudaError_t error = cudaSuccess;
@@ -262,8 +264,8 @@ static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job
     return error;
 }
 
-// Performs all steps of the set-up that need no other rank. Returns NULL if out of memory.
-// Otherwise info->failed is true if this rank failed, and `reason` says why.
+// Performs all steps of the set-up that need no other rank. Returns NULL if memory cannot be
+// allocated. Otherwise info->failed is true if this rank failed, and `reason` says why.
 static idist__nccl_job *idist__gpu_setup_prepare_local(idist_group *g, idist__nccl_rank_info *info,
                                                        char *reason, size_t capacity) {
     idist__gpu *gpu = idist__gpu_of(g->w);
@@ -295,8 +297,8 @@ static idist__nccl_job *idist__gpu_setup_prepare_local(idist_group *g, idist__nc
     return job;
 }
 
-// Creates the communicator if all members did their part, as `infos` says. Otherwise frees the job.
-// Returns false if this rank failed.
+// Creates the communicator if `infos` shows that no member failed. Otherwise frees the job. Returns
+// false if this rank failed.
 static bool idist__gpu_setup_create(idist_group *g, const idist__nccl_rank_info *infos,
                                     idist__nccl_job *job, char *reason, size_t capacity) {
     bool own_failed = infos[g->rank].failed;
@@ -310,7 +312,8 @@ static bool idist__gpu_setup_create(idist_group *g, const idist__nccl_rank_info 
     return !own_failed;
 }
 
-// Exchanges what the members need and creates the communicator. All members get the same outcome.
+// Exchanges the members' information and creates the communicator. All members get the same
+// outcome.
 static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t nbytes = sizeof(idist__nccl_rank_info) * (size_t)g->size;
@@ -344,8 +347,8 @@ static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
 }
 
 // Makes NCCL ready for a group. From now on the progress thread watches the other ranks. Without
-// this thread nobody would notice a lost rank, not even while NCCL connects the ranks. If the
-// thread cannot be started, or if the set-up fails, the next call may try again.
+// this thread, a lost rank would go unnoticed, even while NCCL connects the ranks. If the thread
+// cannot be started, or if the set-up fails, the next call may try again.
 static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     idist__world *w = g->w;
     bool has_thread = idist__progress_thread_need(w) == IDIST_OK;
@@ -416,8 +419,8 @@ static bool idist__gpu_setup_is_prepared(const void *arg) {
     return !idist__gpu_group_of(g)->preparing || g->w->progress.stops;
 }
 
-// Returns the deadline of a thread that prepares a group. The thread needs the time-outs of two
-// exchanges and of the set-up.
+// Returns the deadline of a thread that prepares a group. The deadline allows for the time-outs of
+// two exchanges and of the set-up.
 static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
 
@@ -425,7 +428,7 @@ static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     return idist__os_clock_deadline(2 * call_ms + init_ms);
 }
 
-// Sets up what the members of a group share, for the path of the group.
+// Sets up what the members of a group share on the group's path.
 static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -437,7 +440,7 @@ static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     if (gg->path == IDIST__BY_IPC) status = idist__ipc_setup_prepare(g);
     idist__gpu_device_leave(gpu, guard);
     if (status == IDIST_ERR_NO_MEMORY && !g->w->progress.stops)
-        idist__group_fail_memory(g); // the other members wait for this rank
+        idist__group_fail_memory(g); // the other members are waiting for this rank
     gg->preparing = false;
     gg->ready = status == IDIST_OK;
 
