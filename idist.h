@@ -38,7 +38,7 @@ A COMPLETE PROGRAM
 
         rank 2 of 4: 10 8        (four lines, in any order)
 
-    Under a launcher, the same function runs between idist_initialize(NULL) and idist_finalize().
+    Under a launcher, call the same function between idist_initialize(NULL) and idist_finalize().
     idist_parallel_run(&desc, work, NULL) spawns workers if desc.nproc_per_node is set, and
     otherwise joins the launcher's world.
 
@@ -136,7 +136,7 @@ BACKENDS
 
     gloo   an alias of ring, for programs that ask for torch.distributed's gloo.
     nccl   ring with the device backend nccl, as in Ignite; needs idist_nccl.h.
-    xla    ring with an XLA device; xla-tpu, as in Ignite, with a TPU. Both need idist_xla.h.
+    xla    ring with an XLA device; needs idist_xla.h. Ignite's name xla-tpu means xla with a TPU.
 
     idist_nccl.h and idist_xla.h add device memory to any of them. A program has the backends whose
     headers it includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
@@ -165,8 +165,9 @@ LAUNCHING
         PMIX_RANK, PMIX_NAMESPACE                 IDIST_ERR_ENV, because the size is missing
         none of them: a world of 1
 
-    An empty variable counts as unset. IDIST_LAUNCHER selects one: none, idist, env, torchrun,
-    indexed, horovodrun, openmpi, mvapich2, jsrun, pals, flux, hydra, slurm, tf_config.
+    An empty variable counts as unset. IDIST_LAUNCHER selects the launcher whose variables are read:
+    none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2, jsrun, pals, flux, hydra,
+    slurm, tf_config.
 
     IDIST_ERR_ENV names the variable at fault when
 
@@ -292,14 +293,14 @@ ERRORS
         of init     IDIST_ERR_ENV, _NO_BACKEND, _AUTH ...: there is no world.
 
     If a rank dies, or exits without idist_finalize, every rank that is blocked in a call finds out
-    within milliseconds. Its connection to the rank ends or, within a host, a waiting rank checks
-    every 10 to 30 ms (less often if more than 32 ranks wait there). A machine that disappears
-    without closing its connections is detected by the time-out.
+    within milliseconds. Between hosts, the connection to the dead rank breaks. Within a host, a
+    waiting rank checks every 10 to 30 ms (less often if more than 32 ranks wait there). A machine
+    that disappears without closing its connections is detected by the time-out.
 
     In a world of more than 64 ranks, not every rank is connected to every other rank (see
     idist_ring.h). In such a world, the ranks that are in calls pass on any failure of a group,
-    including idist_abort. A rank that makes its call long after the others have left may name one
-    of the ranks that left.
+    including idist_abort. A rank that makes its call long after the others have left may report
+    that one of those ranks was lost, instead of the original cause.
 
     If a rank leaves after the world has failed, groups that need that rank fail with the status of
     the world. The text begins with the cause of the world's failure.
@@ -307,7 +308,7 @@ ERRORS
     Ranks that call different operations get IDIST_ERR_MISMATCH. The text names two of them and the
     field that differs (operation, dtype, op, root, count, group, sequence). A rank whose own part
     is already complete gets the error from its next call that waits for others, or at the latest
-    from the 17th.
+    from its 16th call after the mismatch.
 
     A deadlock of two ranks is also a mismatch: calls on different groups, a receive against a
     collective, two sends, or two receives. Longer cycles, and calls on two groups over several
@@ -319,9 +320,10 @@ TIME-OUTS AND ABORT
     Every call has a deadline: idist_opts.timeout_ms, or else desc.timeout_ms, or else 30 minutes.
     IDIST_ERR_TIMEOUT names the ranks that did not enter the call, or entered it and stopped
     responding, and where they were last seen. If such a rank waits for another rank, the text
-    follows the chain to its end (not with idist_mpi.h). The text says which rank got no answer:
-    when a path between two hosts is cut, each rank still answers the ranks on its side. A call that
-    takes longer than a minute logs a warning with the same names.
+    follows the chain to its end (not with idist_mpi.h). The text also says which rank got no
+    answer, because a rank that is silent to one rank may still answer other ranks (when a path
+    between two hosts is cut). A call that takes longer than a minute logs a warning with the same
+    names.
 
     idist_abort, called from any thread, ends all calls on a group at once.
 
@@ -367,8 +369,8 @@ MEMORY
     unloaded.
 
     A ring world takes 32 KiB, and another 32 KiB per rank. Messages that arrive before their
-    receive take up to 2 MiB per rank (5 MiB if they are empty). Large reductions over sockets use
-    scratch memory of up to twice the message size.
+    receive take up to 2 MiB per rank (5 MiB if they are all empty, for the records of the
+    messages). Large reductions over sockets use scratch memory of up to twice the message size.
 
     Ranks on one host share an anonymous file of up to 5 MiB per rank (desc.shm_nbytes), which
     disappears with the last of them. About half of the file is reserved when the ranks join. The
@@ -378,8 +380,8 @@ MEMORY
 
     Large buffers are read directly from the memory of the other process if the kernel permits this
     and the reads are fast. The ranks measure the speed when they join. A message up to 1 MiB goes
-    through the file if sender and receiver wait. A program that changes its user after joining, or
-    restricts its own system calls (seccomp), must set IDIST_TRANSPORT=socket.
+    through the file if both ranks are waiting in their calls. A program that changes its user after
+    joining, or restricts its own system calls (seccomp), must set IDIST_TRANSPORT=socket.
 
     Memory from idist_alloc is also part of a shared file, which takes address space only as memory
     is allocated. The other ranks of the host map the memory in their next large collective and read
@@ -414,9 +416,9 @@ SECURITY
     only. In a world of more than 64 ranks, the ranks listen until the world is closed, otherwise
     only while they join.
 
-    A rank that cannot prove the secret fails at once. Rank 0 warns of such a process and keeps
-    waiting, because a stranger must not be able to end the job. The data itself is neither
-    encrypted nor signed: on a network you do not trust, use a tunnel.
+    A rank that cannot prove that it knows the secret fails at once. Rank 0 logs a warning about
+    such a process and keeps waiting, because a stranger must not be able to end the job. The data
+    itself is neither encrypted nor signed: on a network you do not trust, use a tunnel.
 
 WRITING A BACKEND
 
@@ -515,7 +517,8 @@ IDIST_API const char *idist_last_error(void);
 
 // Sets the text that idist_last_error returns in this thread, up to 1023 bytes. A text of NULL sets
 // "". Meant for a function that idist_spawn or idist_parallel_run runs: if the function then
-// returns a failure, their error and report quote the text. A report has room for 400 bytes of it.
+// returns a failure, the error text and the idist_report of that call quote the text, up to 400
+// bytes in the report.
 IDIST_API void idist_set_last_error(const char *text);
 
 //------------------------------------------------------------------------------
@@ -617,7 +620,7 @@ typedef struct idist_store idist_store;
 // not matter), then call idist_wait or idist_test. Until one of them reports completion, do not
 // write to the buffers of the operation, and do not read its receive buffers. A request of all
 // zeros is empty, and waiting for it returns IDIST_OK at once. A call that fails also leaves the
-// request empty, unless the call has no request form.
+// request empty. A call that does not support requests leaves the request unchanged.
 typedef struct idist_request {
     void *impl; // private
 } idist_request;
@@ -1780,8 +1783,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may enable these warnings, but code that must also compile as C needs the casts they
-// report.
+// C++ programs may enable these warnings, but code that must also compile as C needs the casts and
+// the NULLs that they report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -1841,8 +1844,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
         }                                                                         \
     } while (0)
 #else
-// Tells the unwinder that the stack ends in this function, because the return address is undefined.
-// Without unwind tables the stack ends here anyway.
+// Marks the return address as undefined, which tells the unwinder that the stack ends in this
+// function. Without unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
@@ -9614,7 +9617,8 @@ static idist_status idist__client_try(idist_store *store, idist__store_request *
     *wait = false;
     if (!client->is_own && request->op == IDIST__STORE_DROP_WILL) return IDIST_OK;
 
-    if (!client->is_own && request->op == IDIST__STORE_CLAIM) { // torch's server has no wills
+    // torch's server has no CLAIM, which adds 1 and sets a key when the connection ends.
+    if (!client->is_own && request->op == IDIST__STORE_CLAIM) {
         request->op = IDIST__STORE_ADD;
         request->number = 1;
     }
@@ -9779,8 +9783,8 @@ static idist_status idist__client_name_server(idist_status status, const char *a
 
 // Makes one attempt to connect. A host may have several addresses, some of which lead nowhere, so
 // the number of the attempt selects an address. Sets *retry if the failure may be temporary. A
-// process that lacks a secret tries only for a moment. If rank 0 trusts the network, the ranks meet
-// within this time, and all of them learn what is missing.
+// process that lacks a secret tries only for a moment. If rank 0 has IDIST_INSECURE=1, it accepts
+// the connection within this time. Then every rank can report that this process has no secret.
 static idist_status idist__client_attempt(idist__client_store *client, const idist__meet *server,
                                           int number, const uint8_t key[32], int64_t by_ns,
                                           int64_t *give_up_ns, bool *retry) {
@@ -9886,8 +9890,8 @@ typedef struct idist__client_serving {
 // Opens the server's listener, or uses the listener in `serving`. The server listens at:
 //   - the port of `at` on all addresses of this host, if `at` is beyond this host and there is a
 //     secret, which keeps strangers out
-//   - the address that this host advertises, if `at` is beyond this host, there is no secret, and
-//     `at` is a loopback address here or cannot be resolved yet
+//   - the address that this host advertises, if IDIST_INSECURE is set and the host name of `at`
+//     means a loopback address here or cannot be resolved yet
 //   - the address itself in all other cases
 static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
     const idist__meet *at = serving->at;

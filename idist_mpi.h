@@ -151,8 +151,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may enable these warnings, but code that must also compile as C needs the casts they
-// report.
+// C++ programs may enable these warnings, but code that must also compile as C needs the casts and
+// the NULLs that they report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -212,8 +212,8 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
         }                                                                         \
     } while (0)
 #else
-// Tells the unwinder that the stack ends in this function, because the return address is undefined.
-// Without unwind tables the stack ends here anyway.
+// Marks the return address as undefined, which tells the unwinder that the stack ends in this
+// function. Without unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
@@ -2413,11 +2413,11 @@ static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) 
 // mpi/mpi_engine.h: progress, sleep, cancellation, failure
 //
 // These are the functions that the core calls while a world is open. MPI offers no way to sleep
-// until something happens. So a rank that has nothing to do polls. Between two polls it sleeps
-// outside MPI, longer each time. A call of another thread wakes it through a futex.
+// until something happens. So a rank that has nothing to do polls. Between two polls the rank
+// sleeps outside MPI, longer each time. A call by another thread wakes the rank through a futex.
 //
-// A group that fails on one rank sends FAILED to all members. Under ULFM the rank also revokes the
-// communicator, which releases ranks that are blocked in MPI.
+// When a group fails on one rank, that rank sends FAILED to all other members. Under ULFM the rank
+// also revokes the communicator, which releases ranks that are blocked in MPI.
 
 // Handles one control message.
 static void idist__mpi_engine_deliver(idist__mpi *mpi, int source, idist__mpi_control *control,
@@ -2518,7 +2518,7 @@ static void idist__mpi_engine_start(idist__task *t) {
     }
 
     if (g->status != IDIST_OK)
-        idist__task_complete(t, g->status, g->cause); // the quick call found the failure
+        idist__task_complete(t, g->status, g->cause); // idist__mpi_coll_quick has failed the group
     else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(mpi, t);
     else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(mpi, t);
     else if (g->size == 1) idist__self_collective(t);
@@ -2593,7 +2593,7 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     while (*at && *at != t) at = &idist__mpi_op_of(*at)->next;
     if (*at) *at = op->next;
 
-    // Replace the WAITING that was announced by one without flags.
+    // Replace the announced WAITING with a WAITING that has no flags.
     if (receives && t->late.announced && t->call.root >= 0)
         idist__mpi_wait_send(t, t->call.root, 0);
     if (op->phase == IDIST__PHASE_WAITING) return receives;
@@ -2610,8 +2610,8 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     return false;
 }
 
-// Cancels a receive that has matched no message. After the match, MPI writes the data of a large
-// message to the buffer.
+// Cancels a receive that has matched no message. After a match the receive cannot be cancelled,
+// because MPI may be writing to the buffer. Returns true if the receive was cancelled.
 static bool idist__mpi_engine_retract(idist__task *t) {
     return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_engine_cancel_p2p(t);
 }

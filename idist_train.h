@@ -853,8 +853,8 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may enable these warnings, but code that must also compile as C needs the casts they
-// report.
+// C++ programs may enable these warnings, but code that must also compile as C needs the casts and
+// the NULLs that they report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -914,8 +914,8 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
         }                                                                         \
     } while (0)
 #else
-// Tells the unwinder that the stack ends in this function, because the return address is undefined.
-// Without unwind tables the stack ends here anyway.
+// Marks the return address as undefined, which tells the unwinder that the stack ends in this
+// function. Without unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
@@ -6731,8 +6731,8 @@ static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
 }
 
 // Checks that no gradient is in device memory unless on_device is set. Without on_device, the host
-// reads and writes scattered gradients. The check works only if idist_nccl.h was included before
-// this header.
+// itself copies gradients that are not contiguous, so they must be in host memory. The check works
+// only if idist_nccl.h was included before idist_train.h.
 static idist_status idist__ddp_create_check_device(const idist_ddp *d) {
     int i;
 
@@ -6786,7 +6786,7 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
 }
 
 // Copies the caller's lists, which have not been checked yet. Allocates the arrays that have one
-// element per list entry.
+// element per list entry, and has_data, which has one per rank.
 static idist_status idist__ddp_create_copy(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     size_t n = desc->n > 0 ? (size_t)desc->n : 0, i;

@@ -5,7 +5,7 @@
 //
 // expected output:
 //    MPI counts 4 ranks, idist 4 by mpi
-//    the halves have 2 and 2 ranks: sums 10 and 50 of rank numbers times 10
+//    the halves have 2 and 2 ranks; their sums of 10 * rank are 10 and 50
 //    MPI goes on: 4 ranks at the end
 //
 // The program owns MPI: it initializes MPI, passes a communicator to idist (or nothing, for
@@ -60,8 +60,8 @@ int main(int argc, char **argv) {
     MPI_Bcast(&sums[1], 1, MPI_INT, size - 1, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, &total, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0) {
-        printf("the halves have %d and %d ranks: sums %d and %d of rank numbers times 10\n",
-               sizes[0], sizes[1], sums[0], sums[1]);
+        printf("the halves have %d and %d ranks; their sums of 10 * rank are %d and %d\n", sizes[0],
+               sizes[1], sums[0], sums[1]);
         printf("MPI goes on: %d ranks at the end\n", total);
     }
     MPI_Finalize();

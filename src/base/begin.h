@@ -13,8 +13,8 @@
 #pragma push_macro("max")
 #undef max
 
-// C++ programs may enable these warnings, but code that must also compile as C needs the casts they
-// report.
+// C++ programs may enable these warnings, but code that must also compile as C needs the casts and
+// the NULLs that they report.
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"
@@ -74,8 +74,8 @@
         }                                                                         \
     } while (0)
 #else
-// Tells the unwinder that the stack ends in this function, because the return address is undefined.
-// Without unwind tables the stack ends here anyway.
+// Marks the return address as undefined, which tells the unwinder that the stack ends in this
+// function. Without unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)

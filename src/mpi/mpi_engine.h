@@ -1,11 +1,11 @@
 // mpi/mpi_engine.h: progress, sleep, cancellation, failure
 //
 // These are the functions that the core calls while a world is open. MPI offers no way to sleep
-// until something happens. So a rank that has nothing to do polls. Between two polls it sleeps
-// outside MPI, longer each time. A call of another thread wakes it through a futex.
+// until something happens. So a rank that has nothing to do polls. Between two polls the rank
+// sleeps outside MPI, longer each time. A call by another thread wakes the rank through a futex.
 //
-// A group that fails on one rank sends FAILED to all members. Under ULFM the rank also revokes the
-// communicator, which releases ranks that are blocked in MPI.
+// When a group fails on one rank, that rank sends FAILED to all other members. Under ULFM the rank
+// also revokes the communicator, which releases ranks that are blocked in MPI.
 #pragma once
 
 #include "os/clock.h"
@@ -126,7 +126,7 @@ static void idist__mpi_engine_start(idist__task *t) {
     }
 
     if (g->status != IDIST_OK)
-        idist__task_complete(t, g->status, g->cause); // the quick call found the failure
+        idist__task_complete(t, g->status, g->cause); // idist__mpi_coll_quick has failed the group
     else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(mpi, t);
     else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(mpi, t);
     else if (g->size == 1) idist__self_collective(t);
@@ -201,7 +201,7 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     while (*at && *at != t) at = &idist__mpi_op_of(*at)->next;
     if (*at) *at = op->next;
 
-    // Replace the WAITING that was announced by one without flags.
+    // Replace the announced WAITING with a WAITING that has no flags.
     if (receives && t->late.announced && t->call.root >= 0)
         idist__mpi_wait_send(t, t->call.root, 0);
     if (op->phase == IDIST__PHASE_WAITING) return receives;
@@ -218,8 +218,8 @@ static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     return false;
 }
 
-// Cancels a receive that has matched no message. After the match, MPI writes the data of a large
-// message to the buffer.
+// Cancels a receive that has matched no message. After a match the receive cannot be cancelled,
+// because MPI may be writing to the buffer. Returns true if the receive was cancelled.
 static bool idist__mpi_engine_retract(idist__task *t) {
     return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_engine_cancel_p2p(t);
 }

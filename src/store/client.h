@@ -325,7 +325,8 @@ static idist_status idist__client_try(idist_store *store, idist__store_request *
     *wait = false;
     if (!client->is_own && request->op == IDIST__STORE_DROP_WILL) return IDIST_OK;
 
-    if (!client->is_own && request->op == IDIST__STORE_CLAIM) { // torch's server has no wills
+    // torch's server has no CLAIM, which adds 1 and sets a key when the connection ends.
+    if (!client->is_own && request->op == IDIST__STORE_CLAIM) {
         request->op = IDIST__STORE_ADD;
         request->number = 1;
     }
@@ -490,8 +491,8 @@ static idist_status idist__client_name_server(idist_status status, const char *a
 
 // Makes one attempt to connect. A host may have several addresses, some of which lead nowhere, so
 // the number of the attempt selects an address. Sets *retry if the failure may be temporary. A
-// process that lacks a secret tries only for a moment. If rank 0 trusts the network, the ranks meet
-// within this time, and all of them learn what is missing.
+// process that lacks a secret tries only for a moment. If rank 0 has IDIST_INSECURE=1, it accepts
+// the connection within this time. Then every rank can report that this process has no secret.
 static idist_status idist__client_attempt(idist__client_store *client, const idist__meet *server,
                                           int number, const uint8_t key[32], int64_t by_ns,
                                           int64_t *give_up_ns, bool *retry) {
@@ -597,8 +598,8 @@ typedef struct idist__client_serving {
 // Opens the server's listener, or uses the listener in `serving`. The server listens at:
 //   - the port of `at` on all addresses of this host, if `at` is beyond this host and there is a
 //     secret, which keeps strangers out
-//   - the address that this host advertises, if `at` is beyond this host, there is no secret, and
-//     `at` is a loopback address here or cannot be resolved yet
+//   - the address that this host advertises, if IDIST_INSECURE is set and the host name of `at`
+//     means a loopback address here or cannot be resolved yet
 //   - the address itself in all other cases
 static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
     const idist__meet *at = serving->at;

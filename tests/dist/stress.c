@@ -20,8 +20,8 @@
 #include "grid.h"
 
 enum {
-    // Values repeat after PERIOD elements. This prime number is not a multiple of any size by which
-    // the library divides buffers.
+    // Values repeat after PERIOD elements. PERIOD is prime, so no size by which the library divides
+    // buffers is a multiple of it, and a misplaced piece shows.
     PERIOD = 1021,
     MOST_CALLS = 6,
     MOST_RANKS = 10,
@@ -49,7 +49,8 @@ typedef enum {
     ALL_TO_ALLV,
     REDUCE_SCATTERV,
     MESSAGE,
-    // SENDRECV and the kinds below block, and cannot stand between group_begin and group_end.
+    // SENDRECV and the kinds after it are blocking calls, which cannot appear between group_begin
+    // and group_end.
     SENDRECV,
     BROADCAST_BYTES,
     ALL_GATHER_BYTES,
@@ -78,8 +79,8 @@ typedef struct rank_state {
     idist_op user_ops[3];
     uint64_t own; // random numbers of this rank only
     uint64_t number;
-    // A value was wrong. The rank continues to the end of the round, so that the other ranks can
-    // continue too.
+    // A value was wrong. The rank continues until all ranks next compare their results, so that no
+    // rank waits for it.
     bool wrong;
     bool broken; // a call failed
 } rank_state;
@@ -550,7 +551,7 @@ static idist_status call_message(doing *d, const idist_opts *o, bool between) {
     if (d->what == ALL_GATHER_BYTES)
         return idist_all_gather_bytes(d->send.p, d->send.nbytes, d->recv.p, d->recv.nbytes,
                                       d->sizes, &plain);
-    // The rank sends to itself, so either the send or the receive must not block.
+    // If the rank sends to itself, the send or the receive must not block.
     if (d->r == d->src && d->r == d->dst) {
         status = idist_send(d->send.p, sent, d->dtype, d->dst, d->tag, between ? &plain : &other);
     } else if (d->r == d->src) {

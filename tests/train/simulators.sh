@@ -135,7 +135,7 @@ bad() {
     ok_run "$status" "$*" 30 "$PROGRAM" "$@"
     check_said "$*: says what is wrong" "$text" "$WORK/log"
 }
-bad 2 "--nonsense is no option; there are --ranks, .*--slow" --nonsense
+bad 2 "unknown option --nonsense; the options are --ranks, .*--slow" --nonsense
 bad 2 "--ranks 0: expected a number from 1 to 256" --ranks 0
 bad 2 "--ranks 257: expected a number from 1 to 256" --ranks 257
 bad 2 "--simulators 1: expected a number from 2 to 1000" --simulators 1

@@ -237,8 +237,8 @@ static int report_validation(trainer *t, const char *tag) {
     return 0;
 }
 
-// Opens the curves and reports the configuration. Returns 0, 1 after an error, or 2 if a batch
-// needs more images than exist. Collective.
+// Opens the curves and reports the configuration. Returns 0 on success, 1 after an error, or 2 if a
+// batch needs more images than there are. Collective.
 static int report_start(trainer *t) {
     idist_summary_desc curves = {.folder = cfg.output_path};
 

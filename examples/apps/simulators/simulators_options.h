@@ -18,10 +18,11 @@ static inline bool simulators_parse(simulators_options *o, int argc, char **argv
 
         while (k < 5 && strcmp(argv[i], names[k])) k++;
         if (k == 5) {
-            fprintf(stderr,
-                    "%s is no option; there are --ranks, --simulators, --generations, --seed and "
-                    "--slow\n",
-                    argv[i]);
+            fprintf(
+                stderr,
+                "unknown option %s; the options are --ranks, --simulators, --generations, --seed "
+                "and --slow\n",
+                argv[i]);
             return false;
         }
         if (!option_number(names[k], i + 1 < argc ? argv[i + 1] : NULL, min[k], max[k], &values[k]))

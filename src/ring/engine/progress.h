@@ -6,8 +6,8 @@
 //
 // PATH OF A MESSAGE
 //
-// idist__progress_run       called by a caller that polls, or by the progress thread
-// idist__progress_move_all  for each link, writes what is queued and reads what has arrived
+// idist__progress_run       called by a thread that waits in a call, or by the progress thread
+// idist__progress_move      for each link, writes what is queued and reads what has arrived
 // idist__progress_read      reads bytes, directly into a large message or through the link's stage
 // idist__progress_parse     cuts the stage into frames and payloads
 // idist__incoming_begin     checks a complete header, and sets the payload's destination
@@ -50,7 +50,7 @@
 enum {
     IDIST__PROGRESS_READS = 16,    // reads of one link before the next link's turn
     IDIST__PROGRESS_DIRECT = 4096, // bytes of the smallest payload that bypasses the stage
-    IDIST__PROGRESS_FEW = 4,       // most polled links for which trying each is cheaper than poll
+    IDIST__PROGRESS_FEW = 4,       // most links of which reading each is cheaper than poll
     IDIST__PROGRESS_TURNS = 8,     // one in this many polls by a caller reads all links
     IDIST__PROGRESS_WAKES = 3      // entries of a poll set before the connector's
 };
@@ -115,8 +115,8 @@ static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
 }
 
 // Returns the number of bytes to read into the stage, which is empty. If the transport shows
-// headers without a system call, reads only the header of a frame with a large payload. Then the
-// payload is copied once, to its destination.
+// headers without a system call, returns the size of the header for a frame with a large payload.
+// The payload is then copied only once, to its destination.
 static size_t idist__progress_capacity(const idist__link *l) {
     idist__frame frame;
 
@@ -199,10 +199,10 @@ static bool idist__progress_fill(idist__link *l) {
     return true;
 }
 
-// Tries to complete a receive without a task. Called if the receive has a request, if other calls
-// are in progress, or if the link's stage holds bytes. Takes a message out of the stage, or a large
-// one directly from the link. Messages that match earlier receives are first delivered to those
-// receives.
+// Tries to complete a receive without creating a task. Called if the receive has a request, if
+// other calls are in progress, or if the link's stage holds bytes. Takes a message out of the
+// stage, or a large one directly from the link. Messages that match earlier receives are first
+// delivered to those receives.
 static bool idist__progress_take(const idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
@@ -286,7 +286,7 @@ static void idist__progress_judge(idist__ring *ring) {
 
         if (l->open && !l->ended) idist__progress_read(ring, i);
         while (l->open && !l->ended && idist__progress_has_died(ring, i)) {
-            ring->shm->ports[ring->shm->local[i]].look = true; // its death may not be counted yet
+            ring->shm->ports[ring->shm->local[i]].look = true; // makes the read check for its death
             idist__progress_read(ring, i);                     // the rest of what the rank wrote
         }
     }
@@ -327,8 +327,9 @@ static bool idist__progress_all_left(const idist_group *g) {
     return g->size > 1;
 }
 
-// Returns a receive from any source that can no longer be matched, or NULL if there is none. The
-// peer is a member of the receive's group, and all other members except this rank have left too.
+// Returns a receive from any source that can no longer be matched, or NULL if there is none. That
+// is a receive in a group that contains the peer, and of which all members except this rank have
+// left.
 static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
     const idist__task *t;
 
@@ -376,7 +377,7 @@ static void idist__progress_left(idist__ring *ring) {
 
     for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
         if (!ring->links[i].bye) continue;
-        // A rank leaves in order when all ranks have called idist_finalize. Closing the world ends
+        // A rank leaves cleanly when all ranks have called idist_finalize. Closing the world ends
         // the calls that other threads of this rank are in.
         if (ring->w->life.closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
@@ -385,8 +386,8 @@ static void idist__progress_left(idist__ring *ring) {
     }
 }
 
-// Warns once that descriptors are short. Calls that need a connection keep trying, and may miss
-// their deadline.
+// Warns once that this process is out of file descriptors. Calls that need a connection keep
+// trying, and may miss their deadline.
 static void idist__progress_short_of_fds(idist__ring *ring) {
     if (!ring->no_fds_ns)
         idist__log_print(&ring->w->log, IDIST_LOG_WARN,
@@ -395,8 +396,8 @@ static void idist__progress_short_of_fds(idist__ring *ring) {
     ring->no_fds_ns = idist__os_clock_now_ns();
 }
 
-// Handles a rank that cannot be reached. If no call needs the rank, it may have left the world in
-// order. Returns true if the rank is lost.
+// Handles a rank that cannot be reached. If no call needs the rank, it may have left the world
+// cleanly. Returns true if the rank is lost.
 static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_event *event) {
     idist__link *l = &ring->links[event->rank];
 
@@ -539,7 +540,7 @@ static void idist__progress_move(idist__ring *ring, bool all) {
     bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
     int i;
 
-    if (ring->shm) idist__liveness_any(ring->shm); // if a rank has ended, reading tells which one
+    if (ring->shm) idist__liveness_any(ring->shm); // if a rank has ended, the reads below say which
     if (few && !all) all = !idist__progress_awaits_any(ring);
 
     for (i = 0; i < ring->w->group.size; i++) {

@@ -229,8 +229,8 @@ static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
 }
 
 // Checks that no gradient is in device memory unless on_device is set. Without on_device, the host
-// reads and writes scattered gradients. The check works only if idist_nccl.h was included before
-// this header.
+// itself copies gradients that are not contiguous, so they must be in host memory. The check works
+// only if idist_nccl.h was included before idist_train.h.
 static idist_status idist__ddp_create_check_device(const idist_ddp *d) {
     int i;
 
@@ -284,7 +284,7 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
 }
 
 // Copies the caller's lists, which have not been checked yet. Allocates the arrays that have one
-// element per list entry.
+// element per list entry, and has_data, which has one per rank.
 static idist_status idist__ddp_create_copy(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     size_t n = desc->n > 0 ? (size_t)desc->n : 0, i;
