@@ -667,7 +667,7 @@ def table_of_launchers(source):
 
 def documented_launchers(source):
     """The same two, as idist.h has them, and the lines where they stand."""
-    chosen = re.search(r'IDIST_LAUNCHER selects one: ([^.]*)\.', source.text)
+    chosen = re.search(r'IDIST_LAUNCHER selects[^:]*:\s*([^.]*)\.', source.text)
     first = re.search(r'Rank and size come from the first of these that is set:\n', source.text)
     names = re.split(r',\s*', chosen.group(1))
     pairs = []
