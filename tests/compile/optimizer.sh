@@ -43,7 +43,7 @@ cp "$WORK/all.c" "$WORK/all.cpp"
 cp "$WORK/alone.c" "$WORK/alone.cpp"
 
 # COMPILER STD EXTENSION LEVELS. "alone" and "lto" compile idist.h by itself, see below.
-of_gcc="-O2 -O3"
+of_gcc="-O2"
 of_clang=""
 of_clangxx=""
 of_gxx="-O3"

@@ -127,7 +127,8 @@ test_program() { # BLOCK NAME WORDS
         return
     }
     ok_run 0 "$name: compiles" 120 sh -c \
-        "cd '$WORK' && $compiler -Wall -Wextra $flags '$file' -o '${file%.*}.out'" || return
+        "cd '$WORK' && $compiler ${NOT_OPTIMIZED[0]} '${NOT_OPTIMIZED[1]}' -Wall -Wextra $flags \
+        '$file' -o '${file%.*}.out'" || return
     ok "$(wc -l <"$WORK/log")" "$name: without a warning" || head -n 15 "$WORK/log" | diag
     has run "$words" || return
     ok_run 0 "$name: runs" 60 sh -c "cd '$WORK' && './${file%.*}.out'" || return
