@@ -25,15 +25,20 @@
 
 enum { RANKS = 4, SAMPLES = 64, HIDDEN = 8, STEPS = 200, OUTPUTS = 3 };
 
-// In this program, B stands for the number of samples per rank, and SUM for the rest of an
-// all_reduce over all ranks.
+// In this program, B stands for the number of samples per rank, and C for 2 B. SUM stands for the
+// function and the attributes of an all_reduce over all ranks.
 static const char step[] =
     "module @step {\n"
-    "func.func public @main(%w1: tensor<8x2xf32>, %w2: tensor<1x8xf32>, %x: tensor<Bx2xf32>"
-    ",\n"
-    "    %y: tensor<Bx1xf32>) -> (tensor<8x2xf32>, tensor<1x8xf32>, tensor<1xf32>) {\n"
-    "  %rate1 = stablehlo.constant dense<0.01> : tensor<8x2xf32>\n"
-    "  %rate2 = stablehlo.constant dense<0.01> : tensor<1x8xf32>\n"
+    "func.func public @main(%w1_flat: tensor<16xf32>, %w2_flat: tensor<8xf32>,\n"
+    "    %x_flat: tensor<Cxf32>, %y_flat: tensor<Bxf32>)\n"
+    "    -> (tensor<16xf32>, tensor<8xf32>, tensor<1xf32>) {\n"
+    "  // a buffer of idist_xla_buffer_put has one dimension\n"
+    "  %w1 = stablehlo.reshape %w1_flat : (tensor<16xf32>) -> tensor<8x2xf32>\n"
+    "  %w2 = stablehlo.reshape %w2_flat : (tensor<8xf32>) -> tensor<1x8xf32>\n"
+    "  %x = stablehlo.reshape %x_flat : (tensor<Cxf32>) -> tensor<Bx2xf32>\n"
+    "  %y = stablehlo.reshape %y_flat : (tensor<Bxf32>) -> tensor<Bx1xf32>\n"
+    "  %rate1 = stablehlo.constant dense<0.01> : tensor<16xf32>\n"
+    "  %rate2 = stablehlo.constant dense<0.01> : tensor<8xf32>\n"
     "  %one = stablehlo.constant dense<1.0> : tensor<Bx8xf32>\n"
     "  // output = tanh(x w1') w2'\n"
     "  %in = stablehlo.dot_general %x, %w1, contracting_dims = [1] x [1]"
@@ -64,13 +69,11 @@ static const char step[] =
     "  %p1 = stablehlo.slice %sums [0:16] : (tensor<25xf32>) -> tensor<16xf32>\n"
     "  %p2 = stablehlo.slice %sums [16:24] : (tensor<25xf32>) -> tensor<8xf32>\n"
     "  %p3 = stablehlo.slice %sums [24:25] : (tensor<25xf32>) -> tensor<1xf32>\n"
-    "  %s1 = stablehlo.reshape %p1 : (tensor<16xf32>) -> tensor<8x2xf32>\n"
-    "  %s2 = stablehlo.reshape %p2 : (tensor<8xf32>) -> tensor<1x8xf32>\n"
-    "  %d1 = stablehlo.multiply %s1, %rate1 : tensor<8x2xf32>\n"
-    "  %d2 = stablehlo.multiply %s2, %rate2 : tensor<1x8xf32>\n"
-    "  %new1 = stablehlo.subtract %w1, %d1 : tensor<8x2xf32>\n"
-    "  %new2 = stablehlo.subtract %w2, %d2 : tensor<1x8xf32>\n"
-    "  return %new1, %new2, %p3 : tensor<8x2xf32>, tensor<1x8xf32>, tensor<1xf32>\n"
+    "  %d1 = stablehlo.multiply %p1, %rate1 : tensor<16xf32>\n"
+    "  %d2 = stablehlo.multiply %p2, %rate2 : tensor<8xf32>\n"
+    "  %new1 = stablehlo.subtract %w1_flat, %d1 : tensor<16xf32>\n"
+    "  %new2 = stablehlo.subtract %w2_flat, %d2 : tensor<8xf32>\n"
+    "  return %new1, %new2, %p3 : tensor<16xf32>, tensor<8xf32>, tensor<1xf32>\n"
     "}\n"
     "}\n";
 
@@ -105,15 +108,17 @@ static void make_samples(float *x, float *y, int first, int count) {
 // Compiles a step for the ranks of a group.
 static void *compile_step(idist_group *group) {
     int n = idist_group_size(group);
-    char text[8000], samples[16], size[16];
+    char text[8000], samples[16], coordinates[16], size[16];
 
     snprintf(text, sizeof text, "%s", step);
     snprintf(samples, sizeof samples, "<%dx", SAMPLES / n);
+    snprintf(coordinates, sizeof coordinates, "<%dx", 2 * SAMPLES / n);
     snprintf(size, sizeof size, "1x%dx", n);
     if (stablehlo_replace(text, sizeof text, "SUM", sum)) return NULL;
     if (stablehlo_replace(text, sizeof text, "RANKS", n == 1 ? "0" : "0, 1, 2, 3")) return NULL;
     if (stablehlo_replace(text, sizeof text, "1xNx", size)) return NULL;
     if (stablehlo_replace(text, sizeof text, "<Bx", samples)) return NULL;
+    if (stablehlo_replace(text, sizeof text, "<Cx", coordinates)) return NULL;
 
     return stablehlo_compile(text, group);
 }
@@ -128,7 +133,7 @@ static int replace(idist_xla_buffer **buffer, void *result, idist_group *group) 
 // Trains on the samples of this rank. Ranks that are threads share one compiled program, because
 // XLA identifies a program's collectives by numbers that differ between compilations. If a rank is
 // lost, the barrier before each step fails with an error that names the rank. XLA itself would wait
-// for the rank.
+// for the rank forever.
 static int train(idist_group *group, training *shared) {
     int n = idist_group_size(group), rank = idist_group_rank(group), count = SAMPLES / n;
     idist_xla_buffer *b[4] = {NULL}, *loss = NULL;
@@ -206,7 +211,7 @@ int main(void) {
     int ranks[RANKS], failed = 0;
     void *result;
 
-    setenv("IDIST_XLA_CPU_DEVICES", "4", 0); // the number of TPUs is fixed
+    setenv("IDIST_XLA_CPU_DEVICES", "4", 0); // has no effect on TPUs
     CHECK(idist_store_open("mem://", NULL, &store));
 
     for (int i = 0; i < RANKS; i++) {

@@ -41,8 +41,8 @@ BUFFERS
 
     XLA has no device pointers, and a PJRT_Buffer never changes. So device memory is an
     idist_xla_buffer, a handle that a program passes wherever a call takes a buffer. A call that
-    writes to the handle replaces the PJRT_Buffer behind the handle. A call in place may reuse the
-    memory of the input for the result (donation).
+    writes to the handle replaces the PJRT_Buffer behind the handle. A world without such a device
+    takes no handles. A call in place may reuse the memory of the input for the result (donation).
 
     A handle has addresses of its own, as many as the buffer has bytes. (char *)x + 8 is the part of
     the buffer from byte 8 on, and a call takes such a part as well. Nobody can read or write these
@@ -53,11 +53,13 @@ WHO IS A RANK
     processes   one process per TPU chip: idist_spawn, idistrun, srun. idist tells libtpu which chip
                 is whose (TPU_VISIBLE_CHIPS, TPU_PROCESS_ADDRESSES, ...), unless these variables are
                 set.
-    threads     one process opens a world per thread (idist_open), and its devices are shared out.
-                XLA's CPU plug-in has as many devices as IDIST_XLA_CPU_DEVICES says.
+    threads     one process opens a world per thread (idist_open), and its devices are divided among
+                the threads. XLA's CPU plug-in has as many devices as IDIST_XLA_CPU_DEVICES says.
 
     A rank has the device local rank modulo the number of devices of its process. desc.device or
-    IDIST_DEVICE overrides that: "tpu:1", "xla:1".
+    IDIST_DEVICE overrides that: "tpu:1" is the second TPU of the process, "xla:1" its second
+    device, and "cpu" means no device. idist_device() returns the number that the plug-in gives the
+    device.
 
 HOW DEVICE MEMORY TRAVELS
 
@@ -70,27 +72,30 @@ HOW DEVICE MEMORY TRAVELS
         staged   everything else, and everything if the devices do not form one world of XLA: the
                  buffers are copied to the host, and the host's backend does the call
 
-    Compiling takes milliseconds on a CPU, and may take seconds on a TPU, once per kind of call,
-    count, dtype and op. A program that varies its counts should round them up to a few values.
+    Compiling takes milliseconds on a CPU, and may take seconds on a TPU. Calls share a program if
+    they have the same kind, shapes, dtype, op, root and group. A process keeps 256 programs. A user
+    program that varies its counts should round them up to a few values.
 
     XLA rounds 16-bit and 8-bit floats at every step, and does not define MIN and MAX of a NaN. On a
     TPU, F64 is a pair of F32, with the range of F32. Integer results have the bits of the host's
     results.
 
-    In one collective, either all ranks pass device memory or none does; otherwise the call fails
-    with IDIST_ERR_MISMATCH. A message may go from a device to the host memory of another rank.
+    In one collective, either all ranks pass device memory, even ranks with 0 elements, or none
+    does. Otherwise the call fails with IDIST_ERR_MISMATCH. A part of a buffer is staged by copying
+    the whole buffer. A message may go from a device to the host memory of another rank.
 
 CALLS
 
-    opts.request       proceeds beside the program until idist_wait or idist_test
+    opts.request       runs in the background until idist_wait or idist_test completes it
     opts.stream        IDIST_ERR_UNSUPPORTED: PJRT has no streams
-    barriers, bytes, strings, numbers   stay on the host
+    idist_barrier, and the _bytes and _alloc functions   stay on the host
 
     Before a program is launched, all ranks meet on the host. They compare the call, and agree on
     the order of all programs. So different calls, late ranks and lost ranks give the same errors as
-    on the host, before any rank has entered XLA. Programs of several groups never wait for each
-    other in a circle. Calls of two worlds of one process have no such order: do not let them
-    overlap.
+    on the host, before any rank has entered XLA. If the call times out after all ranks have agreed,
+    its program still runs, because the devices of other ranks wait for it. Programs of several
+    groups never wait for each other in a circle. Calls of two worlds of one process have no such
+    order: do not let them overlap.
 
 PROGRAMS OF YOUR OWN
 
@@ -104,9 +109,12 @@ PROGRAMS OF YOUR OWN
 
 FAILURES
 
-    If the plug-in reports an error, the call fails with IDIST_ERR_DEVICE on all ranks. If a rank is
-    lost while its program runs, the others get IDIST_ERR_PEER_LOST, but XLA itself still waits: on
-    CPUs it ends the process after 40 s ("Termination timeout").
+    If the plug-in reports an error on one rank, the call fails with IDIST_ERR_DEVICE on all ranks.
+    If a rank is lost while its program runs, the others get IDIST_ERR_PEER_LOST. In both cases the
+    devices of other ranks may wait inside the program forever, and programs of all groups wait
+    behind it; on CPUs, XLA ends the process after 40 s ("Termination timeout"). A call in place
+    that fails may lose the contents of its buffer. Then idist_xla_buffer_get returns
+    IDIST_ERR_DEVICE.
 
 CONTENTS
 
@@ -135,29 +143,32 @@ extern "C" {
 // Device memory of this rank: a handle, and an address that nobody can access.
 typedef struct idist_xla_buffer idist_xla_buffer;
 
-// Creates a buffer on this rank's device and copies `count` elements of host memory into the
-// buffer, or zeros if data is NULL. Blocks until the data has been read. Any thread may call.
-// Returns IDIST_ERR_ARG for count 0 and for a dtype that XLA does not have (pairs, user dtypes),
-// IDIST_ERR_NO_DEVICE, IDIST_ERR_DEVICE or IDIST_ERR_NO_MEMORY.
+// Creates a buffer of one dimension on this rank's device and copies `count` elements of host
+// memory into the buffer, or zeros if data is NULL. Blocks until the data has been read. Any thread
+// may call. Returns IDIST_ERR_ARG for count 0 and for a dtype that XLA does not have (pairs, user
+// dtypes), IDIST_ERR_STATE without a world, IDIST_ERR_NO_DEVICE, IDIST_ERR_DEVICE or
+// IDIST_ERR_NO_MEMORY.
 IDIST_API idist_status idist_xla_buffer_put(const void *data, size_t count, idist_dtype dtype,
                                             idist_group *group, idist_xla_buffer **buffer);
 
 // Makes a buffer from a PJRT_Buffer on this rank's device, for example from a result of your own
 // program. The buffer may have up to 16 dimensions; calls take its elements in row-major order.
-// idist treats a buffer of bools as IDIST_U8. A result that is not 0 becomes 1, so IDIST_SUM is a
-// logical "or". On success the PJRT_Buffer belongs to idist. Returns the errors of
-// idist_xla_buffer_put, and IDIST_ERR_UNSUPPORTED for a type that idist does not have.
+// idist treats a buffer of bools as IDIST_U8. A result that is not 0 becomes 1. Use IDIST_LOR or
+// IDIST_LAND, because IDIST_SUM wraps at 256. On success the PJRT_Buffer belongs to idist. Returns
+// the errors of idist_xla_buffer_put, and IDIST_ERR_UNSUPPORTED for a type that idist does not
+// have.
 IDIST_API idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
                                               idist_xla_buffer **buffer);
 
 // Copies a whole buffer to host memory of nbytes, which must be the size of the buffer. Waits for
 // the programs that compute the buffer, but not for requests of idist: wait for those first.
-// Returns IDIST_ERR_ARG, IDIST_ERR_DEVICE, or IDIST_ERR_TIMEOUT after timeout_ms (-1: no limit).
+// Returns IDIST_ERR_ARG, IDIST_ERR_DEVICE, IDIST_ERR_STATE in a process forked from the owner's, or
+// IDIST_ERR_TIMEOUT after timeout_ms (0: does not wait, -1: no limit).
 IDIST_API idist_status idist_xla_buffer_get(const idist_xla_buffer *buffer, void *data,
                                             size_t nbytes, int timeout_ms);
 
-// Returns the PJRT_Buffer of a buffer, as an input for a program of your own. It stays valid until
-// the next call that writes to the buffer. idist keeps ownership.
+// Returns the PJRT_Buffer of a buffer, as an input for a program of your own. The PJRT_Buffer stays
+// valid until the next call that writes to the buffer. idist keeps ownership.
 IDIST_API void *idist_xla_buffer_pjrt(const idist_xla_buffer *buffer);
 
 // Frees a buffer and sets the pointer to NULL. Calls in progress keep the memory until they end. A
@@ -175,8 +186,9 @@ IDIST_API void *idist_xla_client(idist_group *group);
 IDIST_API void *idist_xla_device(idist_group *group);
 
 // Writes a serialized CompileOptionsProto for a program over a group: one replica per member,
-// replica i on the device of rank i. Returns its number of bytes. Writes nothing if the capacity is
-// smaller.
+// replica i on the device of rank i. Returns the number of bytes. Writes nothing if the capacity is
+// smaller. Fails with IDIST_ERR_UNSUPPORTED if the members cannot run one program, for example
+// because two members share a device.
 IDIST_API size_t idist_xla_compile_options(idist_group *group, void *options, size_t capacity);
 
 // Returns the backend that moves memory of XLA's devices, beside the world's backend for host

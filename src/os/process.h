@@ -11,9 +11,9 @@
 // empty. Like torch's env://, treats an empty variable as unset.
 static const char *idist__os_env(const char *name);
 
-// Sets a variable that is unset or empty, for a library that reads the environment. No other thread
-// may read or change the environment during the call. Returns false if memory cannot be allocated.
-IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value);
+// Sets a variable, for a library that reads the environment. No other thread may read or change the
+// environment during the call. Returns false if memory cannot be allocated.
+IDIST__UNUSED static bool idist__os_env_set(const char *name, const char *value);
 
 //------------------------------------------------------------------------------
 // what the system allows this process
@@ -100,8 +100,8 @@ static char **idist__os_process_variables(void);
 // Sets whether a descriptor stays open in a program that this process executes. Safe after fork.
 static void idist__os_process_pass(int fd, bool pass);
 
-// Moves a descriptor above 2, because stdin, stdout and stderr may be closed. Returns false with
-// errno on failure. *fd is valid in both cases.
+// Moves a descriptor above 2. The descriptor may have the number of stdin, stdout or stderr if that
+// stream was closed. Returns false with errno on failure. *fd is valid in both cases.
 static bool idist__os_process_move_fd(int *fd);
 
 // Maps memory that this process shares with its children: the memory of a file or, if fd is -1,

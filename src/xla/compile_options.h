@@ -8,8 +8,8 @@
 //           ComputationDevice    replica_device_ids = 1, packed
 //
 // (xla/pjrt/proto/compile_options.proto and xla/xla_data.proto.) A message is a sequence of fields.
-// Each field is a tag, and a number or a length with bytes. All integers are varints: seven bits
-// per byte, lowest first.
+// Each field is a tag, followed by a number, or by a length and that many bytes. All integers are
+// varints: seven bits per byte, lowest first.
 #pragma once
 
 #include "xla/xla_model.h"
@@ -51,8 +51,8 @@ static void idist__proto_device_ids(idist__proto *proto, const idist_group *g) {
 }
 
 // Writes a message whose parts have these sizes: [0] the ids, [1] ComputationDevice, [2]
-// DeviceAssignment, [3] ExecutableBuildOptions. Updates the sizes, so that a second call with the
-// first call's sizes writes the right lengths.
+// DeviceAssignment, [3] ExecutableBuildOptions. Updates the sizes. If a call does not change the
+// sizes, the lengths that it wrote are right.
 static void idist__proto_options(idist__proto *proto, const idist_group *g, size_t nbytes[4]) {
     uint64_t n = (uint64_t)g->size;
     size_t begin[4];

@@ -6,7 +6,7 @@
 // and idist needs no header of XLA. A plug-in refuses a struct that is smaller than the one it was
 // compiled with. So each struct here ends with zeros for the fields of newer plug-ins.
 //
-// tests/device/pjrt_abi.c compares numbers, offsets and sizes with a real pjrt_c_api.h.
+// tests/xla/pjrt_abi.c compares numbers, offsets and sizes with a real pjrt_c_api.h.
 #pragma once
 
 
@@ -145,7 +145,7 @@ enum {
     IDIST__PJRT_BOOL = 1,              // PJRT_Buffer_Type_PRED
     IDIST__PJRT_TILED = 0,             // PJRT_Buffer_MemoryLayout_Type_Tiled
     IDIST__PJRT_UNTIL_TRANSFERRED = 1, // PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes
-    IDIST__PJRT_DIMS = 16              // dimensions of a buffer that idist takes
+    IDIST__PJRT_DIMS = 16              // most dimensions of a buffer
 };
 
 // The names of a dtype in StableHLO, and its number in PJRT (PJRT_Buffer_Type). `bits` is the
@@ -194,7 +194,7 @@ static bool idist__pjrt_check(const idist__pjrt_api *api, void *error, char *why
 
     if (!error) return true;
 
-    // These two functions return nothing, and what a caller ignores does no harm.
+    // In PJRT, the two functions that are called here return void, so their results are ignored.
     idist__pjrt_init(&message, sizeof message);
     message.object = error;
     api->functions[IDIST__PJRT_ERROR_MESSAGE](&message);
@@ -225,8 +225,8 @@ static void idist__pjrt_destroy(const idist__pjrt_api *api, int place, void *obj
     idist__pjrt_call(api, place, &args, ignored, sizeof ignored);
 }
 
-// Waits for an event and destroys it. Returns false if what it stands for has failed. Accepts NULL.
-// Blocks without a deadline.
+// Waits for an event and destroys it. Returns false if the work that the event stands for has
+// failed. Accepts NULL. Blocks without a deadline.
 static bool idist__pjrt_await(const idist__pjrt_api *api, void *event, char *why, size_t capacity) {
     idist__pjrt_object args;
     bool ok;
@@ -240,7 +240,7 @@ static bool idist__pjrt_await(const idist__pjrt_api *api, void *event, char *why
     return ok;
 }
 
-// Returns the pointer that a function answers for an object, or NULL with the reason in `why`.
+// Returns the pointer that a function gives for an object, or NULL with the reason in `why`.
 static void *idist__pjrt_ask(const idist__pjrt_api *api, int place, void *object, char *why,
                              size_t capacity) {
     idist__pjrt_object args;
@@ -251,7 +251,7 @@ static void *idist__pjrt_ask(const idist__pjrt_api *api, int place, void *object
     return idist__pjrt_call(api, place, &args, why, capacity) ? args.out : NULL;
 }
 
-// Returns the number that a function answers for an object, or -1 with the reason in `why`.
+// Returns the number that a function gives for an object, or -1 with the reason in `why`.
 static int idist__pjrt_ask_number(const idist__pjrt_api *api, int place, void *object, char *why,
                                   size_t capacity) {
     idist__pjrt_number args;
@@ -262,7 +262,7 @@ static int idist__pjrt_ask_number(const idist__pjrt_api *api, int place, void *o
     return idist__pjrt_call(api, place, &args, why, capacity) ? args.out : -1;
 }
 
-// Writes the text that a function answers for a client, or "" on failure.
+// Writes the text that a function gives for a client, or "" on failure.
 static void idist__pjrt_ask_text(const idist__pjrt_api *api, int place, void *client, char *text,
                                  size_t capacity) {
     idist__pjrt_string args;

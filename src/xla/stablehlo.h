@@ -10,8 +10,8 @@
 //       return %out
 //     }
 //
-// XLA has no broadcast on CPUs and TPUs. A program adds the root's bits and zeros instead, as
-// unsigned integers: exact, also for NaN and -0.
+// XLA has no broadcast on CPUs and TPUs. Instead, a program adds the root's bits and the other
+// ranks' zeros as unsigned integers, which is exact even for NaN and -0.
 #pragma once
 
 #include "base/text.h"
@@ -200,7 +200,7 @@ static void idist__hlo_set_types(idist__hlo *hlo, const idist__xla_buffer *in,
 }
 
 // Writes the program of a call that idist__hlo_supports. The input is shaped like `in`, and the
-// result like `out`. Returns text that the caller frees, or NULL without memory.
+// result like `out`. Returns text that the caller frees, or NULL if memory cannot be allocated.
 static char *idist__hlo_write(const idist_group *g, const idist__call *call,
                               const idist__xla_buffer *in, const idist__xla_buffer *out) {
     idist__hlo hlo;
@@ -212,7 +212,8 @@ static char *idist__hlo_write(const idist_group *g, const idist__call *call,
     if (!hlo.text) return NULL;
     idist__hlo_set_types(&hlo, in, out);
 
-    // The result may take the memory of the input: see IDIST__XLA_EXECUTE for when it does.
+    // The result may take the memory of the input. idist__xla_worker_execute decides whether it
+    // does.
     idist__hlo_put(&hlo, "module @idist {");
     idist__hlo_put(&hlo, "  func.func public @main(%%in: %s%s) -> %s {", hlo.in,
                    strcmp(hlo.in, hlo.out) == 0 ? " {tf.aliasing_output = 0 : i32}" : "", hlo.out);

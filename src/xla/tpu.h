@@ -2,9 +2,9 @@
 //
 // libtpu forms a slice from TPU_* variables. If a variable is missing, libtpu asks the metadata
 // server of Google's cloud, 30 times per value. On a machine without that server this takes
-// minutes. idist knows the ranks and their hosts. For a process per chip, idist sets the variables
-// that the user has not set. Nothing is set if several ranks are threads of one process, because
-// that process owns all chips of the host. The values follow torch_xla
+// minutes. idist knows the ranks and their hosts. If there is one process per chip, idist sets the
+// variables that the user has not set. Nothing is set if several ranks are threads of one process,
+// because that process owns all chips of the host. The values follow torch_xla
 // (torch_xla/_internal/tpu.py).
 #pragma once
 
@@ -13,7 +13,52 @@
 #include "base/mem.h"
 #include "core/model.h"
 
-enum { IDIST__TPU_VENDOR = 0x1ae0, IDIST__TPU_PORT = 8476 };
+enum {
+    IDIST__TPU_VENDOR = 0x1ae0,
+    IDIST__TPU_PORT = 8476,
+    IDIST__TPU_BOUNDS = 2, // index of TPU_PROCESS_BOUNDS in idist__tpu_names
+    IDIST__TPU_VARIABLES = 6
+};
+
+static const char *const idist__tpu_names[IDIST__TPU_VARIABLES] = {"TPU_VISIBLE_CHIPS",
+                                                                   "TPU_CHIPS_PER_PROCESS_BOUNDS",
+                                                                   "TPU_PROCESS_BOUNDS",
+                                                                   "TPU_PROCESS_ADDRESSES",
+                                                                   "TPU_PROCESS_PORT",
+                                                                   "CLOUD_TPU_TASK_ID"};
+
+// Returns the variables that idist set for an earlier world, perhaps in the process from which this
+// process was started, as bits. Such variables do not count as the user's.
+static int64_t idist__tpu_own_variables(void) {
+    const char *text = idist__os_env("IDIST_TPU_VARIABLES");
+    int64_t own = 0;
+
+    return text && idist__parse_int(text, 0, (1 << IDIST__TPU_VARIABLES) - 1, &own) ? own : 0;
+}
+
+// Returns true if the user has set a variable.
+static bool idist__tpu_is_users(int variable) {
+    return idist__os_env(idist__tpu_names[variable]) &&
+           !(idist__tpu_own_variables() >> variable & 1);
+}
+
+// Sets the variables that the user has not set, and records them in IDIST_TPU_VARIABLES. Ignores
+// values that are empty. Returns false if memory cannot be allocated.
+static bool idist__tpu_export(const char *const values[IDIST__TPU_VARIABLES]) {
+    int64_t own = idist__tpu_own_variables();
+    char number[24];
+    int i;
+
+    for (i = 0; i < IDIST__TPU_VARIABLES; i++) {
+        if (!values[i][0] || idist__tpu_is_users(i)) continue;
+        if (!idist__os_env_set(idist__tpu_names[i], values[i])) return false;
+        own |= (int64_t)1 << i;
+    }
+
+    snprintf(number, sizeof number, "%d", (int)own);
+
+    return idist__os_env_set("IDIST_TPU_VARIABLES", number);
+}
 
 // Returns true if this machine has a TPU chip. Without a chip, libtpu must not be loaded.
 static bool idist__tpu_has_chip(void) { return idist__os_pci_has_vendor(IDIST__TPU_VENDOR); }
@@ -49,7 +94,7 @@ static bool idist__tpu_process_bounds(const idist__world *w, char *bounds, size_
     const char *chips = idist__os_env("TPU_CHIPS_PER_HOST_BOUNDS");
     const char *own = idist__tpu_bounds(w->nodes[w->group.rank].local_size);
 
-    if (idist__os_env("TPU_PROCESS_BOUNDS")) return true; // idist keeps the user's value
+    if (idist__tpu_is_users(IDIST__TPU_BOUNDS)) return true; // idist keeps the user's value
     if (!chips) chips = own;
     if (!hosts && w->nnodes == 1) hosts = "1,1,1";
     if (hosts && chips && idist__tpu_multiply(hosts, chips, bounds, capacity)) return true;
@@ -72,11 +117,13 @@ static void idist__tpu_addresses(const idist__world *w, char *text, size_t capac
                            IDIST__TPU_PORT + w->nodes[i].local_rank);
 }
 
-// Sets the variables of a process per chip that the user has not set. `chip` is the number of the
-// chip on this host. Returns false, with the reason, if idist does not know a value.
+// Sets the variables that libtpu needs if there is one process per chip, except those that the user
+// has set. `chip` is the number of the chip on this host. Returns false, with the reason, if idist
+// does not know a value.
 static bool idist__tpu_set_variables(const idist__world *w, int chip, char *why, size_t capacity) {
     size_t nbytes = 100 * (size_t)w->group.size;
     char *addresses, bounds[40] = "", number[16], port[16], task[16];
+    const char *values[IDIST__TPU_VARIABLES];
     bool ok;
 
     if (!idist__tpu_process_bounds(w, bounds, sizeof bounds, why, capacity)) return false;
@@ -88,12 +135,13 @@ static bool idist__tpu_set_variables(const idist__world *w, int chip, char *why,
     snprintf(number, sizeof number, "%d", chip);
     snprintf(port, sizeof port, "%d", IDIST__TPU_PORT + w->nodes[w->group.rank].local_rank);
     snprintf(task, sizeof task, "%d", w->group.rank);
-    ok = idist__os_env_default("TPU_VISIBLE_CHIPS", number) &&
-         idist__os_env_default("TPU_CHIPS_PER_PROCESS_BOUNDS", "1,1,1") &&
-         (!bounds[0] || idist__os_env_default("TPU_PROCESS_BOUNDS", bounds)) &&
-         idist__os_env_default("TPU_PROCESS_ADDRESSES", addresses) &&
-         idist__os_env_default("TPU_PROCESS_PORT", port) &&
-         idist__os_env_default("CLOUD_TPU_TASK_ID", task);
+    values[0] = number;
+    values[1] = "1,1,1";
+    values[IDIST__TPU_BOUNDS] = bounds;
+    values[3] = addresses;
+    values[4] = port;
+    values[5] = task;
+    ok = idist__tpu_export(values);
     idist__mem_free(&w->cfg.mem, addresses);
 
     return ok;

@@ -14,6 +14,7 @@
 #include "xla/xla_value.h"
 #include "xla/xla_buffer.h"
 #include "xla/xla_engine.h"
+#include "xla/xla_join.h"
 
 // Locks the world of a group, which must have a device of XLA. On failure nothing is locked.
 static idist_status idist__xla_api_enter(const char *name, idist_group *group, idist_group **g) {
@@ -59,17 +60,22 @@ void *idist_xla_device(idist_group *group) {
 size_t idist_xla_compile_options(idist_group *group, void *options, size_t capacity) {
     idist_group *g;
     size_t nbytes = 0;
+    char why[240];
 
     if (idist__xla_api_enter("xla_compile_options", group, &g) != IDIST_OK) return 0;
     if (g->rank < 0)
         idist__fail(IDIST_ERR_STATE, "xla_compile_options: this rank is not a member of the group");
+    else if (!idist__xla_join_may_run(g, why, sizeof why))
+        idist__fail(IDIST_ERR_UNSUPPORTED,
+                    "xla_compile_options: no program can run over the ranks: %s", why);
     else nbytes = idist__proto_write(g, (char *)options, capacity);
     idist__os_mutex_unlock(&g->w->lock);
 
     return nbytes;
 }
 
-// Enters a buffer whose value is this PJRT_Buffer. Takes ownership of the PJRT_Buffer on success.
+// Creates a buffer like `shape` whose value is this PJRT_Buffer. Takes ownership of the PJRT_Buffer
+// on success.
 static idist_status idist__xla_api_enter_buffer(idist__xla_home *home, idist__xla_buffer *shape,
                                                 void *pjrt, const char *name,
                                                 idist_xla_buffer **out) {
@@ -296,7 +302,7 @@ idist_status idist_xla_buffer_free(idist_xla_buffer **buffer) {
     found->freed = true;
     idist__os_mutex_unlock(&idist__xla_home_one.lock);
     idist__xla_buffer_drop(&idist__xla_home_one, found);
-    if (first) idist__xla_buffer_drop(&idist__xla_home_one, found); // the program's own
+    if (first) idist__xla_buffer_drop(&idist__xla_home_one, found); // the program's own use
 
     return IDIST_OK;
 }

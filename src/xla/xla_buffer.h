@@ -9,12 +9,11 @@
 #include "xla/xla_value.h"
 
 // Returns true if a pointer is in the range of addresses for buffers. Takes no lock, because the
-// range never moves. Every call on host memory pays for this check and no more.
+// range never moves. For a call on host memory, this check is the only cost of XLA.
 static bool idist__xla_buffer_is(const void *p) {
     const char *arena = __atomic_load_n(&idist__xla_home_one.arena, __ATOMIC_ACQUIRE);
-    size_t nbytes = idist__xla_home_one.arena_nbytes;
 
-    return arena && (uintptr_t)p - (uintptr_t)arena < nbytes;
+    return arena && (uintptr_t)p - (uintptr_t)arena < idist__xla_home_one.arena_nbytes;
 }
 
 // Returns the index in home->buffers of the first buffer that ends above an address. Called with
@@ -106,8 +105,8 @@ static bool idist__xla_buffer_grow(idist__xla_home *home) {
     return true;
 }
 
-// Finds addresses for a buffer, behind the last buffer or in the first gap, and enters the buffer.
-// At least one page stays free between two buffers. Called with home->lock held.
+// Finds addresses for a buffer, after the last buffer or in the first gap, and adds the buffer to
+// home->buffers. At least one page stays free between two buffers. Called with home->lock held.
 static bool idist__xla_buffer_place(idist__xla_home *home, idist__xla_buffer *buffer) {
     size_t page = idist__os_memory_page_nbytes(), at = 0, end, place = home->buffer_count;
     size_t wanted = (buffer->nbytes + 2 * page - 1) & ~(page - 1);
@@ -135,8 +134,8 @@ static bool idist__xla_buffer_place(idist__xla_home *home, idist__xla_buffer *bu
     return true;
 }
 
-// Enters a buffer that owns its value, as a user of the client. Returns false, and changes nothing,
-// if memory or addresses run out.
+// Gives a buffer its addresses, and counts the buffer as a user of the client. The buffer owns its
+// value. Returns false, and changes nothing, if memory or addresses run out.
 static bool idist__xla_buffer_enter(idist__xla_home *home, idist__xla_buffer *buffer) {
     bool ok;
 

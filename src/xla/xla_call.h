@@ -45,12 +45,17 @@ static void idist__xla_call_dequeue(idist__task *t) {
     }
 }
 
-// Ends the device's part of a call. No data is moved after this.
+// Ends the device's part of a call. A program on whose place the members have agreed still runs,
+// unless a member is lost or its device has failed.
 static void idist__xla_call_end(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla *x = idist__xla_of(t->group->w);
+    idist_status status = t->group->status;
+    bool may_run = status != IDIST_ERR_PEER_LOST && status != IDIST_ERR_DEVICE;
 
     idist__xla_call_dequeue(t);
-    if (op->job) idist__xla_worker_release(idist__xla_of(t->group->w), op->job);
+    if (op->job && !(may_run && idist__xla_worker_orphan(x, op->job)))
+        idist__xla_worker_release(x, op->job);
     op->job = NULL;
     op->state = IDIST__XLA_ENDED;
 }
@@ -143,7 +148,7 @@ static bool idist__xla_call_find_program(idist__task *t) {
     idist__xla_job *job = op->job;
 
     op->state = IDIST__XLA_COMPILED;
-    if (!idist__xla_call_has_program(t)) return true; // the vote says so
+    if (!idist__xla_call_has_program(t)) return true; // votes with 0
 
     if (!idist__xla_call_write_source(t)) {
         idist__group_fail_memory(t->group);
@@ -160,7 +165,7 @@ static bool idist__xla_call_find_program(idist__task *t) {
 
 // Starts the meeting, in which the members compare their programs. A rank whose buffers do not fit,
 // or whose plug-in refuses the program, votes with 0. All members run the program if the largest
-// vote equals the smallest, whose complement is the largest complement.
+// vote equals the smallest vote, which is the complement of the largest complement.
 static void idist__xla_call_meet(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     const idist__xla_program *program = op->job->program;
@@ -177,7 +182,7 @@ static bool idist__xla_call_is_unanimous(const idist__xla_op *op) {
 }
 
 // Proposes a place for the call among the programs that this rank runs. Two proposals are never
-// equal, because each is a rank's number modulo world_size.
+// equal, because a proposal modulo world_size is the rank that made it.
 static void idist__xla_call_order(idist__task *t) {
     idist__xla *x = idist__xla_of(t->group->w);
     idist__xla_op *op = idist__xla_op_of(t);
@@ -260,7 +265,7 @@ static void idist__xla_call_start_staged(idist__task *t) {
     idist__xla_call_start_part(t, &part);
 }
 
-// Adds a part of the receive buffer to those that a call has written.
+// Adds a part of the receive buffer to the list of parts that the call has written.
 static void idist__xla_call_add_range(idist__xla_job *job, const char *p, size_t nbytes) {
     if (!nbytes) return;
     job->ranges[job->range_count].at = (size_t)(p - job->recv->at);
@@ -269,7 +274,7 @@ static void idist__xla_call_add_range(idist__xla_job *job, const char *p, size_t
 }
 
 // Lists the parts of the receive buffer that a staged call has written on this rank. Returns false
-// without memory.
+// if memory cannot be allocated.
 static bool idist__xla_call_find_ranges(idist__task *t) {
     const idist_group *g = t->group;
     const idist__call *call = &idist__xla_op_of(t)->call;
@@ -300,8 +305,8 @@ static bool idist__xla_call_find_ranges(idist__task *t) {
     return true;
 }
 
-// Begins to store the result of a staged call. Returns true if there is nothing to store, or false
-// if the worker copies the result to the device first.
+// Begins to store the result of a staged call. Returns true if there is nothing to store. Returns
+// false if the worker copies the result to the device first, or if the group has failed.
 static bool idist__xla_call_store(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
@@ -321,7 +326,7 @@ static bool idist__xla_call_store(idist__task *t) {
     return false;
 }
 
-// ---- who comes in ----
+// ---- entry points ----
 
 // Performs the next step of the call at the head of a lane. Returns false if the call waits, or has
 // failed.
@@ -333,6 +338,7 @@ static bool idist__xla_call_step(idist__task *t) {
         if (!op->job) { // a call on host memory that came after calls on device memory
             idist__xla_call_dequeue(t);
             op->state = IDIST__XLA_ON_HOST;
+            if (op->user.used) op->call.u.user = &op->user;
             idist__xla_call_start_part(t, &op->call);
             return true;
         }
@@ -364,7 +370,7 @@ static void idist__xla_call_run(idist_group *g) {
         while ((t = group->queue[lane]) != NULL)
             if (!idist__xla_call_step(t) && group->queue[lane] == t) break;
 
-    idist__fail_end(IDIST_OK); // what failed is in the tasks
+    idist__fail_end(IDIST_OK); // failures are stored in the tasks
 }
 
 // Handles the end of a part on the host. Returns true if the call is over. May be called in the

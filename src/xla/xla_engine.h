@@ -4,9 +4,9 @@
 // to the host's backend.
 //
 // The parts of a call reach the host's backend in the program's order, so that all ranks number
-// them alike. A collective waits in its lane until all earlier collectives of the group have begun
-// their last part. This is also true for a collective on host memory. A send waits for earlier
-// sends.
+// them alike. A collective waits in its lane (idist__xla_lane) until all earlier collectives of the
+// group have begun their last part. This is also true for a collective on host memory. A send waits
+// for earlier sends.
 #pragma once
 
 #include "os/clock.h"
@@ -67,13 +67,27 @@ static idist__xla_buffer *idist__xla_engine_take(idist__xla *x, const void *p, s
     return NULL;
 }
 
-// Returns true if this rank has a buffer with nbytes at an address.
-static bool idist__xla_engine_has(const idist_group *g, const void *p, size_t nbytes) {
+// Checks that this rank has a buffer with nbytes at an address.
+static idist_status idist__xla_engine_check(const idist_group *g, const char *name, const void *p,
+                                            size_t nbytes) {
     idist__xla *x = idist__xla_of(g->w);
-    idist__xla_buffer *buffer = idist__xla_engine_take(x, p, nbytes);
+    idist__xla_buffer *buffer = idist__xla_buffer_take(x->home, p);
+    bool is_own = buffer && buffer->device == x->device;
+    size_t left = buffer ? buffer->nbytes - (size_t)((const char *)p - buffer->at) : 0;
 
     idist__xla_buffer_drop(x->home, buffer);
-    return buffer != NULL;
+    if (!is_own)
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: an address of this rank's call is no idist_xla_buffer of this rank "
+                           "(freed already?)",
+                           name);
+    if (left < nbytes)
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: the idist_xla_buffer has %zu bytes from that address on, and the "
+                           "call needs %zu",
+                           name, left, nbytes);
+
+    return IDIST_OK;
 }
 
 // Decides whether a call is for the device, from the addresses of its buffers.
@@ -82,6 +96,7 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
                                             bool *detached) {
     const char *name = idist__kind_names[call->label];
     bool send = idist__xla_buffer_is(call->send), recv = idist__xla_buffer_is(call->recv);
+    idist_status status = IDIST_OK;
     idist__extent e;
     size_t size;
 
@@ -96,12 +111,10 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
         return idist__fail(IDIST_ERR_ARG, "%s: one buffer is an idist_xla_buffer, the other is not",
                            name);
     size = idist_dtype_size(call->dtype);
-    if ((e.send && !idist__xla_engine_has(g, call->send, e.send * size)) ||
-        (e.recv && !idist__xla_engine_has(g, call->recv, e.recv * size)))
-        return idist__fail(IDIST_ERR_ARG,
-                           "%s: this rank has no idist_xla_buffer of that size at an address that "
-                           "it passes (freed already?)",
-                           name);
+    if (e.send) status = idist__xla_engine_check(g, name, call->send, e.send * size);
+    if (status == IDIST_OK && e.recv)
+        status = idist__xla_engine_check(g, name, call->recv, e.recv * size);
+    if (status != IDIST_OK) return status;
     if (g->device || g->status != IDIST_OK) return IDIST_OK;
 
     return idist__xla_engine_group_make(g);
@@ -119,8 +132,8 @@ static bool idist__xla_engine_op_make(idist__task *t) {
     return true;
 }
 
-// Finds the buffers of a call. Returns false, with the reason in `why`, if this rank has no buffer
-// at an address.
+// Finds the buffers of a call, and allocates its job. Returns false, with the reason in `why`, if
+// memory cannot be allocated, or if this rank has no buffer at an address.
 static bool idist__xla_engine_take_buffers(idist__task *t, const char **why) {
     idist__xla *x = idist__xla_of(t->group->w);
     idist__xla_op *op = idist__xla_op_of(t);
@@ -140,7 +153,7 @@ static bool idist__xla_engine_take_buffers(idist__task *t, const char **why) {
     return (!e.send || op->job->send) && (!e.recv || op->job->recv);
 }
 
-// Fills in what the device needs to know of a call.
+// Fills in what the device needs to know about a call.
 static void idist__xla_engine_op_fill(idist__task *t) {
     idist_group *g = t->group;
     idist__xla_op *op = idist__xla_op_of(t);
@@ -149,10 +162,13 @@ static void idist__xla_engine_op_fill(idist__task *t) {
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
     op->may_have_program =
         idist__xla_of(g->w)->path == IDIST__XLA_BY_PROGRAM && idist__hlo_supports(g, &op->call);
+}
 
+// Copies the user op of a call that waits for its turn, because the program may free the op.
+static void idist__xla_engine_keep_user_op(idist__task *t) {
     if (!t->call.u.user && idist__kind_reduces(t->call.kind) &&
         idist__reduce_op_is_user(t->call.op))
-        op->user = *idist__world_user_op(g, &t->call);
+        idist__xla_op_of(t)->user = *idist__world_user_op(t->group, &t->call);
 }
 
 // Returns the lane in which a call waits for its turn.
@@ -170,7 +186,8 @@ static void idist__xla_engine_enqueue(idist__task *t) {
     group->queue_end[op->lane] = &op->next_queued;
 }
 
-// Undoes the numbering of a task: the host's backend gets a number for each part later.
+// Undoes the numbering of a task. Each part of the call gets its own number when the host's backend
+// starts it.
 static void idist__xla_engine_unstart(idist__task *t) {
     t->state = IDIST__TASK_ON_DEVICE;
     if (t->seq) t->group->seq--;
@@ -212,6 +229,7 @@ static void idist__xla_engine_start(idist__task *t) {
     op = idist__xla_op_of(t);
     op->call = t->call;
     op->lane = lane;
+    idist__xla_engine_keep_user_op(t);
     t->on_device = on_device;
 
     if (on_device && !idist__xla_engine_take_buffers(t, &why)) {
@@ -230,8 +248,9 @@ static void idist__xla_engine_start(idist__task *t) {
     idist__xla_call_run(t->group);
 }
 
-// Returns true if the host's backend can send or receive a message at once. Returns false while
-// earlier sends wait in the lane, so that no message overtakes another.
+// Sends or receives a message without a task. Returns false if the host's backend cannot do so at
+// once. Also returns false while earlier sends wait in the lane, because the message would overtake
+// them.
 static bool idist__xla_engine_quick_message(idist_group *g, const idist__call *call) {
     const idist__xla_group *group = idist__xla_group_of(g);
 
@@ -275,8 +294,8 @@ static void idist__xla_engine_sleep(idist__world *w, int64_t until_ns) {
     x->host_backend->sleep(w, x->queue_changed ? 0 : until_ns);
 }
 
-// Forgets a task. A program that is already running continues in the worker, which drops the
-// result.
+// Cancels a task. A program that is already running continues in the worker, and
+// idist__xla_engine_finish handles its result.
 static bool idist__xla_engine_cancel(idist__task *t) {
     idist__xla *x = idist__xla_of(t->group->w);
     bool done = true;
@@ -302,19 +321,29 @@ static void idist__xla_engine_announce(idist__task *t) {
     if (t->state != IDIST__TASK_ON_DEVICE) idist__xla_of(t->group->w)->host_backend->announce(t);
 }
 
+// Returns what this rank waits for inside the plug-in, for an error text.
+static const char *idist__xla_engine_unfinished(const idist__xla_op *op) {
+    if (op->job && !op->job->running) return "has not finished earlier work";
+    if (op->state == IDIST__XLA_COMPILING) return "has not finished compiling the program";
+    return op->state == IDIST__XLA_LAUNCHING ? "has not finished" : "has not finished a copy";
+}
+
 static int idist__xla_engine_missing(idist__task *t, char *text, size_t capacity) {
     const idist__xla_group *group = idist__xla_group_of(t->group);
     const idist__xla_op *op = idist__xla_op_of(t);
-    const idist__xla_job *first = idist__xla_of(t->group->w)->ordered;
+    const idist__world *w = t->group->w;
+    const idist__xla_job *first = idist__xla_of(w)->ordered;
 
     if (t->state != IDIST__TASK_ON_DEVICE)
-        return idist__xla_of(t->group->w)->host_backend->missing(t, text, capacity);
+        return idist__xla_of(w)->host_backend->missing(t, text, capacity);
     if (op->state == IDIST__XLA_QUEUED && op->lane != IDIST__XLA_NO_LANE &&
         group->queue[op->lane] != t) // waits for the call at the head of the lane
         return idist__xla_engine_missing(group->queue[op->lane], text, capacity);
-    if (op->state == IDIST__XLA_LAUNCHING && !op->job->running && first && first != op->job)
-        return idist__xla_engine_missing(first->task, text, capacity); // waits for its place
-    idist__text_append(text, capacity, "this rank itself, whose device has not finished");
+    if (op->state == IDIST__XLA_LAUNCHING && !op->job->running && first && first != op->job &&
+        first->task)
+        return idist__xla_engine_missing(first->task, text, capacity); // waits for its turn
+    idist__text_append(text, capacity, "rank %d on %s itself, whose device %s", w->group.rank,
+                       w->about.hostname, idist__xla_engine_unfinished(op));
 
     return 1;
 }
@@ -327,9 +356,9 @@ static idist_status idist__xla_engine_follow(idist__task *t, void *stream) {
     return idist__fail(IDIST_ERR_UNSUPPORTED, "wait_stream: XLA has no streams: use idist_wait");
 }
 
-// Continues after a job. If a cancelled program has taken the memory of its input, the result
-// becomes the buffer's contents. If the host's backend allows one thread only, the call continues
-// in a thread of the program.
+// Continues the call whose job has ended. If the host's backend allows one thread only, leaves this
+// to a thread of the program. If the call was cancelled, frees the job. If the result took the
+// memory of the input, first makes the result the contents of the buffer.
 static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
     void *output = job->output;
 
@@ -354,7 +383,7 @@ static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
     idist__xla_worker_free(x, job);
 }
 
-// The worker of a world: takes jobs until the world ends.
+// Takes jobs until the world ends. Then runs only programs for which other ranks wait.
 static void *idist__xla_engine_work(void *arg) {
     idist__xla *x = (idist__xla *)arg;
     idist__world *w = x->w;
@@ -362,7 +391,7 @@ static void *idist__xla_engine_work(void *arg) {
 
     idist__world_lock(w);
 
-    while (!x->stops) {
+    while (!x->stops || (x->ordered && x->ordered->placed)) {
         job = idist__xla_worker_next(x);
 
         if (!job) {

@@ -66,8 +66,8 @@ static void idist__xla_home_set_api(idist__xla_home *home, const idist__pjrt_api
     __atomic_store_n(&home->api, api, __ATOMIC_RELEASE);
 }
 
-// Closes the client, and forgets the program's. Called with home->slow held. A plug-in that idist
-// loaded stays loaded for the next client.
+// Closes the client, or forgets it if it is the program's. Called with home->slow held. A plug-in
+// that idist loaded stays loaded for the next client.
 static void idist__xla_home_close(idist__xla_home *home) {
     if (!home->adopted) idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
     else idist__xla_home_set_api(home, home->loaded);
@@ -99,7 +99,7 @@ static bool idist__xla_home_is_own(const idist__xla_home *home) {
     return !process || process == idist__world_process();
 }
 
-// Counts one more user of the client, and opens the client for the first one. Returns false with
+// Counts one more user of the client, and opens the client for the first user. Returns false with
 // the reason in `why`.
 static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cfg, char *why,
                                   size_t capacity) {
@@ -139,8 +139,8 @@ static void idist__xla_home_free_programs(idist__xla_home *home, idist__xla_prog
 }
 
 // Counts one user less. The last one destroys the client, unless the program owns it. Only
-// destroying the client can block. A world has one user of its own, so a thread that holds a
-// world's lock never destroys the client.
+// destroying the client can block. A thread that holds a world's lock never destroys the client,
+// because the world is itself a user.
 static void idist__xla_home_leave(idist__xla_home *home) {
     bool last;
 

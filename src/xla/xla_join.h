@@ -65,6 +65,14 @@ static bool idist__xla_join_is_alone(const idist__world *w, const idist__xla_ran
     return true;
 }
 
+// Returns true if the user asks for a TPU, and not for any device of XLA.
+static bool idist__xla_join_wants_tpu(const idist__world *w) {
+    const char *asked = w->cfg.device, *pjrt_device = idist__os_env("PJRT_DEVICE");
+
+    if (asked[0]) return strncmp(asked, "tpu", 3) == 0;
+    return pjrt_device && strcmp(pjrt_device, "TPU") == 0;
+}
+
 // Opens the client and chooses this rank's device. Returns false with the reason in `why`.
 static bool idist__xla_join_open(idist__world *w, bool is_alone, char *why, size_t capacity) {
     idist__xla *x = idist__xla_of(w);
@@ -78,8 +86,15 @@ static bool idist__xla_join_open(idist__world *w, bool is_alone, char *why, size
     if (!idist__xla_home_enter(&idist__xla_home_one, &w->cfg, why, capacity)) return false;
 
     x->home = &idist__xla_home_one;
+
+    if (idist__xla_join_wants_tpu(w) && strcmp(x->home->platform, "tpu") != 0) {
+        snprintf(why, capacity, "the plug-in has devices of platform \"%s\", not TPUs",
+                 x->home->platform);
+        return false;
+    }
+
     at = number < 0 ? local_rank % x->home->ndevices : number;
-    if (is_alone && x->home->ndevices == 1) at = 0; // the chip was chosen by its variable
+    if (is_alone && x->home->ndevices == 1) at = 0; // TPU_VISIBLE_CHIPS has chosen
     if (at < x->home->ndevices) x->device = x->home->devices[at];
     else snprintf(why, capacity, "device %d of %d", at, x->home->ndevices);
 
@@ -89,13 +104,13 @@ static bool idist__xla_join_open(idist__world *w, bool is_alone, char *why, size
 // Finds the device of this rank.
 static void idist__xla_join_probe(idist__world *w, bool is_alone, idist__xla_rank_info *info) {
     idist__xla *x = idist__xla_of(w);
-    const char *asked = w->cfg.device, *pjrt_device = idist__os_env("PJRT_DEVICE");
+    const char *asked = w->cfg.device;
     char version[sizeof x->home->platform + sizeof x->home->version];
     void *description = NULL;
     int number;
 
     info->named = idist__xla_join_device_named(asked, &number) || w->cfg.xla_client ||
-                  (!asked[0] && pjrt_device && strcmp(pjrt_device, "TPU") == 0);
+                  idist__xla_join_wants_tpu(w);
     info->wanted = idist__xla_join_path_named(w->cfg.device_backend);
     idist__os_random(&info->launch_base, sizeof info->launch_base);
     snprintf(info->reason, sizeof info->reason, "the requested device is \"cpu\"");
@@ -129,23 +144,26 @@ static bool idist__xla_join_may_pair(const idist__xla_rank_info *a, const idist_
     return false;
 }
 
-// Returns true if every two ranks can be replicas of one program. Otherwise writes the reason.
-static bool idist__xla_join_may_run(const idist__world *w, char *why, size_t capacity) {
-    const idist__xla_rank_info *infos = idist__xla_of(w)->infos;
+// Returns true if every two members of a group can be replicas of one program. Otherwise writes the
+// reason.
+static bool idist__xla_join_may_run(const idist_group *g, char *why, size_t capacity) {
+    const idist__xla_rank_info *infos = idist__xla_of(g->w)->infos;
     char reason[160];
     int i, k;
 
-    for (i = 1; i < w->group.size; i++)
+    for (i = 1; i < g->size; i++)
         for (k = 0; k < i; k++) {
-            if (idist__xla_join_may_pair(&infos[k], &infos[i], reason, sizeof reason)) continue;
-            snprintf(why, capacity, "rank %d and rank %d: %s", k, i, reason);
+            if (idist__xla_join_may_pair(&infos[g->ranks[k]], &infos[g->ranks[i]], reason,
+                                         sizeof reason))
+                continue;
+            snprintf(why, capacity, "rank %d and rank %d: %s", g->ranks[k], g->ranks[i], reason);
             return false;
         }
 
     return true;
 }
 
-// Chooses the path, alike on all ranks.
+// Chooses the path, which is the same on all ranks.
 static idist_status idist__xla_join_agree_path(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
     bool may_run;
@@ -160,7 +178,7 @@ static idist_status idist__xla_join_agree_path(idist__world *w) {
     x->launch_base = x->infos[0].launch_base;
     x->path = (idist__xla_path)x->infos[0].wanted;
     if (x->path == IDIST__XLA_BY_STAGING) return IDIST_OK;
-    may_run = idist__xla_join_may_run(w, why, sizeof why);
+    may_run = idist__xla_join_may_run(&w->group, why, sizeof why);
     if (!may_run && x->path == IDIST__XLA_BY_PROGRAM)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "initialize: device backend xla cannot be used: %s; "
@@ -254,7 +272,8 @@ static idist_status idist__xla_join_allocate(idist__world *w) {
 }
 
 // Finds out which device each rank has, and whether all of them have one. The first exchange tells
-// which ranks share a process, before libtpu is loaded. Called with the world's lock held.
+// which ranks share a process. This must be known before libtpu is loaded, because it decides
+// whether idist sets the variables of xla/tpu.h. Called with the world's lock held.
 static idist_status idist__xla_join_meet(idist__world *w, bool *all) {
     idist__xla *x = idist__xla_of(w);
     int nthreads = idist__os_thread_count();
@@ -282,7 +301,8 @@ static idist_status idist__xla_join_wrap(idist__world *w) {
     idist__world_lock(w);
     if (status == IDIST_OK) status = idist__xla_join_meet(w, &all);
     if (status == IDIST_OK && all) status = idist__xla_join_begin(w);
-    // A rank that was faster has failed in a later call; so will this rank's next call.
+    // If the world has failed, this rank reports the failure in its next call, as do ranks that
+    // returned from this function earlier.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
     if (!w->device_api && !w->about.no_device[0])

@@ -6,9 +6,9 @@
 //       |
 //     world -- group -- call -- job                      one per rank
 //
-// A world has one worker thread. The worker does everything that blocks inside the plug-in:
-// compiling, copying, running programs. The other threads only hand jobs to the worker, so no
-// thread holds the world's lock while it waits for a device.
+// A world has one worker thread. In a call, the worker does everything that blocks inside the
+// plug-in: compiling, copying, running programs. The other threads only hand jobs to the worker, so
+// no thread holds the world's lock while it waits for a device.
 //
 // A call on device memory passes through these states:
 //
@@ -81,7 +81,7 @@ typedef struct idist__xla_buffer {
 
 // The state that the worlds of a process share.
 typedef struct idist__xla_home {
-    idist__os_mutex lock;          // protects all members; held during no call of the plug-in
+    idist__os_mutex lock;          // protects all members; not held in calls of the plug-in
     idist__os_mutex slow;          // held while a client is opened or closed, or a program compiled
     const idist__pjrt_api *api;    // of the client
     const idist__pjrt_api *loaded; // the plug-in that idist has loaded, or NULL
@@ -147,12 +147,12 @@ typedef struct idist__xla_job {
     idist__xla_program *program;
     bool in_place;               // the result may take the memory of the input
     uint64_t ticket;             // this rank's proposal, then the place that the members agreed on
-    bool placed;                 // they have agreed
-    char *send_copy, *recv_copy; // host memory; one block if both buffers are one
+    bool placed;                 // the members have agreed
+    char *send_copy, *recv_copy; // host memory; may be one block if send is recv
     bool fetches_recv;           // the root of a broadcast sends what the receive buffer holds
     idist__xla_range *ranges;    // STORE: the parts of the receive buffer that the call has written
     int range_count;
-    bool donated; // EXECUTE: the program has the memory of the input
+    bool donated; // EXECUTE: the program may reuse the memory of the input
     void *output; // PJRT_Buffer
 } idist__xla_job;
 
@@ -239,7 +239,7 @@ typedef struct idist__xla {
     idist__os_cond left;              // the worker has ended
     idist__os_thread worker;
     bool has_worker, stops, has_left;
-    bool queue_changed; // a call has landed: calls of its group may go on
+    bool queue_changed; // a call has left its lane or changed its state: calls may go on
 } idist__xla;
 
 static idist__xla *idist__xla_of(const idist__world *w) { return (idist__xla *)w->device; }

@@ -125,7 +125,7 @@ static bool idist__xla_value_get(const idist__xla_home *home, const idist__xla_b
 }
 
 // Waits until a value has been computed, or the deadline. Returns false on a failure of the device,
-// with the reason in `why`; sets *late at the deadline.
+// with the reason in `why`, or at the deadline, with *late set.
 static bool idist__xla_value_wait(const idist__xla_home *home, const idist__xla_value *value,
                                   int64_t deadline_ns, bool *late, char *why, size_t capacity) {
     void *event = idist__pjrt_ask(home->api, IDIST__PJRT_BUFFER_READY, value->pjrt, why, capacity);

@@ -78,6 +78,19 @@ static void idist__xla_worker_release(idist__xla *x, idist__xla_job *job) {
     if (!job->running) idist__xla_worker_free(x, job);
 }
 
+// Detaches a job from its call, but leaves the program in x->ordered if the members have agreed on
+// its place: the devices of the other members wait for the program, without a deadline. The worker
+// runs the program and drops the result. Returns false if the job is no such program.
+static bool idist__xla_worker_orphan(const idist__xla *x, idist__xla_job *job) {
+    const idist__xla_job *ordered = x->ordered;
+
+    while (ordered && ordered != job) ordered = ordered->next;
+    if (!ordered || !job->placed) return false;
+    job->task = NULL;
+
+    return true;
+}
+
 // Copies the contents of a buffer to host memory.
 static bool idist__xla_worker_get(idist__xla *x, idist__xla_buffer *buffer, char *data,
                                   idist__xla_job *job) {
@@ -95,7 +108,7 @@ static bool idist__xla_worker_fetch(idist__xla *x, idist__xla_job *job) {
     return idist__xla_worker_get(x, job->recv, job->recv_copy, job);
 }
 
-// Copies the parts that a staged call has written into `whole`, which has the buffer's contents. A
+// Copies into `whole`, which has the buffer's contents, the parts that a staged call has written. A
 // bool must be 0 or 1 on the device, so any other byte becomes 1.
 static void idist__xla_worker_merge(const idist__xla_job *job, char *whole) {
     bool is_bool = job->recv->type == IDIST__PJRT_BOOL;
@@ -112,12 +125,11 @@ static void idist__xla_worker_merge(const idist__xla_job *job, char *whole) {
     }
 }
 
-// Copies what a staged call has written to the device. Other calls may have changed other parts of
+// Copies to the device what a staged call has written. Other calls may have changed other parts of
 // the buffer meanwhile, so the rest of the buffer is fetched now.
 static bool idist__xla_worker_store(idist__xla *x, idist__xla_job *job) {
-    const idist_allocator *mem = &x->w->cfg.mem;
     bool is_whole = job->range_count == 1 && job->ranges[0].nbytes == job->recv->nbytes;
-    char *whole = is_whole ? job->recv_copy : (char *)idist__mem_raw(mem, job->recv->nbytes);
+    char *whole = is_whole ? job->recv_copy : (char *)idist__mem_raw(NULL, job->recv->nbytes);
 
     job->lacks_memory = !whole;
 
@@ -126,14 +138,14 @@ static bool idist__xla_worker_store(idist__xla *x, idist__xla_job *job) {
         job->output = idist__xla_value_put(x->home, job->recv, whole, job->why, sizeof job->why);
     }
 
-    if (!is_whole) idist__mem_free(mem, whole);
+    if (!is_whole) idist__mem_free(NULL, whole);
 
     return job->output != NULL;
 }
 
-// Runs the program of a call on this rank's device, and waits for the result. The input gives its
-// memory to the result only in place, and only if nobody else reads the input: other ranks run a
-// program with the same text.
+// Runs the program of a call on this rank's device, and waits for the result. The result takes the
+// memory of the input only if the call is in place and nobody else reads the input. This is decided
+// here, because the program's text must be the same on all ranks.
 static bool idist__xla_worker_execute(idist__xla *x, idist__xla_job *job) {
     idist__xla_buffer *in = job->send ? job->send : job->recv;
     idist__xla_value *value = idist__xla_value_take(x->home, in);
@@ -187,11 +199,17 @@ static bool idist__xla_worker_perform(idist__xla *x, idist__xla_job *job) {
 
 // Returns the next job, taken out of its list, or NULL if the worker has to wait.
 static idist__xla_job *idist__xla_worker_next(idist__xla *x) {
-    idist__xla_job *job = x->jobs ? x->jobs : x->ordered;
+    idist__xla_job *job = x->jobs;
 
-    if (!job || (!x->jobs && !job->placed)) return NULL;
-    if (x->jobs && (x->jobs = job->next) == NULL) x->jobs_end = &x->jobs;
-    if (job == x->ordered) x->ordered = job->next;
+    if (job) {
+        x->jobs = job->next;
+        if (!x->jobs) x->jobs_end = &x->jobs;
+        return job;
+    }
+
+    job = x->ordered;
+    if (!job || !job->placed) return NULL;
+    x->ordered = job->next;
 
     return job;
 }

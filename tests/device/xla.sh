@@ -78,6 +78,8 @@ says() { # NAME TEXT ENVIRONMENT...
 says "no plug-in" "has no device of XLA: rank 0 has none: this machine has no TPU" IDIST_XLA_LIB=
 says "a TPU that is not there" "rank 0 has no device: this machine has no TPU" IDIST_XLA_LIB= \
     IDIST_BACKEND=xla-tpu
+says "a TPU, and a plug-in for others" 'has devices of platform "fake", not TPUs' \
+    IDIST_BACKEND=xla-tpu
 says "PJRT_DEVICE=TPU" "rank 0 has no device" IDIST_XLA_LIB= PJRT_DEVICE=TPU
 says "no such file" "cannot open shared object file" IDIST_XLA_LIB=/no/such.so IDIST_DEVICE=xla
 says "another library" "it is no PJRT plug-in" IDIST_XLA_LIB=libm.so.6 IDIST_DEVICE=xla

@@ -42,7 +42,8 @@ static bool begin(moved *m, const idist_opts *opts) {
         return false;
     if (idist__check_call(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK)
         return false;
-    // A pointer without elements shows that the buffers of the other ranks are on the device.
+    // A call without elements still passes a pointer to device memory. The pointer shows that the
+    // buffers are on the device, as on the other ranks.
     if (!e.send && !e.recv) {
         char *to;
         m->device[0] = memory_put(g, "", 1, IDIST_U8, &to);

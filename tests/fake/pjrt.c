@@ -2,8 +2,8 @@
 //
 // Runs the programs that idist writes (xla/stablehlo.h), for I32, I64, F32 and F64. The devices
 // belong to this process, or to several processes that share a file, like the chips of a TPU slice.
-// The real plug-in for CPUs does not support several processes. These variables configure the
-// stand-in and cause faults:
+// Tests of several processes need this stand-in, because the real plug-in for CPUs supports only
+// one. These variables configure the stand-in and cause faults:
 //
 //     FAKE_PJRT_WORLD=file      processes with this variable form one world, one device each
 //     FAKE_PJRT_MINOR=n         the minor version of the ABI (default 90)
@@ -164,7 +164,7 @@ static void open_world(void) {
     if (map == MAP_FAILED) abort();
     if (fd >= 0) close(fd);
     fake.world = (fake_world *)map;
-    // The first process prepares the lock; a second process that is faster waits.
+    // The first process prepares the lock; the other processes wait until it is ready.
     if (__atomic_fetch_add(&fake.world->process_count, 0, __ATOMIC_ACQ_REL) == 0 && !path) {
         pthread_mutex_init(&fake.world->lock, NULL);
         fake.process = 0;
@@ -248,8 +248,8 @@ static uint64_t varint(const unsigned char **at) {
     return value;
 }
 
-// Reads the device ids of a CompileOptionsProto, whose messages are nested. Returns false if a
-// field is missing.
+// Reads the number of replicas and the device ids of a CompileOptionsProto, whose messages are
+// nested. Returns false if a field is missing.
 static bool read_options(fake_program *p, const unsigned char *at, size_t nbytes) {
     static const int path[] = {3, 9, 3, 1}; // see xla/compile_options.h
     const unsigned char *end = at + nbytes;
@@ -362,8 +362,23 @@ static fake_slot *find_slot(const fake_program *p, int launch_id) {
         memcpy(acc + i * sizeof x, &x, sizeof x);        \
     }
 
+#define REDUCE_BITS(T)                                 \
+    for (i = 0; i < count; i++) {                      \
+        T x, y;                                        \
+        memcpy(&x, acc + i * sizeof x, sizeof x);      \
+        memcpy(&y, in + i * sizeof y, sizeof y);       \
+        if (!strcmp(p->op, "and")) x = (T)(x & y);     \
+        else if (!strcmp(p->op, "or")) x = (T)(x | y); \
+        else x = (T)(x ^ y);                           \
+        memcpy(acc + i * sizeof x, &x, sizeof x);      \
+    }
+
 static void reduce(const fake_program *p, char *acc, const char *in, size_t count, bool is_last) {
     size_t i;
+    bool is_bitwise = !strcmp(p->op, "and") || !strcmp(p->op, "or") || !strcmp(p->op, "xor");
+    if (is_bitwise && !strcmp(p->type, "i32")) REDUCE_BITS(int32_t)
+    if (is_bitwise && !strcmp(p->type, "i64")) REDUCE_BITS(int64_t)
+    if (is_bitwise) return;
     if (!strcmp(p->type, "i32")) REDUCE(int32_t)
     if (!strcmp(p->type, "i64")) REDUCE(int64_t)
     if (!strcmp(p->type, "f32")) REDUCE(float)

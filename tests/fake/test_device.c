@@ -54,8 +54,8 @@ static void streams(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(stream);
 }
 
-// Has many requests in flight, alternately on host and device memory. Each request must get its own
-// result.
+// Has many requests in flight, every third one on host memory and the others on device memory. Each
+// request must get its own result.
 static void in_flight(idist_group *world, int rank, int n, void *arg) {
     enum { K = 12, COUNT = 5000 };
     int32_t *x[K];
@@ -161,7 +161,8 @@ static void mixed_buffers(idist_group *world, int rank, int n, void *arg) {
     cudaFree(y);
 }
 
-// Sends messages to this rank itself, for which the backend matches receives with sends at once.
+// Sends messages to this rank itself, for which the backend matches receives with sends
+// immediately.
 static void to_itself(idist_group *world, int rank, int n, void *arg) {
     int32_t value = 31 + rank, none = -1, *x = device_of(&value, 1), *y = device_of(&none, 1);
     idist_request r[2] = {{NULL}, {NULL}};
@@ -179,8 +180,8 @@ static void to_itself(idist_group *world, int rank, int n, void *arg) {
     cudaFree(y);
 }
 
-// Makes calls on a stream from ranks without data: a scatterv with empty parts, a barrier, and
-// messages in both directions at the same time.
+// Makes calls on a stream, some without data: a scatterv with empty parts, a barrier, and a
+// sendrecv around the ring of ranks.
 static void streams_without_data(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t stream = NULL;
     size_t counts[RANKS_MAX];
@@ -212,18 +213,34 @@ static void largest(const void *in, void *inout, size_t count, idist_dtype dtype
         if (a[i] > b[i]) b[i] = a[i];
 }
 
+static void spoils(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
+    int32_t *b = (int32_t *)inout;
+    (void)in;
+    (void)dtype;
+    (void)arg;
+    for (size_t i = 0; i < count; i++) b[i] = -99;
+}
+
 // Frees a user-defined op while the call still waits for its copies. The call must complete.
 static void freed_op(idist_group *world, int rank, int n, void *arg) {
     int32_t value = rank, *x = device_of(&value, 1);
     idist_request r = {NULL};
     idist_opts o = opts_async(world, &r);
-    idist_op op = IDIST_SUM;
+    idist_request host_request = {NULL};
+    idist_opts host_opts = opts_async(world, &host_request);
+    idist_op op = IDIST_SUM, next = IDIST_SUM;
+    int32_t host = rank, most = -1;
     (void)arg;
     rank_ok(rank, idist_op_create(largest, NULL, true, world, &op));
     rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, op, &o));
+    rank_ok(rank, idist_all_reduce(&host, &most, 1, IDIST_I32, op, &host_opts));
     rank_ok(rank, idist_op_free(op, world));
+    rank_ok(rank, idist_op_create(spoils, NULL, true, world, &next)); // gets the number of `op`
     rank_ok(rank, idist_wait(&r));
+    rank_ok(rank, idist_wait(&host_request));
     rank_check(first_of(x) == n - 1, "rank %d: got %d", rank, first_of(x));
+    rank_check(most == n - 1, "rank %d: on the host: got %d", rank, (int)most);
+    rank_ok(rank, idist_op_free(next, world));
     cudaFree(x);
 }
 
@@ -382,8 +399,8 @@ static void aborted(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     (void)arg;
     memset(r, 0, sizeof r);
-    // Afterwards, no rank is still in idist_open. Rank 0 may leave the barrier first and abort it
-    // for the other ranks.
+    // After this barrier, no rank is still in idist_open. The status is not checked, because rank 0
+    // may leave first and abort the barrier for the other ranks.
     (void)!idist_barrier(&all);
     for (int k = 0; k < K; k++) {
         idist_opts o = opts_async(world, &r[k]);
@@ -436,7 +453,9 @@ static void a_rank_dies(void) {
     procs_free(&p);
 }
 
-// Parameters of a test in which rank 1 has no device, or a copy fails on rank 1.
+// Parameters of `lacks`, where rank 1 has no device, and of `copy_fails`, where a copy fails on
+// rank 1. In copy_fails, `asked` is the value of FAKE_CUDA_FAIL, and `devices` is NULL for small
+// calls.
 typedef struct outcome {
     const char *asked, *devices;
     int port;

@@ -271,7 +271,7 @@ static void events(void) {
     for (int i = 0; i < 4; i++) OK(cudaMemsetAsync(i < 3 ? f : d, i, 8, a));
     OK(cudaEventRecord(end, a));
     CHECK_IS(last(cudaEventQuery(end)), cudaErrorNotReady);
-    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, b)); // does not wait: too early
+    OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, b)); // too early: does not wait for `a`
     OK(cudaStreamSynchronize(b));
     CHECK_IS(peek(fake_host_view(e)), 0xA5);
     OK(cudaStreamWaitEvent(b, end, 0));
@@ -367,8 +367,8 @@ static void outdated_driver(void) {
 }
 static void no_device(void) { no_cuda(cudaErrorNoDevice); }
 
-// Checks that small pageable memory is read during the call. Also checks that a call waits if it
-// enqueues on a full stream.
+// Checks that a copy from pageable memory returns at once if it is small, and waits for its turn in
+// the stream if it is large. Also checks that a call waits if it enqueues on a full stream.
 static void waits_for_its_turn(void) {
     enum { LARGE = 100000 };
     char *pageable = calloc(1, LARGE), *d;
@@ -817,8 +817,8 @@ static void traffic(void) {
     CHECK_IS(after.written - before.written, 12 + 12 + 4 + 12);
 }
 
-// Reads from another device, which yields ones. Data that the host reads is right, because it comes
-// from the device that owns the memory.
+// Reads from another device, which yields bytes of 0xFF, so that every float is a NaN. The host
+// reads the right data, because it copies from the device that owns the memory.
 static void corrupt_peers(void) {
     cudaKernel_t k = get_kernel("idist_reduce_f32");
     float *here, *there, host[3] = {0, 0, 0};
@@ -1048,7 +1048,8 @@ static void fill(void *at, size_t count) {
     for (size_t i = 0; i < count; i++) v[i] = value(rank, i);
 }
 
-// Runs every collective with n elements per rank. Element i of rank r is value(r, i).
+// Runs every collective except ncclAllReduce with n elements per rank. Element i of rank r is
+// value(r, i).
 static void collectives_of(ncclComm_t comm, cudaStream_t s, size_t n, int root) {
     size_t total = n * (size_t)n_ranks, mine = n * (size_t)rank;
     uint32_t *d = device_memory(4 * total), *r = device_memory(4 * total), *dv = fake_host_view(d),
@@ -1152,7 +1153,7 @@ static void groups(void) {
     OK(ncclGroupStart());
     OK(ncclSend(d, 1, ncclUint32, rank, comm, s));
     CHECK_IS(ncclGroupEnd(), ncclInvalidUsage);
-    OK(ncclGroupStart()); // two streams, so one barrier over both
+    OK(ncclGroupStart()); // a group on two streams waits for both of them
     OK(cudaMemsetAsync(d, 1, 4, t));
     OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comm, s));
     OK(ncclAllReduce(d, r, 1, ncclUint32, ncclSum, comm, t));
@@ -1219,7 +1220,9 @@ static void sum_of_pool(cudaMemPool_t pool, uint32_t *of_1, const ncclComm_t *co
     OK(cudaStreamSynchronize(s[0]));
 }
 
-// Checks that ranks of one process read and write each other's buffers.
+// Checks that ranks of one process access each other's buffers directly, unless
+// NCCL_P2P_DIRECT_DISABLE is set. The access fails if the buffer is in a pool that the other device
+// cannot access.
 static void pools(void) {
     struct cudaMemPoolProps props = {.allocType = cudaMemAllocationTypePinned,
                                      .location = {.type = cudaMemLocationTypeDevice, .id = 0}};
@@ -1390,8 +1393,8 @@ static void non_blocking(void) {
     CHECK_IS(ncclCommInitRankConfig(&comm, n_ranks, board->id, rank, &config), ncclInvalidArgument);
 }
 
-// Makes a call that rank 1 makes 50 ms later. Returns the time in ms that rank 0 spends in the
-// call.
+// Makes a call on both ranks, on rank 1 50 ms later. Returns the time in ms that rank 0 spends in
+// the call, or 0 on rank 1.
 static int64_t takes_ms(ncclResult_t (*make)(ncclComm_t, char *, cudaStream_t), ncclComm_t comm,
                         char *d, cudaStream_t s) {
     static int step;
@@ -1451,7 +1454,8 @@ static void *calls_alone(void *comm) {
     return (void *)(intptr_t)ncclAllReduce(d, d, 1, ncclFloat, ncclSum, (ncclComm_t)comm, s);
 }
 
-// Aborts a communicator while a thread waits in NCCL for a peer that does not come.
+// Aborts a communicator while a thread waits in NCCL for a peer that does not come. The stand-in
+// must end the process.
 static void aborted_beside_a_call(void) {
     ncclComm_t comm = join();
     pthread_t thread;
@@ -1489,7 +1493,8 @@ static void *aborts(void *comm) {
 }
 
 // Aborts a communicator while a graph holds a call. The abort must wait until the graph is
-// destroyed. An abort after a revoke frees what the graph needs.
+// destroyed. After a revoke, the abort does not wait, and it frees memory that the graph needs.
+// Destroying the graph must then end the process.
 static void aborted_graph(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
@@ -1620,7 +1625,7 @@ static void bad_arguments(void) {
     OK(ncclCommDestroy(comm));
 }
 
-// Checks that old devices refuse reductions of 8-bit floats, and nothing else.
+// Checks that one old device makes all ranks refuse reductions of 8-bit floats, and nothing else.
 static void old_devices(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();

@@ -54,7 +54,8 @@ static cudaStream_t new_stream(void) {
 enum { A_KERNEL, MEMORY, A_GROUP, THE_END, FULL_CALL, FULL_STAGED, FULL_WAIT, N_BESIDE };
 enum { QUEUE = 64 };
 
-// Makes a call on a group of ranks 0 and 2, which loses no rank, on a stream whose queue is full.
+// Fills the queue of the stream in *o. Then makes a call on this stream, or makes the stream wait
+// for a call. The call's group loses no rank.
 static idist_status calls_on_full_stream(int what, float *x, idist_opts *o) {
     cudaStream_t full = (cudaStream_t)o->stream;
     idist_request r = {NULL};
@@ -114,7 +115,8 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
         rank_check(first_of(y) == 6, "rank %d: got %g", rank, (double)first_of(y));
     rank_ok(rank, status);
 
-    // The stream is free again, and the group knows the reason.
+    // The stream must complete. Then the next call of group `nccl`, or idist_close, must report
+    // rank 1.
     if (what == THE_END) {
         status = idist_close(&world);
         if (rank == 0) proc_result(slot, status);
@@ -158,7 +160,7 @@ static void beside_dead_ranks(void) {
 }
 
 //------------------------------------------------------------------------------
-// what is found when the group is made
+// problems that are found when a group is set up
 //------------------------------------------------------------------------------
 
 typedef struct trouble {
@@ -197,7 +199,7 @@ static int has_trouble(int number, void *arg) {
     idist_desc d = desc_with(NULL, NULL);
     if (t->all || number == 1) setenv(t->name, t->value, 1);
     if (stuck) setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
-    setenv("IDIST_LOG", "warn", 1); // is passed to the logger
+    setenv("IDIST_LOG", "warn", 1); // so that warnings reach the logger
     d.rank = number;
     d.world_size = 4;
     d.master_addr = "127.0.0.1";
@@ -292,7 +294,7 @@ static void failures(void) {
 // Lets rank 1 arrive late. The ranks read each other's memory only when all ranks have arrived, so
 // rank 0 must not give up while rank 1 is late.
 static int comes_late(int number, void *arg) {
-    int limit_ms = test_slow_factor() > 1 ? 6000 : 3000; // a working device gets half of this time
+    int limit_ms = test_slow_factor() > 1 ? 6000 : 3000; // one step of ipc_probe.h gets half of it
     idist_group *world = NULL, *group = NULL;
     idist_desc d = desc_with(NULL, NULL);
     setenv("FAKE_CUDA_DELAY_US", "2000", 1);
@@ -402,7 +404,7 @@ static int closes_beside_a_call(int number, void *arg) {
     calls_late(&c); // sets up what the ranks share
     if (number == 1) {
         calls_late(&c);
-        tap_sleep_ms(300); // rank 0 waits for us in idist_close, and its thread has returned
+        tap_sleep_ms(300); // until rank 0 waits in idist_close and its thread has returned
     } else {
         rank_check(pthread_create(&thread, NULL, calls_late, &c) == 0, "no thread");
         for (int64_t end = tap_now_ms() + 10000; !is_under_way(c.group) && tap_now_ms() < end;)
@@ -452,7 +454,7 @@ static void *uses_the_device(void *arg) {
     return NULL;
 }
 
-// Makes rank 0's device wait in a call that rank 1 has not reached.
+// Makes rank 0's device wait in a call that rank 1 does not make.
 static void starts_nccl(idist_group *world, idist_group *ended_first, int rank) {
     idist_opts o = opts_of(ended_first);
     float *x = device_of(1, 8);
@@ -476,8 +478,8 @@ static pthread_t start_use(use *u, int n_users) {
     return thread;
 }
 
-// Closes the world on rank 0 while another of its threads has released the lock in the middle of a
-// call. If the thread takes too long, the process ends while the thread still runs.
+// Closes the world on rank 0 while another of its threads, in the middle of a call, has released
+// the world's lock. If the thread takes too long, the process ends while the thread still runs.
 static int closes_beside_use(int number, void *arg) {
     use u = *(use *)arg, other;
     bool endless = u.what == AN_ENDLESS_LOAD;
@@ -591,7 +593,7 @@ static int times_out_beside_copies(int number, void *arg) {
     o.timeout_ms = 500;
     idist_status status = idist_all_reduce(x, x, MANY, IDIST_F32, IDIST_SUM, &o);
     o.timeout_ms = 0;
-    // this rank's part of the call can complete
+    // this rank may complete its part, so its next call times out
     if (number % 2 && status == IDIST_OK) status = idist_barrier(&o);
     rank_is(number, status, IDIST_ERR_TIMEOUT);
     rank_check(tap_now_ms() - start < (PATIENCE_MS + 2000) * test_slow_factor(),
@@ -901,8 +903,8 @@ static void traffic(idist_group *world, int rank, int n, void *arg) {
     CUDA(cudaFree(recv));
 }
 
-// Counts the calls of a world's backend on rank 0. The ranks are threads. The counting functions
-// wrap the functions of the real backend.
+// Counts the calls of a world's backend on rank 0. The counting functions wrap the functions of the
+// real backend.
 static struct {
     idist_backend_api api;
     const idist_backend_api *real;
@@ -969,8 +971,8 @@ static void meets(void) {
     ranks_report("the ranks meet while the device works, 2 ranks");
 }
 
-// A thread that waits for the device polls the device for a while before it sleeps, because
-// sleeping takes longer than a small call.
+// Checks that a thread that waits for the device polls it for a while before it sleeps. Sleeping
+// takes longer than a small call.
 static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *arg) {
     static idist__gpu_op op;
     idist__world *w = world->w;

@@ -319,8 +319,8 @@ static void groups(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Alternates requests, calls on a stream and blocking calls, over NCCL and staged, with calls on
-// host memory between them.
+// Alternates requests, calls on a stream and blocking calls, with calls on host memory between
+// them. The all_reduces on device memory run over NCCL, and the scans are staged.
 static void in_turn(idist_group *world, int rank, int n, void *arg) {
     enum { K = 6, COUNT = 1000 };
     cudaStream_t s = new_stream();
@@ -351,7 +351,7 @@ static void in_turn(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Tests group_begin with more calls than may run ahead, and with a request that is waited for
-// before the end. A group must not be freed while its calls are held back.
+// before group_end. A group must not be freed while its calls are held back.
 static void held_back(idist_group *world, int rank, int n, void *arg) {
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, 1), *y = device_of(1, 1);
@@ -377,8 +377,8 @@ static void held_back(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
-// Makes requests in both directions, the send first, with more data than is sent without a
-// receiver.
+// Makes requests in both directions, the send first. A send of this size does not complete before
+// its receive has started.
 static void crosswise(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 1 << 20 };
     cudaStream_t s = new_stream();
@@ -512,8 +512,8 @@ static void ways(void) {
     fake_set_env("FAKE_NCCL_VERSION", NULL);
 }
 
-// NCCL reports that a peer is lost or late. The host finds out which peer a little later. If the
-// host does not find the peer, the error is still NCCL's error about a peer.
+// NCCL reports that a peer is lost or late. If the peer has died, the host finds out a little
+// later, and the error must name the peer. Otherwise the error must be that of NCCL.
 typedef struct remote {
     const char *remote; // value of FAKE_NCCL_REMOTE
     bool dies;          // true if rank 1 dies after half a second
@@ -576,12 +576,12 @@ static void remotes(void) {
 }
 
 // Rank 0 has a call on a stream that waits for rank 1, which dies. Rank 0 then stages its first
-// call with rank 2. Pinning memory may wait for the device, and meanwhile a thread must find out
-// about rank 1.
+// call with rank 2. Staging pins memory, which may wait for the device. Meanwhile another thread of
+// idist must notice that rank 1 is dead.
 //
 // The world has already failed at this point. A rank that ends the world also ends the group of
-// ranks 0 and 2, even if the other rank is still copying. Each rank therefore ends only when both
-// ranks are done.
+// ranks 0 and 2, even if the other rank is still copying. Each rank therefore ends the world only
+// when both ranks are done.
 typedef struct pair {
     int port;
     int *through; // number of ranks that are done; in shared memory
@@ -729,7 +729,8 @@ extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
 
 typedef struct stranger {
     int number;
-    // y and z are used in the stream only, because nothing orders x after the stream's work.
+    // Calls on the stream use only y and z, because the calls on x do not wait for the stream's
+    // work.
     int32_t *x, *y, *z;
     cudaStream_t stream;
 } stranger;
@@ -943,7 +944,8 @@ static void pinning_strangers(void) {
 }
 
 // Checks on rank `number` of three whether NCCL sums 8-bit floats, or whether the call is staged.
-// The sum shows which: NCCL rounds 2^(bits of the fraction + 1) + 1 + 1 twice.
+// The sum 2^(bits of the fraction + 1) + 1 + 1 shows which: NCCL rounds it twice, and a staged call
+// rounds it once.
 typedef struct eight {
     const char *env[3][4]; // environment of each rank: NAME, value, ...
     bool served;
@@ -1123,7 +1125,8 @@ static void forgotten_config(void) {
     ranks_case(2, &d, forgets_config, &config, "desc.nccl_config is gone when groups are made");
 }
 
-// Makes calls while another thread captures in the mode that forbids unsafe calls in all threads.
+// Makes calls while another thread captures a stream in the mode that forbids unsafe calls in all
+// threads.
 static void beside_capture(idist_group *world, int rank, int n, void *arg) {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)arg;

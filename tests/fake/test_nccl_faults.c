@@ -266,7 +266,7 @@ static int makes_two_groups(int number, void *arg) {
         rank_check(tap_now_ms() - start < 4000 * test_slow_factor(), "rank %d: %d ms", number,
                    (int)(tap_now_ms() - start));
         __atomic_store_n(&released, 1, __ATOMIC_RELEASE);
-        for (int k = 0; k < 2; k++) { // one after the other: both barriers use the same word
+        for (int k = 0; k < 2; k++) { // one after the other: both barriers use gpu->barrier_word
             idist_opts o = on_stream(f[k].group, s);
             rank_ok(number, idist_barrier(&o));
         }
@@ -336,8 +336,8 @@ static int fails_alone(int number, void *arg) {
     return 0;
 }
 
-// The set-up of a group's communicator fails on one rank. The first call of the group must succeed
-// when it is made again.
+// The set-up of a group's communicator fails twice, because of rank 1. The group's first call must
+// succeed at the third try.
 static int tries_again(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -369,9 +369,9 @@ static int tries_again(int number, void *arg) {
     return 0;
 }
 
-// For several seconds, the communicator of a failed group cannot be revoked. Freeing the group must
-// not wait for the revoke, and other groups must work. The end of the world must report what became
-// of the communicator.
+// The revoke of a failed group's communicator never ends. Freeing the group must not wait for the
+// revoke, and other groups must work. The end of the world must warn that the communicator stays in
+// memory.
 static int frees_what_stays(int number, void *arg) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
@@ -468,7 +468,8 @@ static void *exchanges_pairs(void *arg) {
 }
 
 // A thread waits inside NCCL for another rank, which does not come. A second thread waits for the
-// first thread. `late_ms` is the time that the first thread stays inside after a revoke, or NULL.
+// first thread. `late_ms` is the time that the first thread stays inside after a revoke. It is NULL
+// for an old NCCL, in which the thread stays forever.
 static int closes_beside(int number, const trouble *t, const char *late_ms) {
     static insider in[2]; // may be used after the return
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -533,7 +534,7 @@ static int closes_beside_old(int number, void *arg) {
 
 static int closes_beside_new(int number, void *arg) {
     closes_beside(number, (const trouble *)arg, "500");
-    // The other rank waits until this rank has finalized its communicator.
+    // Only rank 0 is checked, because rank 1 waits until rank 0 has finalized its communicator.
     if (number == 0)
         rank_check(fake_count_comms() == 0, "%d communicators are left", fake_count_comms());
     return 0;
@@ -548,7 +549,8 @@ static int closes_beside_late(int number, void *arg) {
 }
 
 // A thread waits without the lock for space in a full stream when another thread closes the world.
-// The second half of the first thread's call begins after that, and must not be left behind.
+// The second half of the first thread's sendrecv begins after the close. It must return an error
+// instead of staying behind.
 static cudaStream_t full_stream;
 
 static void pauses(void *ms) { tap_sleep_ms((int)(intptr_t)ms); }

@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""house.py [--only RULE,..] [FILES] - the house rules, checked; exits with 1 when one is broken.
+"""house.py [--only RULE,..] [FILES] - checks the house rules. Exits with 1 if a rule is broken.
 
-Without FILES: the headers in src/. They are read as text: a tokenizer and a parser of statements
-that know as much C as idist uses. What is found by name is found in all branches of #if.
+Without FILES, checks the headers in src/. Reads each file as text, with a tokenizer and a parser of
+statements that know only the C that idist uses. So names are found in all branches of #if.
 
 Rules:
-    prefix      idist__PREFIX_verb: a private function begins with the name of its file, with a type
-                that the file defines, or with what a line "// Functions: ..." in its head adds. A
-                prefix belongs to one file. (os/ has one for all of its files: idist__os_.)
+    prefix      a private function idist__PREFIX_verb whose prefix is not the name of its file, a
+                type that the file defines, or a prefix from a line "// Functions: ..." in its head;
+                a prefix of two files. (All files of os/ share the prefix idist__os_.)
     includes    a file of src/ that does not include what it uses, or includes what it does not use
     decl        no blank line after the declarations that open a function
     columns     a line over 100 columns
-    length      a function over 60 lines
+    length      a function of more than 60 lines
     nesting     more than 4 levels of if, for, while, do and switch
     branches    more than 25 of if, for, while, case, &&, || and ?: in a function
     blank       less than 8 % blank lines in the functions of a file that have 8 lines or more
-    statements  several statements on one line: a; b; or a, b; (not case X: a; break;)
+    statements  several statements on one line: a; b; or a, b; (case X: a; break; is allowed)
     chain       if ((s = f()) != IDIST_OK) return s;
     comment     a comment that names an identifier of idist which does not exist
-    launchers   the lists of launchers in idist.h are not those of the table in launch/detect.h
+    launchers   a list of launchers in idist.h that differs from the table in launch/detect.h
     system      an include, a name or a path of the operating system outside os/
     cancel      a cancellation point in os/ that is not inside IDIST__OS_CALL
     locale      a number with a fraction, printed or read with the locale's decimal point
@@ -37,12 +37,12 @@ MAX_COLUMNS = 100
 MAX_LENGTH = 60
 MAX_NESTING = 4
 MAX_BRANCHES = 25
-MIN_BLANK = 8.0     # per cent, in functions of at least
-BLANK_LINES = 8     # lines, blank ones included; of files with at least
-BLANK_FROM = 60     # lines in such functions
-DECL_LINES = 6      # a function of so many lines, without blank ones, spaces its declarations off
-# The files that may know the operating system, and what the others may still include: the C
-# standard library, and by file what is no part of a system.
+MIN_BLANK = 8.0     # percent of blank lines in the long functions of a file
+BLANK_LINES = 8     # lines of a long function, including blank lines
+BLANK_FROM = 60     # lines in the long functions of a file, from which on the rule applies
+DECL_LINES = 6      # lines of a function, without blank lines, from which on rule decl applies
+# The folder that may use the operating system, and the headers that other files may include: the C
+# standard library, and for each file the headers that are not part of a system.
 SYSTEM_FOLDER = 'os/'
 C_HEADERS = set('''assert ctype errno float inttypes limits locale math stdarg stdatomic stdbool
     stddef stdint stdio stdlib string'''.split())
@@ -53,7 +53,7 @@ OTHER_HEADERS = {
     'idist_nccl.h': ['cuda_runtime_api.h'],     # of CUDA
 }
 
-# Functions of the system, where they are called: transport->read is none.
+# Functions of the system, if they are called by name: transport->read is not a call of read.
 CANCELLATION_POINTS = set("""accept accept4 clock_nanosleep close closedir connect dlopen epoll_wait
     fcntl fdatasync fdopendir fopen fprintf fsync ftruncate getaddrinfo getifaddrs glob localtime_r
     lockf msync nanosleep open openat poll posix_fallocate ppoll pread pthread_cond_timedwait
@@ -79,7 +79,7 @@ SYSTEM_STRUCTS = set('''addrinfo cmsghdr dirent epoll_event flock ifaddrs in6_ad
     ip_mreq itimerspec kevent linger msghdr passwd pollfd rlimit rusage sigaction sockaddr
     sockaddr_in sockaddr_in6 sockaddr_storage sockaddr_un stat sysinfo timespec timeval tm ucred
     utsname winsize'''.split())
-# Other names, wherever they stand.
+# Other names of the system, wherever they occur.
 SYSTEM_NAMES = re.compile(r'''
     pthread_\w+ | PTHREAD_\w+ | sem_t | sched_param | cpu_set_t
   | (pid|uid|gid|mode|off|ssize|nfds|socklen|clockid|dev|ino|sigset|sa_family|in_addr|time|glob)_t
@@ -94,7 +94,8 @@ SYSTEM_NAMES = re.compile(r'''
   | HANDLE | DWORD | SOCKET | WSA[A-Z]\w+ | GetCurrentProcessId | VirtualAlloc
   | CreateProcess[AW]? | CreateThread | CreateFileMapping[AW]? | CloseHandle
 ''', re.X)
-# What depends on the decimal point of the program's locale, outside the file that sees to it.
+# Functions and formats that depend on the decimal point of the program's locale. Only LOCALE_FILE
+# may use them.
 LOCALE_CALLS = set('atof strtod strtof strtold'.split())
 LOCALE_FORMAT = re.compile(r'%(?:%|[-+#0-9.*]*[lL]?[aefgAEFG])')
 LOCALE_FILE = 'base/text.h'
@@ -111,7 +112,7 @@ CONTROL = {'if', 'for', 'while', 'do', 'switch', 'else'}
 
 
 class Refused(Exception):
-    """A step that was not done, with the reason."""
+    """Raised with the reason if the script cannot do its work."""
 
 
 # ---- tokens ----
@@ -132,7 +133,8 @@ PP_TOKEN = re.compile(INSIDE + PUNCT, re.X | re.S)
 
 
 def lex(text, regex=TOKEN):
-    """Tokens (kind, text, position): code, in which a directive is one token; and comments."""
+    """Returns two lists of tokens (kind, text, position): the code, in which a directive is one
+    token, and the comments."""
     code, comments = [], []
     for match in regex.finditer(text):
         kind = match.lastgroup
@@ -149,12 +151,12 @@ def lex(text, regex=TOKEN):
 
 
 def lex_directive(token):
-    """The tokens of a directive, with positions from its '#' on."""
+    """Returns the tokens of a directive, with positions relative to its '#'."""
     return lex(token[1], PP_TOKEN)
 
 
 def spelling(text):
-    """What must not change when only white space does. A directive is spelled by its own tokens."""
+    """Returns what must stay equal if only white space changes. Splits directives into tokens."""
     code, comments = lex(text)
     tokens = []
     for kind, word, _ in code:
@@ -165,11 +167,12 @@ def spelling(text):
 # ---- statements ----
 
 class Statement:
-    """first and last are indices of tokens; children are the statements of a block, else bodies."""
+    """A statement. first and last are indices of tokens. children holds the statements of a block,
+    or the bodies of a control statement."""
 
     def __init__(self, kind, first):
         self.kind, self.first, self.last, self.children = kind, first, first, []
-        self.head = None    # of if, for, while, switch: indices of its parentheses
+        self.head = None    # indices of the parentheses of if, for, while, do or switch
 
     def walk(self, parent=None):
         yield self, parent
@@ -182,7 +185,7 @@ class Misread(Exception):
 
 
 def closing(code, i):
-    """The index of what closes the bracket at i."""
+    """Returns the index of the token that closes the bracket at i."""
     depth = 0
     for k in range(i, len(code)):
         word = code[k][1]
@@ -264,7 +267,7 @@ class Parser:
         return i
 
     def is_bare_macro(self, i):
-        """IDIST__CO_BEGIN(o) on a line of its own, without semicolon."""
+        """Returns true for a macro on a line of its own without a semicolon: IDIST__CO_BEGIN(o)."""
         if not is_macro(self.word(i)) or self.word(i + 1) != '(':
             return False
         after = self.code[closing(self.code, i + 1) + 1]
@@ -323,7 +326,7 @@ class Source:
                 self.misread.append((item, str(e)))
 
     def line(self, position):
-        """The number of the line, from 1."""
+        """Returns the number of the line, from 1."""
         return bisect.bisect_right(self.starts, position)
 
     def first_line(self, x):
@@ -334,10 +337,10 @@ class Source:
         return self.line(at + len(word) - 1)
 
     def body_lines(self, item):
-        """The lines between the braces of a function."""
+        """Returns the lines between the braces of a function."""
         return self.lines[self.line(self.code[item.body][2]):self.last_line(item) - 1]
 
-    # What stands at file scope.
+    # Items at file scope.
 
     def find_items(self):
         items, i = [], 0
@@ -377,7 +380,7 @@ class Source:
         return self.code[k - 1][1] == ')' and self.function_name(i, k) is not None
 
     def function_name(self, i, k):
-        """The first name before an outermost parenthesis that is no attribute and no macro."""
+        """Returns the first name before an outermost parenthesis. Skips attributes and macros."""
         code, before = self.code, None
         while i < k:
             kind, word, _ = code[i]
@@ -434,7 +437,7 @@ class Source:
                 item.names.append((self.code[k][1], 'constant'))
 
     def declarators(self, item):
-        """The names that a typedef or a variable declares."""
+        """Returns the names that a typedef or a variable declares."""
         code, i, names, last = self.code, item.first, [], None
         while i <= item.last:
             kind, word, _ = code[i]
@@ -454,7 +457,7 @@ class Source:
         return names
 
     def names_used(self, item):
-        """Names in an item, without members and without what it defines."""
+        """Returns the names in an item, without members and without the names that it defines."""
         own = {name for name, _ in item.names}
         used, before = {}, ''
         for k in range(item.first, item.last + 1):
@@ -483,7 +486,7 @@ def blank_share(source, functions):
 
 
 def owners_of(sources):
-    """Whose functions have a prefix: prefix -> files. A type counts if no file has its name."""
+    """Returns the files of each prefix. A type is a prefix, too, if no file has its name."""
     owners, types = {}, {}
     for source in sources:
         folder, stem = os.path.split(source.name[:-2])
@@ -518,16 +521,17 @@ def rule_prefix(sources, known):
 
 
 def home_of(source, item):
-    """The file to include for what an item declares. os/linux/types.h and its like say above each
-    type which file of os/ it belongs to."""
+    """Returns the file to include for what an item declares. In os/linux/types.h and similar files,
+    a mark above the types names the file of os/ to which they belong."""
     above = source.text[:source.starts[source.first_line(item) - 1]]
     marks = re.findall(r'^// ---- for (\w+\.h) ----$', above, re.M)
     return 'os/' + marks[-1] if marks and re.match(r'os/\w+/types\.h', source.name) else source.name
 
 
 def rule_includes(sources, known):
-    """What src/*.h and files without a guard define is there everywhere. And idist_train.h uses
-    device memory only where a program has included idist_nccl.h before."""
+    """The names that src/*.h and files without a guard define are available everywhere. The files
+    of train/ need not include gpu/ or xla/: idist_train.h uses device memory only if the program
+    has included idist_nccl.h or idist_xla.h before."""
     parts = [s for s in sources if '/' in s.name and '#pragma once' in s.text]
     everywhere = {name for s in sources if s not in parts for item in s.items
                   for name, _ in item.names}
@@ -541,7 +545,7 @@ def rule_includes(sources, known):
     for source in parts:
         if source.name.endswith('/types.h'):
             continue
-        contract = re.sub(r'^os/\w+/', 'os/', source.name) # of a body
+        contract = re.sub(r'^os/\w+/', 'os/', source.name) # that a body implements
         free = {source.name, contract, 'os/system.h'}
         included = set(re.findall(r'^#include "([^"]+)"', source.text, re.M))
         used = {}
@@ -550,7 +554,8 @@ def rule_includes(sources, known):
                 used.setdefault(name, source.line(at))
         for name, line in sorted(used.items(), key=lambda x: x[1]):
             files = homes.get(name, set())
-            is_other = source.name.startswith('train/') and all(f[:4] == 'gpu/' for f in files)
+            is_other = source.name.startswith('train/') and \
+                all(f[:4] in ('gpu/', 'xla/') for f in files)
             if files and not files & (included | free) and not is_other:
                 yield source, line, '%s is in %s' % (name, ' and '.join(sorted(files)))
         for file in sorted((included & set(names)) - free):
@@ -583,7 +588,7 @@ def rule_length(sources, known):
 
 
 def nesting(s, depth=0):
-    """The deepest level of control inside a statement; else if is on the level of its if."""
+    """Returns the deepest level of control in a statement. else if has the level of its if."""
     deeper = depth + (s.kind in CONTROL)
     most = deeper
     for i, child in enumerate(s.children):
@@ -655,7 +660,8 @@ def rule_comment(sources, known):
 
 
 def table_of_launchers(source):
-    """Names in order, none first, and (rank, size) variables of the rows of idist__launchers."""
+    """Returns the launchers in order, none first, and the pairs of a rank and a size variable in
+    the rows of idist__launchers."""
     table = source.text.split('idist__launchers[] = {', 1)[1].split('};', 1)[0]
     rows = re.findall(r'\{(IDIST__LAUNCHER_\w+),\s*(?:NULL|"(\w+)"),\s*"(\w+)",\s*"(\w+)"', table)
     names = ['none']
@@ -666,7 +672,7 @@ def table_of_launchers(source):
 
 
 def documented_launchers(source):
-    """The same two, as idist.h has them, and the lines where they stand."""
+    """Returns the launchers and the pairs that idist.h documents, and the lines of both lists."""
     chosen = re.search(r'IDIST_LAUNCHER selects[^:]*:\s*([^.]*)\.', source.text)
     first = re.search(r'Rank and size come from the first of these that is set:\n', source.text)
     names = re.split(r',\s*', chosen.group(1))
@@ -695,7 +701,7 @@ def rule_launchers(sources, known):
 
 
 def all_tokens(source):
-    """The tokens of the code, those of directives in place of the directives."""
+    """Yields the tokens of the code. Splits directives into their tokens."""
     for kind, word, at in source.code:
         if kind == 'pp':
             yield from ((k, w, at + a) for k, w, a in lex_directive((kind, word, at))[0])
@@ -704,7 +710,7 @@ def all_tokens(source):
 
 
 def system_uses(source):
-    """What a header knows of the operating system: (line, what)."""
+    """Yields the uses of the operating system in a header, as pairs of a line and a text."""
     tokens = [('punct', '', 0)] + list(all_tokens(source)) + [('punct', '', 0)]
     for (_, before, _), (kind, word, at), (_, after, _) in zip(tokens, tokens[1:], tokens[2:]):
         line = source.line(at)
@@ -733,11 +739,11 @@ def rule_system(sources, known):
 
 
 def rule_cancel(sources, known):
-    """A cancellation point would let pthread_cancel end a thread that holds a lock."""
+    """At a cancellation point, pthread_cancel could end a thread that holds a lock."""
     for source in sources:
         if not source.name.startswith(SYSTEM_FOLDER):
             continue
-        depth, wrapped = 0, None  # the parentheses around a token; at IDIST__OS_CALL
+        depth, wrapped = 0, None  # parentheses around a token; depth at IDIST__OS_CALL
         tokens = [('punct', '', 0)] + source.code + [('punct', '', 0)]
         for (_, before, _), (kind, word, at), (_, after, _) in zip(tokens, tokens[1:], tokens[2:]):
             if word == '(':
@@ -773,7 +779,7 @@ def rule_parse(sources, known):
 
 
 class Known:
-    """Every identifier of idist that stands somewhere outside the comments of the headers."""
+    """Every identifier of idist that occurs outside the comments of the headers."""
 
     def __init__(self, sources):
         self.names, self.words, self.pasted = set(), set(), set()
@@ -795,7 +801,7 @@ class Known:
         self.sorted = sorted(self.names)
 
     def makes(self, name):
-        """IDIST_##name in an X-macro makes IDIST_ERR_SYSTEM out of ERR_SYSTEM."""
+        """Returns true if an X-macro makes the name, as IDIST_##name makes IDIST_ERR_SYSTEM."""
         return any(name.startswith(p) and name[len(p):] in self.words for p in self.pasted)
 
     def begins(self, name):
@@ -804,19 +810,20 @@ class Known:
 
 
 def has_blank(source, a, b):
-    """Whether there is a blank line between two statements."""
+    """Returns true if there is a blank line between two statements."""
     between = source.lines[source.last_line(a):source.first_line(b) - 1]
     return any(not line.strip() for line in between)
 
 
 def solid(source, x):
-    """Lines of a statement that are not blank."""
+    """Returns the number of lines of a statement that are not blank."""
     lines = source.lines[source.first_line(x) - 1:source.last_line(x)]
     return sum(bool(line.strip()) for line in lines)
 
 
 def after_declarations(source, item):
-    """The last declaration at the start of a function of some size, and the statement behind it."""
+    """Returns the last declaration at the start of a function, and the statement after it. Returns
+    None if there is none, or if the function is short."""
     if sum(bool(line.strip()) for line in source.body_lines(item)) < DECL_LINES:
         return None
     children = item.tree.children
@@ -829,7 +836,7 @@ def after_declarations(source, item):
 
 
 def commas(source, s):
-    """The commas that join expressions to a statement: indices of tokens."""
+    """Returns the indices of the commas that join several expressions in a statement."""
     found = []
     if s.kind != 'expr':
         return found

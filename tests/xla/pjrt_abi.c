@@ -1,5 +1,5 @@
-// pjrt_abi.c - the declarations of src/xla/pjrt.h beside those of a real pjrt_c_api.h: numbers,
-// offsets, sizes
+// pjrt_abi.c - compares the declarations of src/xla/pjrt.h with those of a real pjrt_c_api.h:
+// numbers, offsets and sizes
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"
@@ -10,12 +10,12 @@
 
 #define SAME(number, real) tap_is((long)(number), (long)(real), #real)
 
-// A field of a struct of ours, and of theirs.
+// Compares the offset of a field in our struct with the offset of the field in the real struct.
 #define FIELD(ours, field, theirs, real) \
     SAME(offsetof(idist__pjrt_##ours, field), offsetof(theirs, real))
 
-// Compares the size of a struct of arguments. Ours ends with zeros for fields that idist does not
-// know.
+// Checks that our struct of arguments is not smaller than the real struct. Ours ends with zeros for
+// fields that idist does not know.
 #define SIZE(ours, theirs) \
     tap_ok(sizeof(idist__pjrt_##ours) >= theirs##_STRUCT_SIZE, "%s has room for " #theirs, #ours)
 
@@ -88,7 +88,7 @@ static void large_structs(void) {
     SIZE(execute_options, PJRT_ExecuteOptions);
 }
 
-// Structs inside others, whose sizes must be exact.
+// Compares the structs that other structs or arrays contain, whose sizes must be exact.
 static void parts(void) {
     FIELD(program, code, PJRT_Program, code);
     FIELD(program, format, PJRT_Program, format);

@@ -1,4 +1,4 @@
-// tpu.c - the TPU_* variables that idist sets for libtpu, without a TPU
+// tpu.c - checks the TPU_* variables that idist sets for libtpu, without a TPU
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"
@@ -12,6 +12,7 @@ static const char *const names[] = {"TPU_VISIBLE_CHIPS",  "TPU_CHIPS_PER_PROCESS
 
 static void unset_all(void) {
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
+    unsetenv("IDIST_TPU_VARIABLES");
 }
 
 static void is_set(const char *name, const char *value) {
@@ -20,7 +21,7 @@ static void is_set(const char *name, const char *value) {
            got ? got : "");
 }
 
-// Fills in a world of `hosts` hosts with `chips` ranks each, seen by one rank.
+// Fills in a world of `hosts` hosts with `chips` ranks each, as `rank` sees it.
 static void fill(idist__world *w, idist__rank_info *nodes, int hosts, int chips, int rank) {
     memset(w, 0, sizeof *w);
     w->nodes = nodes;
@@ -49,6 +50,15 @@ int main(void) {
     is_set("TPU_PROCESS_ADDRESSES", "localhost:8476,localhost:8477,localhost:8478,localhost:8479");
     is_set("TPU_PROCESS_PORT", "8478");
     is_set("CLOUD_TPU_TASK_ID", "2");
+
+    // A second world, in this process or in a process that it starts, replaces the variables that
+    // idist has set. IDIST_TPU_VARIABLES marks them, here all six.
+    fill(&w, nodes, 1, 8, 3);
+    tap_ok(idist__tpu_set_variables(&w, 3, why, sizeof why), "then one host with eight chips");
+    is_set("TPU_VISIBLE_CHIPS", "3");
+    is_set("TPU_PROCESS_BOUNDS", "2,4,1");
+    is_set("TPU_PROCESS_PORT", "8479");
+    is_set("IDIST_TPU_VARIABLES", "63");
 
     unset_all();
     setenv("TPU_VISIBLE_CHIPS", "7", 1);

@@ -1,7 +1,9 @@
-// tpu_programs.c - libtpu's compiler, which needs no TPU, accepts the programs that idist writes
+// tpu_programs.c - checks that libtpu's compiler, which needs no TPU, accepts the programs that
+// idist writes
 //
-// tpu_programs LIBTPU TOPOLOGY: for example ".../libtpu.so v5e:2x2". All kinds, dtypes and ops, on
-// four devices in another order than theirs. What TPUs refuse is listed in is_refused.
+// tpu_programs LIBTPU TOPOLOGY: for example ".../libtpu.so v5e:2x2". Compiles programs of all
+// kinds, dtypes and ops, for four ranks whose devices are not in the order of their ids. What TPUs
+// refuse is listed in is_refused.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"
@@ -13,7 +15,7 @@
 static const PJRT_Api *api;
 static PJRT_TopologyDescription *topology;
 
-// Returns true if there was an error, and keeps its text.
+// Returns true if there was an error, and stores its text in `text`.
 static bool failed(PJRT_Error *error, char *text, size_t capacity) {
     return !idist__pjrt_check((const idist__pjrt_api *)api, error, text, capacity);
 }
@@ -66,7 +68,8 @@ static bool compiles(char *code, const char *options, size_t nbytes, char *text,
     return true;
 }
 
-// TPUs sum 64-bit numbers in pairs of 32 bits, and do no other reduction of them.
+// Returns true if TPUs refuse the call. TPUs sum 64-bit numbers as pairs of 32 bits, but have no
+// other reduction of them, and no reduce_scatter of F64.
 static bool is_refused(const idist__call *call) {
     bool is_wide = call->dtype == IDIST_I64 || call->dtype == IDIST_U64 || call->dtype == IDIST_F64;
     if (!is_wide || !idist__kind_reduces(call->kind)) return false;

@@ -1,11 +1,13 @@
-// xla_calls.c - what is special about calls on memory of XLA: buffers as handles, requests, groups,
-// shapes, parts of buffers, order of launches, and errors before any rank enters XLA. The grid of
-// all operations is that of tests/dist (see tests/device/xla.sh).
+// xla_calls.c - tests what is special about calls on memory of XLA: buffers as handles, requests,
+// groups, shapes, parts of buffers, order of launches, and errors before any rank enters XLA. The
+// programs of tests/dist test the grid of all operations (see tests/device/xla.sh).
 //
-// xla_calls PATH [processes]: PATH is the device backend that the ranks must have: xla or staged
+// xla_calls PATH [processes]: PATH is the device backend that the ranks must have: xla or staged.
+// With a second argument, ranks are processes, otherwise threads.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"
+#include "idist_train.h" // after idist_xla.h, whose buffers idist_ddp then refuses
 
 #include "ranks.h"
 #include "xla_world.h"
@@ -85,8 +87,8 @@ static void handles(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_xla_buffer_free(&zeros));
 }
 
-// Passes the address of a freed buffer, and the buffer of another rank. The call fails on this rank
-// alone, and has not begun: the next one succeeds.
+// Passes the address of a freed buffer, and the buffer of another rank. The calls must fail on rank
+// 0 alone and before they begin, so the next call must succeed.
 static void stale(idist_group *world, int rank, int n, void *arg) {
     static idist_xla_buffer *others[8]; // by rank
     idist_opts o = opts_of(world);
@@ -98,7 +100,8 @@ static void stale(idist_group *world, int rank, int n, void *arg) {
         idist_xla_buffer_free(&b);
         rank_check(idist_all_reduce(a, gone, 4, IDIST_F32, IDIST_SUM, &o) == IDIST_ERR_ARG,
                    "a freed buffer: %s", idist_last_error());
-        rank_check(strstr(idist_last_error(), "no idist_xla_buffer"), "%s", idist_last_error());
+        rank_check(strstr(idist_last_error(), "no idist_xla_buffer of this rank"), "%s",
+                   idist_last_error());
         rank_check(idist_broadcast(others[1], 4, IDIST_F32, 0, &o) == IDIST_ERR_ARG,
                    "another rank's buffer: %s", idist_last_error());
     }
@@ -108,7 +111,8 @@ static void stale(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer_free(&b);
 }
 
-// Calls on parts of buffers, which are staged: the rest of a buffer stays as it is.
+// Makes calls on parts of buffers, which are staged. The other elements of the buffer must not
+// change.
 static void parts(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     idist_xla_buffer *a = floats(world, 64, 1, 0);
@@ -120,7 +124,7 @@ static void parts(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 64; i++)
         rank_check(x[i] == (i >= 16 && i < 24 ? (float)n : 1.0f), "element %d: %g", i,
                    (double)x[i]);
-    // a whole buffer into a part of another one
+    // from a whole buffer to a part of another buffer
     idist_xla_buffer *whole = floats(world, 8, 2, 0), *large = floats(world, 64, 5, 0);
     char *part = (char *)large + 40 * 4;
     rank_ok(rank, idist_all_reduce(whole, part, 8, IDIST_F32, IDIST_SUM, &o));
@@ -130,14 +134,14 @@ static void parts(idist_group *world, int rank, int n, void *arg) {
                    (double)x[i]);
     idist_xla_buffer_free(&whole);
     idist_xla_buffer_free(&large);
-    // rank 0 passes a part, the others a whole buffer
+    // rank 0 passes a part of a buffer, the other ranks a whole buffer
     idist_xla_buffer *b = floats(world, 8, (float)rank, 0);
     rank_ok(rank, idist_all_reduce(rank ? (char *)b : at + 32, rank ? (char *)b : at + 32, 8,
                                    IDIST_F32, IDIST_SUM, &o));
     rank_ok(rank, idist_xla_buffer_get(rank ? b : a, x, rank ? 32 : sizeof x, -1));
     rank_check(x[rank ? 0 : 8] == (float)(n * (n - 1) / 2 + 1), "a part with whole buffers: %g",
                (double)x[rank ? 0 : 8]);
-    // a message that is shorter than the buffer, to host memory and back
+    // a message that is shorter than the receive buffer, then one from host memory
     if (n > 1 && rank == 0) rank_ok(rank, idist_send(at, 3, IDIST_F32, 1, 4, &o));
     if (rank == 1) {
         idist_recv_info info;
@@ -151,8 +155,8 @@ static void parts(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer_free(&b);
 }
 
-// Requests on two halves of one buffer, begun in that order: neither undoes what the other wrote.
-// Also calls that are longer than their buffer, and a buffer that is freed twice during a call.
+// Makes requests on the two halves of one buffer. Neither request may undo what the other request
+// wrote. Also makes a call that is longer than its buffer, and frees a buffer twice during a call.
 static void halves(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -164,6 +168,9 @@ static void halves(idist_group *world, int rank, int n, void *arg) {
         float x[64];
         rank_check(idist_all_reduce(high, high, 33, IDIST_F32, IDIST_SUM, &o) == IDIST_ERR_ARG,
                    "a call beyond the buffer");
+        rank_check(strstr(idist_last_error(), "has 128 bytes from that address on, and the call "
+                                              "needs 132"),
+                   "the text: %s", idist_last_error());
         rank_ok(rank, idist_scan(low, low, 32, IDIST_F32, IDIST_SUM, &first));
         rank_ok(rank, idist_scan(high, high, 32, IDIST_F32, IDIST_SUM, &second));
         rank_ok(rank, idist_wait_all(r, 2));
@@ -178,7 +185,8 @@ static void halves(idist_group *world, int rank, int n, void *arg) {
     (void)n;
 }
 
-// Messages from device and host memory to one peer arrive in the order in which they were sent.
+// Checks that messages from device and host memory to one peer arrive in the order in which they
+// were sent.
 static void order_of_messages(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -202,9 +210,9 @@ static void order_of_messages(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Begins requests on two groups, in another order on each rank. One rank makes its calls blocking.
-// If the ranks launched the programs in the order of their calls, two devices would wait for each
-// other.
+// Begins requests on two groups. Neighboring ranks use opposite orders, and one rank makes blocking
+// calls. If the ranks launched the programs in the order of their calls, two devices would wait for
+// each other.
 static void order_of_launches(idist_group *world, int rank, int n, void *arg) {
     idist_group *g[2] = {NULL, NULL};
     idist_xla_buffer *a = floats(world, 16, 1, 0), *b[2];
@@ -215,7 +223,7 @@ static void order_of_launches(idist_group *world, int rank, int n, void *arg) {
     }
     for (int i = 0; i < 300; i++) {
         idist_request r[2];
-        bool blocks = rank == i % (n + 1); // none does in one round
+        bool blocks = rank == i % (n + 1); // in some rounds, no rank
         for (int k = 0; k < 2; k++) {
             int w = ((rank + i / 3) & 1) ^ k;
             idist_opts o = opts_async(g[w], &r[w]);
@@ -233,7 +241,8 @@ static void order_of_launches(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer_free(&a);
 }
 
-// Requests, host memory beside device memory, and a call whose buffers are freed before it ends.
+// Makes requests, calls on host memory while the requests are pending, and a call whose buffer is
+// freed before the call ends.
 static void requests(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -265,7 +274,7 @@ static void requests(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Creates a PJRT_Buffer of `rows` x `columns` without idist, as a program of the user's own does.
+// Creates a PJRT_Buffer of `rows` x `columns` without idist, as a user's program can.
 static void *pjrt_put(idist_group *world, const void *data, int type, int64_t rows,
                       int64_t columns) {
     const idist__pjrt_api *api = (const idist__pjrt_api *)idist_xla_api();
@@ -286,7 +295,7 @@ static void *pjrt_put(idist_group *world, const void *data, int type, int64_t ro
     return put.buffer;
 }
 
-// A buffer of two dimensions, which a program of the test's own has made.
+// Uses a buffer of two dimensions, which the test creates without idist (pjrt_put).
 static void shapes(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     float x[6] = {1, 2, 3, 4, 5, 6}, got[6];
@@ -315,7 +324,8 @@ static int type_of(const idist_xla_buffer *b) {
                                   idist_xla_buffer_pjrt(b), why, sizeof why);
 }
 
-// Bools of XLA stay bools, whole and in part: a sum of bytes other than 0 is 1.
+// Checks that a buffer of XLA's bools still holds bools after a call on the whole buffer or on a
+// part. A sum other than 0 must become 1.
 static void bools(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     unsigned char x[6] = {1, 0, 1, 0, 0, 0}, got[6];
@@ -341,7 +351,8 @@ static void bools(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer_free(&bytes);
 }
 
-// A process forked from one that uses XLA gets errors, and does not touch the plug-in.
+// Checks that a process forked from a process that uses XLA gets errors, and does not touch the
+// plug-in.
 static void forked(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer *a = floats(world, 4, 1, 0), *b = NULL;
     idist_desc desc = {0};
@@ -351,8 +362,7 @@ static void forked(idist_group *world, int rank, int n, void *arg) {
     pid_t child;
     (void)n;
     (void)arg;
-    if (rank != 0) return;
-    child = fork();
+    child = rank == 0 ? fork() : -1;
     if (child == 0) {
         int bad = 0;
         desc.world_size = 1;
@@ -367,13 +377,92 @@ static void forked(idist_group *world, int rank, int n, void *arg) {
         bad |= (idist_xla_buffer_free(&b) != IDIST_ERR_STATE) << 6;
         _exit(bad);
     }
-    rank_check(child > 0 && waitpid(child, &wait_status, 0) == child, "fork");
+    rank_check(rank != 0 || waitpid(child, &wait_status, 0) == child, "fork");
     rank_check(wait_status == 0, "the child: 0x%x", (unsigned)wait_status);
     check_floats(a, 4, 1, 0, "the parent's buffer");
     idist_xla_buffer_free(&a);
 }
 
-// A client that belongs to the program.
+static void adds(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
+    const float *x = (const float *)in;
+    float *y = (float *)inout;
+    (void)dtype;
+    (void)arg;
+    for (size_t i = 0; i < count; i++) y[i] += x[i];
+}
+
+static void spoils(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
+    float *y = (float *)inout;
+    (void)in;
+    (void)dtype;
+    (void)arg;
+    for (size_t i = 0; i < count; i++) y[i] = -99;
+}
+
+// Frees a user op while a call on host memory waits behind a call on device memory. The next op
+// gets the number of the freed op, but the call must still use the op with which it was made.
+static void freed_op(idist_group *world, int rank, int n, void *arg) {
+    (void)arg;
+    for (int k = 0; k < 20; k++) {
+        idist_request r[2];
+        idist_opts first = opts_async(world, &r[0]), second = opts_async(world, &r[1]);
+        idist_xla_buffer *a = floats(world, 8, 1, 0);
+        float x = 1, y = 0;
+        idist_op op, other;
+        rank_ok(rank, idist_op_create(adds, NULL, true, world, &op));
+        rank_ok(rank, idist_all_reduce(a, a, 8, IDIST_F32, IDIST_SUM, &first));
+        rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_F32, op, &second));
+        rank_ok(rank, idist_op_free(op, world));
+        rank_ok(rank, idist_op_create(spoils, NULL, true, world, &other));
+        rank_ok(rank, idist_wait_all(r, 2));
+        rank_check(y == (float)n, "round %d: %g", k, (double)y);
+        rank_ok(rank, idist_op_free(other, world));
+        idist_xla_buffer_free(&a);
+    }
+}
+
+// Passes buffers to idist_ddp_create, which refuses them.
+static void ddp(idist_group *world, int rank, int n, void *arg) {
+    idist_xla_buffer *p = floats(world, 4, 1, 0), *g = floats(world, 4, 1, 0);
+    idist_tensor param = {p, 4, IDIST_F32}, grad = {g, 4, IDIST_F32};
+    idist_ddp_desc desc = {.params = &param, .grads = &grad, .n = 1, .group = world};
+    idist_ddp *created = NULL;
+    (void)n;
+    (void)arg;
+    rank_check(idist_ddp_create(&desc, &created) == IDIST_ERR_UNSUPPORTED && !created,
+               "rank %d: %s", rank, idist_last_error());
+    rank_check(strstr(idist_last_error(), "idist_xla_buffer"), "%s", idist_last_error());
+    idist_xla_buffer_free(&p);
+    idist_xla_buffer_free(&g);
+}
+
+// Checks idist_xla_compile_options. Ranks that share a device cannot run a program together, so
+// their group has no options. A group of one rank has options.
+static void shared_device(idist_group *world, int rank, int n, void *arg) {
+    idist_group *own = NULL;
+    char options[200];
+    (void)n;
+    (void)arg;
+    rank_check(idist_xla_compile_options(world, options, sizeof options) == 0 &&
+                   strstr(idist_last_error(), "rank 0 and rank 1: they share a device"),
+               "rank %d: %s", rank, idist_last_error());
+    rank_ok(rank, idist_split(world, rank, 0, &own));
+    rank_check(idist_xla_compile_options(own, options, sizeof options) > 0, "a group of one: %s",
+               idist_last_error());
+    rank_ok(rank, idist_free_group(&own));
+}
+
+static void test_shared_device(void) {
+    const char *devices = getenv("IDIST_XLA_CPU_DEVICES");
+    char kept[16];
+    snprintf(kept, sizeof kept, "%s", devices ? devices : "");
+    setenv("IDIST_XLA_CPU_DEVICES", "1", 1);
+    xla_world_begin(false);
+    ranks_case(2, NULL, shared_device, NULL, "ranks that share a device");
+    setenv("IDIST_XLA_CPU_DEVICES", kept, 1);
+}
+
+// A PJRT client that the program opens itself.
 typedef struct owned {
     idist__pjrt_api api; // a copy of the plug-in's table
     void *client;
@@ -405,7 +494,7 @@ static void own_client(idist_group *world, int rank, int n, void *arg) {
     check_floats(a, 4, (float)n, (float)n, "sum");
     idist_xla_buffer_free(&a);
     other.world_size = 1;
-    for (int k = 0; k < 3; k++) { // only one of the two, or another client
+    for (int k = 0; k < 3; k++) { // only xla_api, only xla_client, or another client
         other.xla_api = k == 1 ? NULL : &own->api;
         other.xla_client = k == 0 ? NULL : k == 1 ? own->client : (void *)own;
         rank_check(idist_open(&other, &second) == (k < 2 ? IDIST_ERR_ARG : IDIST_ERR_NO_DEVICE),
@@ -415,8 +504,8 @@ static void own_client(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Runs a world with the program's client, then one with a client that idist opens. idist keeps
-// nothing of the first, whose table is no longer there.
+// Runs a world with the program's client, and then a world with a client that idist opens. idist
+// must keep nothing of the first world, whose table of functions no longer exists.
 static void test_own_client(void) {
     owned own;
     idist_desc desc = {0};
@@ -435,7 +524,8 @@ static void test_own_client(void) {
     ranks_case(2, NULL, bools, NULL, "then a client of idist");
 }
 
-// Calls that move data keep the bits of every NaN, although XLA may compute narrow floats as F32.
+// Checks that calls that only move data keep the bits of every NaN, although XLA may compute narrow
+// floats as F32.
 static void bits_of_nan(idist_group *world, int rank, int n, void *arg) {
     static const idist_dtype dtypes[] = {IDIST_BF16, IDIST_F16, IDIST_F32};
     idist_opts o = opts_of(world);
@@ -464,7 +554,7 @@ static void bits_of_nan(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Ranks that do not make the call, or make another one: an error with a name, before XLA.
+// Makes rank 1 late. The other ranks must time out before they enter XLA, and must name rank 1.
 static void late(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     idist_xla_buffer *a = floats(world, 16, 1, 0);
@@ -483,6 +573,7 @@ static void late(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer_free(&a);
 }
 
+// Makes another call on rank 1. All ranks must report the mismatch before they enter XLA.
 static void mismatch(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     idist_xla_buffer *a = floats(world, 16, 1, 0);
@@ -501,7 +592,7 @@ static void mismatch(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer_free(&a);
 }
 
-// Groups of half the ranks, also in reverse order.
+// Makes calls in the groups of the even and the odd ranks, both in reverse order.
 static void groups(idist_group *world, int rank, int n, void *arg) {
     idist_group *half = NULL;
     idist_xla_buffer *a = floats(world, 8, (float)rank, 0), *all;
@@ -514,7 +605,7 @@ static void groups(idist_group *world, int rank, int n, void *arg) {
     float got[8 * 16];
     rank_ok(rank, idist_xla_buffer_get(all, got, 32 * (size_t)size, -1));
     for (int i = 0; i < size; i++) {
-        int owner = rank + 2 * (me - i); // the group's rank 0 has the largest rank of the world
+        int owner = rank + 2 * (me - i); // the group's rank 0 is its largest rank in the world
         rank_check(got[8 * i] == (float)owner, "part %d: %g, not %d", i, (double)got[8 * i], owner);
     }
     rank_ok(rank, idist_free_group(&half));
@@ -541,6 +632,7 @@ int main(int argc, char **argv) {
                  {groups, "groups"},
                  {bits_of_nan, "bits of a NaN"},
                  {requests, "requests"},
+                 {freed_op, "freed op"},
                  {order_of_messages, "order of messages"},
                  {order_of_launches, "order of launches"}};
     bool processes;
@@ -552,6 +644,9 @@ int main(int argc, char **argv) {
     xla_world_begin(false);
     test_own_client();
     ranks_case(2, NULL, forked, NULL, "a forked process");
+    ranks_case(2, NULL, ddp, NULL, "ddp of buffers");
+    test_shared_device();
+    xla_world_begin(false);
     ranks_case(3, NULL, stale, NULL, "the address of a freed buffer");
     ranks_case_fault(3, NULL, late, NULL, "a late rank");
     for (int which = 0; which < 5; which++)

@@ -1,5 +1,6 @@
-// xla_faults.c - programs of XLA that fail, never end, or whose rank dies, on the stand-in for PJRT
-// (tests/fake/pjrt.c). All ranks get an error with a name before the deadline, and end.
+// xla_faults.c - XLA programs that fail, that never end, or whose rank dies, run on the stand-in
+// for PJRT (tests/fake/pjrt.c). Every rank gets the expected status before the deadline, and then
+// exits.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"
@@ -7,10 +8,10 @@
 #include "ranks.h"
 #include "xla_world.h"
 
-// One order for the stand-in, and what comes of it.
+// The settings of the stand-in for one case, and the expected result.
 typedef struct fault {
     const char *name, *fault, *refuse, *minor, *grown;
-    int on;                          // the process that is concerned, or -1
+    int on;                          // the process with the fault, or -1: all
     idist_status status, at_culprit; // of the call: on the other ranks, and on that process
     const char *text;
 } fault;
@@ -29,8 +30,8 @@ static void set(const char *name, const char *value) {
     else unsetenv(name);
 }
 
-// Opens a world, lets two programs run, and makes the third call, in which the fault happens. The
-// process of PJRT is not the rank, so the culprit is found by its device.
+// Makes two calls that succeed, and then a third call, in which the fault happens. The number of a
+// PJRT process may differ from the rank, so the name of the device identifies the culprit.
 static int run(int rank, int n, proc_slot *slot, const fault *f, idist_group *world) {
     idist_opts o = opts_of(world);
     idist_xla_buffer *a = floats(world, 1), *b = floats(world, 0);
@@ -68,7 +69,7 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     rank_check((idist__os_clock_now_ns() - begin_ns) / 1000000 < 5000 * test_slow_factor(),
                "closing takes long");
     fflush(stdout);
-    _exit(0); // a program of XLA that never ends still has its thread
+    _exit(0); // do not wait for the thread of a program that never ends
 }
 
 static void order(const fault *f) {
@@ -82,9 +83,9 @@ static void order(const fault *f) {
     set("FAKE_PJRT_GROWN", f->grown);
 }
 
-// Makes a call in place, whose program takes the memory of its input. The program fails after it
-// has begun: the contents are lost. Or the call is cancelled at its deadline and the program goes
-// on: the buffer gets its result.
+// Makes an in-place call, whose program takes the memory of its input. There are two cases. If the
+// program fails after it has begun, the contents are lost. If the call times out, the program
+// continues, and the buffer still gets the program's result.
 static int in_place(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     const fault *f = (const fault *)arg;
     idist_opts o = opts_of(world);
@@ -116,6 +117,48 @@ static int in_place(idist_group *world, int rank, int n, proc_slot *slot, void *
     return 0;
 }
 
+// Cancels a call whose program waits for its turn, because the device of one process is busy with a
+// slow program of another group. The other rank's device waits inside the program, so the cancelled
+// program must still run.
+static int cancelled_launch(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    bool is_busy = atoi(world->w->about.device_name + 4) / 10 == 1;
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a = floats(world, 1), *b = floats(world, 1);
+    idist_group *own = NULL, *both = NULL;
+    idist_request request = {NULL};
+    int64_t deadline_ns = idist__os_clock_deadline(10000);
+    float got[64], sum = (float)(n * n * n);
+    idist_status s;
+    (void)arg;
+    rank_ok(rank, idist_split(world, rank, 0, &own));
+    rank_ok(rank, idist_split(world, 0, rank, &both));
+    o.group = both;
+    for (int i = 0; i < 2; i++) // so that the program is compiled
+        rank_ok(rank, idist_all_reduce(a, a, 64, IDIST_F32, IDIST_SUM, &o));
+    if (is_busy) {
+        idist_opts slow = opts_async(own, &request);
+        rank_ok(rank, idist_all_reduce(b, b, 64, IDIST_F32, IDIST_SUM, &slow));
+    }
+    o.timeout_ms = is_busy ? 500 : 20000;
+    s = idist_all_reduce(a, a, 64, IDIST_F32, IDIST_SUM, &o);
+    rank_check(s == IDIST_ERR_TIMEOUT, "rank %d: got %s: %s", rank, idist_status_name(s),
+               idist_last_error());
+    rank_check(strstr(idist_last_error(), "itself, whose device has not finished"), "rank %d: %s",
+               rank, idist_last_error());
+    do {
+        memset(got, 0, sizeof got);
+        (void)idist_xla_buffer_get(a, got, sizeof got, 1000);
+    } while (!is_busy && got[63] != sum && idist__os_clock_now_ns() < deadline_ns);
+    if (!is_busy)
+        rank_check(got[63] == sum, "rank %d: its program has not ended: %g", rank, (double)got[63]);
+    if (is_busy) rank_ok(rank, idist_wait(&request));
+    idist_xla_buffer_free(&a);
+    idist_xla_buffer_free(&b);
+    idist_close(&world); // waits for the program
+    proc_result(slot, s);
+    return 0;
+}
+
 static void processes(const fault *f, int n, proc_fn fn) {
     procs p;
     int hung, dead = 0;
@@ -136,7 +179,7 @@ static void processes(const fault *f, int n, proc_fn fn) {
     ranks_report("%s, %d processes", f->name, n);
 }
 
-// The plug-in is older than idist can use: no device, and a reason.
+// Checks that a plug-in that is too old for idist gives IDIST_ERR_NO_DEVICE and a reason.
 static void old(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer *b = NULL;
     float x = 1;
@@ -158,7 +201,7 @@ int main(void) {
         {"a program fails on all ranks", "fail", NULL, NULL, NULL, -1, IDIST_ERR_DEVICE,
          IDIST_ERR_DEVICE, "the chip is on fire"},
         {"a program never ends on one rank", "hang", NULL, NULL, NULL, 1, IDIST_ERR_TIMEOUT,
-         IDIST_ERR_TIMEOUT, "device has not finished"},
+         IDIST_ERR_TIMEOUT, "itself, whose device has not finished"},
         {"a rank dies inside its program", "die", NULL, NULL, NULL, 1, IDIST_ERR_PEER_LOST,
          IDIST_ERR_PEER_LOST, "was lost"}};
     static const fault in_place_faults[] = {{"a program fails after it has begun", "late", NULL,
@@ -166,11 +209,21 @@ int main(void) {
                                              "the chip melts"},
                                             {"a program is slow", "slow", NULL, NULL, NULL, -1,
                                              IDIST_ERR_TIMEOUT, IDIST_ERR_TIMEOUT,
-                                             "device has not finished"}};
+                                             "itself, whose device has not finished"}};
+    static const fault busy = {"a cancelled call whose program waits for its turn",
+                               "slow",
+                               NULL,
+                               NULL,
+                               NULL,
+                               1,
+                               IDIST_ERR_TIMEOUT,
+                               IDIST_ERR_TIMEOUT,
+                               ""};
     fault too_old = {"an old plug-in", NULL, NULL, "56", NULL, -1, IDIST_OK, IDIST_OK, ""};
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
         for (int n = 2; n <= 4; n += 2) processes(&faults[i], n, body);
     for (int i = 0; i < 2; i++) processes(&in_place_faults[i], 2, in_place);
+    processes(&busy, 2, cancelled_launch);
     order(&too_old);
     xla_world_begin(true);
     procs_case(2, NULL, old, NULL, "an old plug-in");

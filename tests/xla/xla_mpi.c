@@ -1,7 +1,7 @@
-// xla_mpi.c - device memory over idist_mpi.h, on the stand-in for PJRT (tests/fake/pjrt.c), where
-// MPI allows one thread only: the worker of idist_xla.h calls no function of MPI. The test has
-// functions with the names of MPI's, which count the callers and call the real ones (MPI's
-// profiling interface).
+// xla_mpi.c - tests device memory over idist_mpi.h, on the stand-in for PJRT (tests/fake/pjrt.c).
+// MPI allows only one thread here, so the worker thread of idist_xla.h must call no function of
+// MPI. The test defines functions with the names of MPI's functions. They count the calls by other
+// threads, and call the real functions through MPI's profiling interface.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_mpi.h"
@@ -34,8 +34,8 @@ COUNTED(Test, (MPI_Request * r, int *flag, MPI_Status *status), (r, flag, status
 COUNTED(Wait, (MPI_Request * r, MPI_Status *status), (r, status))
 COUNTED(Cancel, (MPI_Request * r), (r))
 
-// Makes 20 calls by programs and 20 staged calls. Returns true if all succeed with the right
-// values.
+// Makes 21 calls that run as programs, and 20 calls on a part of the buffer, which are staged.
+// Returns true if all succeed with the right values.
 static bool use_device(idist_xla_buffer *x, int n) {
     float got[4] = {0}, want = 1;
     int i;

@@ -2,8 +2,9 @@
 #ifndef XLA_WORLD_H
 #define XLA_WORLD_H
 
-// Prepares the next world. With the stand-in (XLA_WORLDS is a folder), processes that open a world
-// from now on are one world of PJRT, which needs a file of its own.
+// Prepares the next world, if the tests run on the stand-in (XLA_WORLDS is a folder). If
+// `processes`, the processes that open the next world form one world of PJRT, which needs a file of
+// its own.
 static inline void xla_world_begin(bool processes) {
     static int number;
     const char *folder = getenv("XLA_WORLDS");

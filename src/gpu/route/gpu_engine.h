@@ -236,12 +236,17 @@ static void idist__gpu_engine_op_fill(idist__task *t) {
     op->path = idist__gpu_route_path_of(g, &t->call, idist__task_is_async(t) ? NULL : t->stream);
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
+}
 
-    if (!t->call.u.user && idist__kind_reduces(t->call.kind) &&
-        idist__reduce_op_is_user(t->call.op)) {
-        op->user = *idist__world_user_op(g, &t->call);
-        op->call.u.user = &op->user;
-    }
+// Copies the user op of a call, because the program may free the op while the call waits.
+static void idist__gpu_engine_keep_user_op(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+
+    if (t->call.u.user || !idist__kind_reduces(t->call.kind) ||
+        !idist__reduce_op_is_user(t->call.op))
+        return;
+    op->user = *idist__world_user_op(t->group, &t->call);
+    op->call.u.user = &op->user;
 }
 
 // Starts a call that moves its data in chunks, through CUDA IPC or pinned memory.
@@ -276,6 +281,7 @@ static void idist__gpu_engine_start(idist__task *t) {
     memset(op, 0, offsetof(idist__gpu_op, event));
     op->call = t->call;
     op->size = idist_dtype_size(t->call.dtype);
+    idist__gpu_engine_keep_user_op(t);
     t->on_device = on_device;
 
     if (!on_device) { // the host's backend gets the call after all earlier calls
@@ -490,15 +496,22 @@ static void idist__gpu_engine_announce(idist__task *t) {
 }
 
 static int idist__gpu_engine_missing(idist__task *t, char *text, size_t capacity) {
+    const idist__world *w = t->group->w;
+
     if (t->state != IDIST__TASK_ON_DEVICE)
-        return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
+        return idist__gpu_of(w)->host_backend->missing(t, text, capacity);
     if (idist__gpu_op_of(t)->holding_thread && !idist__gpu_op_of(t)->launched)
-        idist__text_append(text, capacity, "this rank itself: it has not called idist_group_end");
+        idist__text_append(text, capacity,
+                           "rank %d on %s itself, which has not called idist_group_end",
+                           w->group.rank, w->about.hostname);
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
         idist__text_append(
             text, capacity,
-            "the device: earlier work on a stream, of this rank itself or of another");
-    else idist__text_append(text, capacity, "this rank itself, whose device has not finished");
+            "the device: earlier work on a stream of rank %d on %s itself, or of another rank",
+            w->group.rank, w->about.hostname);
+    else
+        idist__text_append(text, capacity, "rank %d on %s itself, whose device has not finished",
+                           w->group.rank, w->about.hostname);
 
     return 1;
 }

@@ -11,8 +11,8 @@ static const char *idist__os_env(const char *name) {
     return value && value[0] ? value : NULL;
 }
 
-IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value) {
-    return idist__os_env(name) || setenv(name, value, 1) == 0;
+IDIST__UNUSED static bool idist__os_env_set(const char *name, const char *value) {
+    return setenv(name, value, 1) == 0;
 }
 
 // Returns the soft limit, or -1 if there is none.

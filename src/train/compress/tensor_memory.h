@@ -44,10 +44,15 @@ static idist_status idist__tensor_memory_scale(const idist__memory *memory, void
 }
 
 // Sets *on_device to true if data is in device memory. Without idist_nccl.h, always sets it to
-// false.
+// false. Returns IDIST_ERR_UNSUPPORTED for an idist_xla_buffer.
 static idist_status idist__tensor_memory_on_device(const idist__memory *memory, const void *data,
                                                    bool *on_device) {
     *on_device = false;
+#ifdef IDIST_XLA_H
+    if (data && idist__xla_buffer_is(data))
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "ddp: a tensor is an idist_xla_buffer; "
+                                                  "all_reduce such gradients yourself");
+#endif
 #ifdef IDIST_NCCL_H
     if (data) return idist__own_holds("ddp", &memory->opts, data, on_device);
 #else
